@@ -38,12 +38,12 @@ from dataflow.state.accumulators import (
     ExtremeAccumulator,
     SumAccumulator,
 )
+from dataflow.state.base import Share
 from dataflow.state.columns import Slots
 from dataflow.state.distinct import DistinctAccumulator, sketch_library
 from dataflow.state.exact_values import DECIMAL_DIGITS, DecimalSumAccumulator, ValueExtremeAccumulator
 from dataflow.state.key_index import KeyIndex, SlotArray, TouchedSlots, in_pieces
 from dataflow.state.keyed_table import KeyedTable
-from dataflow.state.moving import Share
 from dataflow.worker.partitioning import hashes_of, weights_of
 
 PRECISION_MIN: Final = 5

@@ -33,8 +33,8 @@ from dataflow.operators.event_time import WatermarkTable
 from dataflow.operators.functions import NOT_DETERMINISTIC, Emitter, side_outputs_of
 from dataflow.operators.user_operator import Columns, Made, RuntimeContext, UserOperator
 from dataflow.schema import parse_schema, type_text
+from dataflow.state.base import GatheredParts, Share
 from dataflow.state.migration import StateHistory, columns_text
-from dataflow.state.moving import GatheredParts, Share
 from dataflow.state.operator_directory import OperatorDirectory
 from dataflow.state.row_table import ROW
 from dataflow.values.python_rows import FAULTS, batch_of_result, batch_of_rows, rows_of, several

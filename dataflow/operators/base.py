@@ -41,7 +41,7 @@ from dataflow.core.event_time import Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import OperatorError
 from dataflow.schema import RESERVED_COLUMNS, schema_text
-from dataflow.state.moving import Share
+from dataflow.state.base import Share
 from dataflow.state.operator_directory import OperatorDirectory
 
 WEIGHT_COLUMN: Final = "_weight"
@@ -115,7 +115,7 @@ class StateTable(Protocol):
         ...
 
     def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
-        """Take over from one stored block of another worker of the layout before (`dataflow.state.moving`).
+        """Take over from one stored block of another worker of the layout before (`dataflow.state.base`).
 
         The blocks of a part come together, oldest first, after the blocks of this worker.
         """

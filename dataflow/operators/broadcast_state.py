@@ -32,7 +32,7 @@ from dataflow import limits
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem, StatefulOperator
-from dataflow.state.moving import Share
+from dataflow.state.base import Share
 from dataflow.values.python_rows import rows_of
 
 Key: TypeAlias = Any

@@ -39,8 +39,8 @@ from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem, StateTable
 from dataflow.schema import type_text
+from dataflow.state.base import GatheredParts, Share
 from dataflow.state.columns import Slots
-from dataflow.state.moving import GatheredParts, Share
 
 
 class StepValues:

@@ -23,9 +23,9 @@ import pyarrow as pa
 from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, key_columns, make_block
 from dataflow.operators.base import StateTable
+from dataflow.state.base import Share
 from dataflow.state.columns import Slots
 from dataflow.state.key_index import Hashes, KeyIndex, SlotArray, TouchedSlots, in_pieces
-from dataflow.state.moving import Share
 from dataflow.worker.partitioning import hashes_of
 
 Upgrade: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]

@@ -23,9 +23,9 @@ from checkpoint.key_hash import hash_keys
 from dataflow.core.event_time import END, Watermark
 from dataflow.errors import SchemaError
 from dataflow.operators.base import StateTable
+from dataflow.state.base import GatheredParts, Share
 from dataflow.state.columns import Slots
 from dataflow.state.key_index import Hashes, in_pieces
-from dataflow.state.moving import GatheredParts, Share
 from dataflow.worker.partitioning import hashes_of
 
 ROW: Final = "_row"

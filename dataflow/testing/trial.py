@@ -36,8 +36,8 @@ from dataflow.sources.base import (
     SourceSpec,
     own_positions,
 )
+from dataflow.state.base import Share
 from dataflow.state.directory_handover import Handover
-from dataflow.state.moving import Share
 from dataflow.state.operator_directory import OperatorDirectory
 from dataflow.state.snapshot_spool import SnapshotSpool
 from dataflow.values.python_rows import batch_of_rows, rows_of

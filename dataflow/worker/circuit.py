@@ -51,9 +51,9 @@ from dataflow.operators.event_time import EventTimeOperator, NullRule, Watermark
 from dataflow.operators.routing import KeyBySpec, SideOutputSpec, wire_schema
 from dataflow.sinks.base import SinkWriter
 from dataflow.sources.base import BatchOrigin, Positions, SourceBatch, SourceReader
+from dataflow.state.base import Share
 from dataflow.state.directory_handover import Handover
 from dataflow.state.directory_moving import begin_files, copy_of_one
-from dataflow.state.moving import Share
 from dataflow.state.operator_directory import ChangeLog, OperatorDirectory
 from dataflow.state.snapshot_spool import SnapshotSpool
 from dataflow.worker.companion import RunningOperator
@@ -667,7 +667,7 @@ class Circuit:
             self.stateful[table].restore(block)
 
     def restore_part(self, table: str, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
-        """Take over from one stored block of a worker of another layout (`dataflow.state.moving`)."""
+        """Take over from one stored block of a worker of another layout (`dataflow.state.base`)."""
         with self.calling(table.partition("~")[0], f"the state of worker {part.worker}"):
             self.stateful[table].restore_part(block, part, share)
 

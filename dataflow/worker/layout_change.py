@@ -2,7 +2,7 @@
 a line of history or a fork.
 
 The worker restores its own state, if it has any, and takes over its parts of other workers
-(`dataflow/state/moving.py`). Sources are dealt anew from the positions of all workers. A worker that comes
+(`dataflow/state/base.py`). Sources are dealt anew from the positions of all workers. A worker that comes
 back continues its output where it ended. The output of a worker that leaves is completed by its heir. The
 workers of a fork restore their state from the chains of the original, and begin their own chains and output.
 
@@ -39,7 +39,7 @@ from dataflow.graph.plan import GraphPlan
 from dataflow.operators.apply import ApplySpec
 from dataflow.sinks.log import LogSink
 from dataflow.sources.base import Positions, SourceSpec, own_positions
-from dataflow.state.moving import Share
+from dataflow.state.base import Share
 from dataflow.state.snapshot_spool import SnapshotSpool
 from dos_client import Store
 from dos_protocol.errors import CorruptDataError

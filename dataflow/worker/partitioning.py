@@ -26,8 +26,8 @@ from dataflow.errors import SchemaError, UserFault
 from dataflow.graph.plan import GraphPlan
 from dataflow.operators.base import HASH_COLUMN, WEIGHT_COLUMN
 from dataflow.operators.routing import KeyBySpec
+from dataflow.state.base import in_ranges
 from dataflow.state.key_index import Hashes
-from dataflow.state.moving import in_ranges
 from dataflow.values.columns import column_of
 
 Weights = npt.NDArray[np.int64]

@@ -15,8 +15,8 @@ from checkpoint.key_hash import hash_keys
 from dataflow import CallSink, Count, CountWindow, Graph, InputSource, KeyedStream, Stream, Tumbling, limits
 from dataflow.state import keyed_table
 from dataflow.state.accumulators import CountAccumulator
+from dataflow.state.base import Share
 from dataflow.state.keyed_table import KeyedTable
-from dataflow.state.moving import Share
 from dataflow.testing import Trial
 
 KEYS = pa.schema([("key", pa.string()), ("window", pa.int64())])

@@ -19,7 +19,7 @@ from checkpoint.core.coordination.run import CoordinatorPhase, RegionRun
 from checkpoint.core.records.consumers import need_of
 from checkpoint.core.records.layout import TakenPart
 from checkpoint.core.records.manifest import Checkpoint, floors_of
-from dataflow.state.moving import Share
+from dataflow.state.base import Share
 from dataflow.worker import layout_change
 from dataflow.worker.circuit import Circuit
 from dataflow.worker.layout_change import CopiedState
