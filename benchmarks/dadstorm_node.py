@@ -30,7 +30,7 @@ from dadstorm_steps import StepWorker, label_of_frame
 from dadstorm_tuples import NodeName, TupleDecoder, TupleReplica, encode_tuple, label_of_tuple
 
 from checkpoint.core.links.frames import ChannelFrame, ChannelFrameDecoder, encode
-from dataflow.core.delivery import Delivery
+from dataflow.core.regions import Delivery
 
 HOST = "127.0.0.1"
 DIVISION_BYTES = 64

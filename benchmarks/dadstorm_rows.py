@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rows import Effort, Row, run_json, say
 
-from dataflow.core.delivery import DELIVERIES
+from dataflow.core.regions import DELIVERIES
 
 Figures = dict[str, Any]
 REPLICAS: Final = (2, 4)

@@ -34,7 +34,7 @@ from dadstorm_node import HOST, NodeReport, Plan, serve  # noqa: E402
 from dadstorm_tuples import NodeName  # noqa: E402
 from rows import say  # noqa: E402
 
-from dataflow.core.delivery import DELIVERIES  # noqa: E402
+from dataflow.core.regions import DELIVERIES  # noqa: E402
 
 REPLICAS = (2, 4)
 PAPER_TUPLES = 100

@@ -22,7 +22,7 @@ from typing import Final
 from dadstorm_tuples import NodeName
 
 from checkpoint.core.links.frames import ChannelFrame, FrameType
-from dataflow.core.delivery import Delivery
+from dataflow.core.regions import Delivery
 
 AHEAD: Final = 2
 """How many steps a worker divides before it has run them."""

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 from typing import Final, NamedTuple
 
-from dataflow.core.delivery import Delivery
+from dataflow.core.regions import Delivery
 
 _HEAD: Final = struct.Struct(">IBBHQ")
 """Payload bytes 4, kind 1, confirmed kind 1, origin 2, id 8: 16 bytes, the size of a record in the paper."""

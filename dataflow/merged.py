@@ -19,12 +19,9 @@ from typing import Final, Self
 
 import pyarrow as pa
 
-from dataflow.core.duplicate_filter import FilterState, Missing
-from dataflow.core.filter_bytes import decode_filter, encode_filter
+from dataflow.core.duplicate_filter import FilterState, Missing, decode_filter, encode_filter
 from dataflow.errors import TokenMismatchError
-from dataflow.merging.merge import Merge, StreamStatus
-from dataflow.merging.order import MergeOrder, ReplicaPlace, merge_order
-from dataflow.merging.replica_stream import ReplicaStream
+from dataflow.merging.merge import Merge, MergeOrder, ReplicaPlace, ReplicaStream, StreamStatus, merge_order
 from dataflow.schema import schema_text
 from dos_client import Store, open_store
 from dos_client.tasks import background_tasks

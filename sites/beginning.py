@@ -14,8 +14,8 @@ from checkpoint.chains.manifest_log import read_manifest
 from checkpoint.errors import NoRegionError
 from checkpoint.maintenance.backup_restoring import copy_region
 from checkpoint.maintenance.retention import InputRows, Retention
+from dataflow.merging.merge import is_whole_above
 from dataflow.merging.recording import passed_mark
-from dataflow.merging.replica_stream import is_whole_above
 from dataflow.sources.stored import InputSource, MergedLogSource, handle_of
 from dos_client import Store, open_store
 from dos_protocol.errors import DosError

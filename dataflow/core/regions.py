@@ -15,16 +15,36 @@ Pure: it sees operators as (name, kind, inputs) and annotations; it starts nothi
 8. A graph without annotations is one region with the settings of `run`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from checkpoint import Recovery
 from checkpoint.limits import drain_timeout_s, reset_attempts_max, reset_timeout_s
-from dataflow.core.delivery import DELIVERIES, Delivery
 from dataflow.core.plan import NodeSpec, OperatorKind, in_order
 from dataflow.limits import peer_silent_s
+
+# --- delivery -----------------------------------------------------------------------------------------------
+#
+# How often the sinks of a region publish a row when workers fail.
+#
+#     exactly-once    a row is published when it can no longer be rolled back, or a reset rolls it back
+#     at-least-once   a row is published when its step ends, and again if a reset replays the step
+#     at-most-once    a row is published when it is durable that it was read; a reset does not replay it
+#
+# This module only defines the names. Each sink implements them (`SinkSpec.delivers`).
+# `worker/circuit_thread.py` decides which steps are replayed.
+#
+# In all three, the state of a checkpoint and the positions of its sources are consistent. With at-most-once,
+# a reset continues after the last input that was read: rows after the last checkpoint are then missing from
+# the state, and perhaps from the sinks.
+
+Delivery: TypeAlias = Literal["at-most-once", "at-least-once", "exactly-once"]
+DELIVERIES: Final = ("at-most-once", "at-least-once", "exactly-once")
+
+
+# --- regions ------------------------------------------------------------------------------------------------
 
 Trigger: TypeAlias = Literal["periodic", "operator"]
 TRIGGERS: Final = ("periodic", "operator")
@@ -41,7 +61,7 @@ class Consistent:
 
     trigger: "periodic" takes a checkpoint every `period`; "operator" when the start operator requests it, for
     example after a file. period: None means the `checkpoint_interval` of `run`. delivery: how often sinks
-    publish a row when workers fail (`core/delivery.py`); None is exactly-once, or at-least-once for sinks
+    publish a row when workers fail (`Delivery`); None is exactly-once, or at-least-once for sinks
     that support no more. own_region: the region begins at this operator even if its input comes from another
     region. recovery: what follows the loss of a worker; None means the `recovery` of `run`. silence_timeout:
     with global recovery, for how long the host of another worker may send no packet before it counts as lost.
@@ -330,3 +350,38 @@ def _entry(node: NodeSpec, source: str) -> str:
         " not, so a reset could not replay that input; annotate"
         f" {source!r} as consistent, or {node.name!r} as autonomous"
     )
+
+
+# --- determinism --------------------------------------------------------------------------------------------
+#
+# Operators that may return other rows when they run again, or when they run at another site. Pure.
+#
+#     deterministic        the same rows in the same order and steps give the same rows: a replay does
+#     replica consistent   the same rows with the same times, in any order and division into steps, and with
+#                          watermarks that advance in any steps, give the same multiset of rows: replicas do
+#
+# Replica consistency is definition 2 of replication-transparency. It implies the first.
+
+
+class ReplicaProblem(NamedTuple):
+    """Why two replicas of an operator may return other rows, as text after the operator's name, and what to
+    write instead.
+    """
+
+    reason: str
+    remedy: str
+
+
+def not_deterministic(nodes: Sequence[NodeSpec], starts: Iterable[int]) -> dict[int, str]:
+    """Return the operators `starts` and everything downstream of them -> the name of one of `starts` above
+    it.
+    """
+    consumers = consumers_of(nodes)
+    todo = [(index, nodes[index].name) for index in starts]
+    found: dict[int, str] = {}
+    while todo:
+        index, above = todo.pop()
+        if index not in found:
+            found[index] = above
+            todo += [(consumer, above) for consumer in consumers[index]]
+    return found

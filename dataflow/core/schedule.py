@@ -17,9 +17,10 @@ d_k), and the frames that have arrived on the channels. Always
 4. After the final checkpoint nothing is produced.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from dataflow.core.plan import CircuitPlan
 
@@ -167,3 +168,73 @@ class Schedule:
     def forget(self, step: int) -> Barrier:
         """Forget a step that has ended; return its checkpoint, to vote for."""
         return self.checkpoints.pop(step, NO_CHECKPOINT)
+
+
+# --- the fixed cost of steps --------------------------------------------------------------------------------
+#
+# How much of the time in which a circuit works is a fixed cost of its steps, not the work for rows. Pure.
+#
+# Steps are as small as the input allows: with little input they are many, and each costs a millisecond or so
+# whatever it contains. Under more load they become fewer and larger, so this cost says nothing about how
+# much a worker could read. `AutoScale` must not count it.
+#
+# The estimate is the intercept of a line through (rows, seconds) of the recent runs of each stage. It is 0 if
+# these runs had nearly equal numbers of rows, because the two parts cannot be separated then, and at most
+# `fixed_s_max`, because a longer time is never the cost of an empty run.
+
+fixed_s_max: Final = 0.005
+_DECAY: Final = 0.98
+"""The weight of a run relative to the next one: about 50 runs count."""
+_RUNS_MIN: Final = 10
+_SPREAD_MIN: Final = 0.2
+"""The least standard deviation of the numbers of rows, as a share of their mean."""
+
+
+class FixedCost:
+    """The fixed cost of the runs of each stage of one circuit."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, list[float]] = defaultdict(lambda: [0.0] * 5)
+        """Stage -> weighted sums of 1, rows, seconds, rows * rows, rows * seconds."""
+
+    def of_run(self, stage: int, rows: int, seconds: float) -> float:
+        """Note a run of a stage. Return how many of its seconds are fixed cost."""
+        sums = self._sums[stage]
+        for index, value in enumerate((1.0, rows, seconds, rows * rows, rows * seconds)):
+            sums[index] = sums[index] * _DECAY + value
+        weight = sums[0]
+        mean_rows, mean_s = sums[1] / weight, sums[2] / weight
+        variance = sums[3] / weight - mean_rows**2
+        if weight < _RUNS_MIN or variance <= (_SPREAD_MIN * mean_rows) ** 2:
+            return 0.0
+        slope = max(0.0, (sums[4] / weight - mean_rows * mean_s) / variance)
+        return min(max(0.0, mean_s - slope * mean_rows), fixed_s_max, seconds)
+
+
+class DurableSteps:
+    """The durable steps of all workers. Numbers never decrease. `peers`: the number of other workers."""
+
+    def __init__(self, peers: int) -> None:
+        self._peers = peers
+        self._floor = 0
+        self._own = 0
+        self._steps_of_peers: dict[int, int] = {}
+
+    def floor(self, step: int) -> None:
+        """Note that all workers' divisions up to this step were durable when the incarnation began."""
+        self._floor = max(self._floor, step)
+
+    def own(self, step: int) -> None:
+        """Note that this worker's divisions are durable up to this step."""
+        self._own = max(self._own, step)
+
+    def of_peer(self, peer: int, step: int) -> None:
+        """Note that a peer's divisions are durable up to this step."""
+        self._steps_of_peers[peer] = max(self._steps_of_peers.get(peer, 0), step)
+
+    @property
+    def everywhere(self) -> int:
+        """The step up to which the divisions of all workers are durable."""
+        if len(self._steps_of_peers) < self._peers:
+            return self._floor  # of some peer nothing beyond the floor is known
+        return max(self._floor, min([self._own, *self._steps_of_peers.values()]))

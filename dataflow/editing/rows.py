@@ -43,10 +43,8 @@ from dataflow.operators.broadcast_state import BroadcastStateSpec
 from dataflow.operators.dedup import DedupSpec
 from dataflow.operators.map_state import MapStateSpec
 from dataflow.schema import type_text
-from dataflow.state.accumulators import Accumulator, SumAccumulator
-from dataflow.state.columns import Slots
-from dataflow.state.distinct import DistinctAccumulator
-from dataflow.state.key_index import Hashes
+from dataflow.state.accumulators import Accumulator, DistinctAccumulator, SumAccumulator
+from dataflow.state.key_index import Hashes, Slots
 from dataflow.state.key_states import CALLED, IS_SET, NONE, TIMER
 from dataflow.state.processor_states import TIMERS
 from dataflow.values.columns import column_of, fitted_column
@@ -504,7 +502,7 @@ class AggregateRules(EditRules):
 
 
 def _is_stored_sum(value: Sequence[int | None] | None) -> bool:
-    """Whether a list has the form of a stored sum (`state/exact_sum.py`)."""
+    """Whether a list has the form of a stored sum (`ExactSums`)."""
     if not value or None in value or len(value) > _limbs_max:
         return False
     first, *limbs = value

@@ -17,7 +17,7 @@ from checkpoint.cli.arguments import Application, Handle, check_input_names
 from checkpoint.errors import EntryRefusedError, InputClosedError
 from dataflow import limits
 from dataflow.core.entry_messages import EntryStatus
-from dataflow.entry.asking import EntryLink
+from dataflow.entry.sending import EntryLink
 from dataflow.errors import SchemaError
 from dos_client import Store
 from dos_client.cli.kit import (

@@ -22,7 +22,15 @@ from typing import Any, Literal, NoReturn, Self
 import pyarrow as pa
 
 from checkpoint import OutputIdentity, fingerprint
-from dataflow.core.plan import KIND_RULES, NodeSpec, OperatorKind, find_problems, make_plan
+from dataflow.core.plan import (
+    KIND_RULES,
+    NodeSpec,
+    OperatorKind,
+    carries_updates,
+    find_problems,
+    make_plan,
+    update_problems,
+)
 from dataflow.core.regions import (
     ANNOTATION,
     Annotation,
@@ -32,7 +40,6 @@ from dataflow.core.regions import (
     choose_regions,
     region_options,
 )
-from dataflow.core.updates import carries_updates, update_problems
 from dataflow.errors import GraphError
 from dataflow.graph.checks import (
     check_replica,
@@ -82,8 +89,8 @@ from dataflow.sinks.base import OutputOwner, SinkSpec
 from dataflow.sinks.log import LogSink
 from dataflow.sources.base import SourceSpec
 from dataflow.sources.stored import LogSource
+from dataflow.state.key_states import StateLocation
 from dataflow.state.migration import Migration, parse_state
-from dataflow.state.value_store import StateLocation
 from dos_protocol.errors import DosError
 
 

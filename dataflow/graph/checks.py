@@ -13,10 +13,8 @@ import pyarrow as pa
 
 from checkpoint import Publish
 from checkpoint.chains.directory_store import directory_name_bytes_max
-from dataflow.core.delivery import Delivery
-from dataflow.core.determinism import not_deterministic
 from dataflow.core.plan import EXCHANGES, KIND_RULES, NodePlan, NodeSpec, OperatorKind, in_order
-from dataflow.core.regions import Choice
+from dataflow.core.regions import Choice, Delivery, not_deterministic
 from dataflow.errors import DeliveryError, GraphError, ReplicaError, SchemaError, nearest
 from dataflow.graph.plan import GraphPlan
 from dataflow.operators.base import OperatorSpec

@@ -5,10 +5,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from dataflow.core.complete_first import PendingTables, find_waiting
-from dataflow.core.delivery import Delivery
-from dataflow.core.plan import CircuitPlan, OperatorKind
-from dataflow.core.regions import Choice, Consistent
+from dataflow.core.plan import CircuitPlan, OperatorKind, PendingTables, find_waiting
+from dataflow.core.regions import Choice, Consistent, Delivery
 from dataflow.errors import GraphError, OperatorError
 from dataflow.limits import peer_silent_s
 from dataflow.operators.base import OperatorSpec

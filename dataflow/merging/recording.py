@@ -35,9 +35,7 @@ from checkpoint.key_hash import hash_rows
 from dataflow import limits
 from dataflow.core.duplicate_filter import BEFORE_ALL, DuplicateFilter, FilterState
 from dataflow.core.event_time import END
-from dataflow.merging.merge import BUCKET_US, Merge
-from dataflow.merging.order import MergeOrder, ReplicaPlace
-from dataflow.merging.replica_stream import ReplicaStream
+from dataflow.merging.merge import BUCKET_US, Merge, MergeOrder, ReplicaPlace, ReplicaStream
 from dataflow.operators.event_time import latest_times
 from dataflow.producing import parts_of
 from dos_client import Store

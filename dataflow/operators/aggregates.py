@@ -33,18 +33,27 @@ from dataflow.operators.base import (
 )
 from dataflow.schema import type_text
 from dataflow.state.accumulators import (
+    DECIMAL_DIGITS,
     Accumulator,
     CountAccumulator,
+    DecimalSumAccumulator,
+    DistinctAccumulator,
     ExtremeAccumulator,
     SumAccumulator,
+    ValueExtremeAccumulator,
+    sketch_library,
 )
 from dataflow.state.base import Share
-from dataflow.state.columns import Slots
-from dataflow.state.distinct import DistinctAccumulator, sketch_library
-from dataflow.state.exact_values import DECIMAL_DIGITS, DecimalSumAccumulator, ValueExtremeAccumulator
-from dataflow.state.key_index import KeyIndex, SlotArray, TouchedSlots, in_pieces
+from dataflow.state.key_index import (
+    KeyIndex,
+    SlotArray,
+    Slots,
+    TouchedSlots,
+    hashes_of,
+    in_pieces,
+    weights_of,
+)
 from dataflow.state.keyed_table import KeyedTable
-from dataflow.worker.partitioning import hashes_of, weights_of
 
 PRECISION_MIN: Final = 5
 PRECISION_MAX: Final = 20

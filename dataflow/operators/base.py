@@ -25,26 +25,25 @@ each call.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from checkpoint import OutputIdentity, TakenPart
-from checkpoint.chains.state_blocks import DELETED_COLUMN, slices
+from checkpoint import OutputIdentity
+from checkpoint.chains.state_blocks import DELETED_COLUMN
 from checkpoint.key_hash import HASH_COLUMN
-from dataflow.core.delivery import Delivery
-from dataflow.core.determinism import ReplicaProblem
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import OperatorKind
+from dataflow.core.regions import Delivery, ReplicaProblem
 from dataflow.errors import OperatorError
 from dataflow.schema import RESERVED_COLUMNS, schema_text
-from dataflow.state.base import Share
+from dataflow.state.base import StateTable
+from dataflow.state.key_index import WEIGHT_COLUMN
 from dataflow.state.operator_directory import OperatorDirectory
 
-WEIGHT_COLUMN: Final = "_weight"
 assert {HASH_COLUMN, WEIGHT_COLUMN, DELETED_COLUMN} <= RESERVED_COLUMNS
 
 
@@ -91,41 +90,6 @@ class OperatorContext:
     """
     waits: Callable[[str], None] = field(default=lambda _: None, compare=False)
     """Shows in the status of the region what the operator waits for outside of it; "": it continues."""
-
-
-class StateTable(Protocol):
-    """State that is stored as blocks. `Operator.tables` maps a name suffix to each table."""
-
-    def checkpoint(self) -> pa.RecordBatch:
-        """Return the changes since the last checkpoint, sorted by `_hash`, and mark them as stored."""
-        ...
-
-    def snapshot(self) -> pa.RecordBatch:
-        """Return the whole state, sorted by `_hash`, without tombstones. Does not mark anything as stored."""
-        ...
-
-    def snapshot_pieces(self) -> Iterator[pa.RecordBatch]:
-        """Yield the whole state as several blocks of bounded size. The state must not change during the
-        iteration. A table that may be large should build each block only when it is requested.
-        """
-        yield from slices(self.snapshot())
-
-    def restore(self, block: pa.RecordBatch) -> None:
-        """Apply one stored block on top of the current state. Later blocks override earlier ones."""
-        ...
-
-    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
-        """Take over from one stored block of another worker of the layout before (`dataflow.state.base`).
-
-        The blocks of a part come together, oldest first, after the blocks of this worker.
-        """
-        ...
-
-    def parts_restored(self, share: Share) -> None:
-        """Complete the take-over, and give up what belongs to another worker now. Both are changes that the
-        next checkpoint contains.
-        """
-        ...
 
 
 class Operator:
@@ -283,7 +247,7 @@ class OperatorSpec(ABC):
 
     @abstractmethod
     def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
-        """Return why replicas of this operator at several sites may emit other rows (`core/determinism.py`);
+        """Return why replicas of this operator at several sites may emit other rows (`core/regions.py`);
         None if it is replica consistent. Also covers `deterministic`. inputs: as for `output_schema`.
         """
 

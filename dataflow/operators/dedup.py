@@ -19,10 +19,8 @@ from dataflow.errors import SchemaError
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem, StateTable
 from dataflow.operators.event_time import TimedOperator, TimedSpec, check_time_column, times_of
 from dataflow.operators.windows import START, Tumbling, WindowKeys
-from dataflow.state.columns import Slots
-from dataflow.state.key_index import SlotArray
+from dataflow.state.key_index import SlotArray, Slots, hashes_of
 from dataflow.state.keyed_table import KeyedTable, SlotValues
-from dataflow.worker.partitioning import hashes_of
 
 
 def _replica_problem(keys: Sequence[str], columns: pa.Schema) -> ReplicaProblem | None:

@@ -40,7 +40,7 @@ from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem, StateTable
 from dataflow.schema import type_text
 from dataflow.state.base import GatheredParts, Share
-from dataflow.state.columns import Slots
+from dataflow.state.key_index import Slots
 
 
 class StepValues:

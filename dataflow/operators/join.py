@@ -29,10 +29,8 @@ from dataflow.operators.event_time import (
     times_of,
 )
 from dataflow.operators.routing import check_keyed_alike
-from dataflow.state.columns import Slots
-from dataflow.state.key_index import KeyIndex
+from dataflow.state.key_index import KeyIndex, Slots, hashes_of
 from dataflow.state.row_table import Rows, RowTable, check_stored, joined
-from dataflow.worker.partitioning import hashes_of
 
 LEFT: Final = 0
 RIGHT: Final = 1

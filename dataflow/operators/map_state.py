@@ -29,16 +29,14 @@ from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.event_time import LATE, TimedOperator, check_time_column, micros_of, times_of
 from dataflow.operators.functions import Emitter
 from dataflow.schema import check_schema
-from dataflow.state.columns import Slots
 from dataflow.state.disk_value_store import DiskValueStore
-from dataflow.state.key_states import NONE, KeyState, KeyStates
+from dataflow.state.key_index import Slots, hashes_of
+from dataflow.state.key_states import NONE, KeyState, KeyStates, StateLocation, check_state_location
 from dataflow.state.keyed_table import KeyedTable
 from dataflow.state.migration import Migration, StateHistory, columns_text
 from dataflow.state.row_table import RowTable, check_order, check_stored, in_order
-from dataflow.state.value_store import StateLocation, check_state_location
 from dataflow.values.columns import taker
 from dataflow.values.python_rows import FAULTS, batch_of_rows, micros_of_time, rows_of, several, time_reader
-from dataflow.worker.partitioning import hashes_of
 from dos_protocol.errors import text_of
 
 Timer: TypeAlias = tuple[int, tuple[Any, ...], int]

@@ -14,7 +14,7 @@ from dataflow.errors import SchemaError
 from dataflow.operators.base import HASH_COLUMN, WEIGHT_COLUMN, Operator, OperatorContext, OperatorSpec
 from dataflow.operators.event_time import NullRule, OnNullKey, check_choice, null_side_outputs
 from dataflow.schema import schema_text, type_text
-from dataflow.state.columns import key_column
+from dataflow.state.key_index import key_column
 
 
 @dataclass(frozen=True, slots=True)

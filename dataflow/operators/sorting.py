@@ -18,10 +18,8 @@ from dataflow.errors import SchemaError
 from dataflow.operators.base import OperatorContext, ReplicaProblem, StateTable
 from dataflow.operators.event_time import TimedOperator, TimedSpec, check_time_column, micros_of, times_of
 from dataflow.operators.windows import Tumbling
-from dataflow.state.columns import Slots, position_in_run
-from dataflow.state.key_index import KeyIndex
+from dataflow.state.key_index import KeyIndex, Slots, hashes_of, position_in_run
 from dataflow.state.row_table import Rows, RowTable, check_order, check_stored, in_order, zeros_by_sign
-from dataflow.worker.partitioning import hashes_of
 
 _prune_rows_min: Final = 10_000
 

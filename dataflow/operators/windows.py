@@ -31,10 +31,9 @@ from dataflow.operators.base import OperatorContext, ReplicaProblem, StateTable
 from dataflow.operators.event_time import TimedOperator, TimedSpec, check_time_column, micros_of, times_of
 from dataflow.state.accumulators import CountAccumulator
 from dataflow.state.base import Share
-from dataflow.state.columns import Slots, position_in_run
+from dataflow.state.key_index import Slots, hashes_of, position_in_run
 from dataflow.state.keyed_table import KeyedTable, SlotValues
 from dataflow.state.row_table import Rows, RowTable, check_order, check_stored, in_order
-from dataflow.worker.partitioning import hashes_of
 
 START: Final = "window_start"
 STOP: Final = "window_end"

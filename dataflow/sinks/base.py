@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Final
 import msgspec
 import pyarrow as pa
 
-from dataflow.core.delivery import Delivery
 from dataflow.core.plan import OperatorKind
+from dataflow.core.regions import Delivery
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem
 from dos_protocol.digests import digest64
 from dos_protocol.errors import MALFORMED_JSON

@@ -29,8 +29,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dataflow import limits
-from dataflow.core.delivery import Delivery
 from dataflow.core.file_digest import BEGINNING, FileDigest, Verify, check_verify, resumed
+from dataflow.core.regions import Delivery
 from dataflow.errors import (
     DeliveryError,
     OutputLostError,

@@ -16,8 +16,8 @@ import pyarrow as pa
 from checkpoint import OutputTime, Publish, RetentionRule, limits
 from checkpoint.errors import RecordTooLargeError, UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys, kind_of
-from dataflow.core.delivery import Delivery
 from dataflow.core.event_time import IDLE, Watermark, further, is_time
+from dataflow.core.regions import Delivery
 from dataflow.errors import DeliveryError, SchemaError, UserFault
 from dataflow.operators.base import OperatorContext
 from dataflow.operators.event_time import latest_times

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from dataflow import limits
-from dataflow.core.delivery import Delivery
+from dataflow.core.regions import Delivery
 from dataflow.core.transactions import TransactionName, parse_name
 from dataflow.errors import (
     DeliveryError,

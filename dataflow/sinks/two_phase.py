@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 import pyarrow as pa
 
-from dataflow.core.delivery import Delivery
+from dataflow.core.regions import Delivery
 from dataflow.core.transactions import Transactions
 from dataflow.errors import SinkOwnedError, SinkWriteError, UserFault
 from dataflow.operators.base import OperatorContext

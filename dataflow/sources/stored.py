@@ -14,11 +14,10 @@ import pyarrow as pa
 from checkpoint import check_input_name, output_chain
 from checkpoint.chains.input_log import InputHandle
 from checkpoint.chains.output_reading import OnRewind, PublishedOutput
-from dataflow.core.determinism import ReplicaProblem
+from dataflow.core.regions import ReplicaProblem
 from dataflow.errors import SchemaError
-from dataflow.merging.order import MergeOrder, ReplicaPlace, merge_order
+from dataflow.merging.merge import MergeOrder, ReplicaPlace, consumer_name, merge_order
 from dataflow.merging.recording import MergeRecorder
-from dataflow.merging.replica_stream import consumer_name
 from dataflow.operators.base import OperatorContext, set_fields
 from dataflow.operators.event_time import check_time_column
 from dataflow.schema import parse_schema

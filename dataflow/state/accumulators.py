@@ -3,22 +3,236 @@
 Pure: arrays to arrays; no keys, no windows.
 
 A result does not depend on the order of the updates: counts and integers are exact, doubles are summed
-exactly (`exact_sum.py`) and rounded when read.
+exactly (`ExactSums`) and rounded when read.
 """
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Final
+from decimal import Context, Decimal
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from checkpoint.key_hash import hash_keys
 from dataflow.errors import UserFault
-from dataflow.state.columns import Slots
-from dataflow.state.exact_sum import STORED_TYPE, ExactSums
-from dataflow.state.key_index import SlotArray
+from dataflow.state.key_index import SlotArray, Slots, grown
 from dataflow.state.keyed_table import SlotValues
+from dos_protocol.lazy_names import MissingExtraError, install_command
+
+# --- exact sums ---------------------------------------------------------------------------------------------
+#
+# Exact sums of integers and doubles, one per slot, independent of the order of the rows.
+#
+# Adding doubles rounds each time, so the result depends on the order, which may differ for replicas and
+# replays. Here a sum is an integer in units of 2^-1152 (for integers: of 1), as *limbs* of 32 bits in 64-bit
+# numbers. A double is its 53-bit fraction, shifted, so it has parts in three limbs. Limbs are added
+# independently and do not overflow for 2^30 rows; then, and before a sum is read, carries are propagated.
+# Only limbs that a value touched are stored: values of everyday size touch four or five, so a sum takes
+# about 40 bytes. A sum is rounded once, when it is read: to the double nearest to the true sum, as by
+# `math.fsum`.
+#
+# A *canonical* sum has a sign and limbs in [0, 2^32). A stored sum is a list of 64-bit numbers: the index of
+# the first limb, then the limbs, all in [0, 2^32) except the last, which carries the sign.
+
+Limbs: TypeAlias = npt.NDArray[np.int64]
+"""Rows of limbs, the lowest first."""
+
+_BITS: Final = 32
+_MASK: Final = (1 << _BITS) - 1
+_FRACTION_BITS: Final = 53
+_UNIT_EXPONENT: Final = -1152
+"""The exponent of the lowest limb of doubles.
+
+The smallest double is 2^-1074; the lowest bit of its fraction of 53 bits is 2^-1126.
+"""
+assert _UNIT_EXPONENT % _BITS == 0
+assert _UNIT_EXPONENT <= -1074 - _FRACTION_BITS + 1
+_rows_before_carry: Final = 1 << 28
+"""A row adds less than 2^34 to a limb."""
+STORED_TYPE: Final = pa.list_(pa.int64())
+
+
+class ExactSums:
+    """One sum per slot, initially 0. `of_doubles`: finite doubles are added, otherwise integers."""
+
+    def __init__(self, *, of_doubles: bool) -> None:
+        self._of_doubles = of_doubles
+        self._limbs: dict[int, Limbs] = {}
+        self._slots = 0
+        self._rows = 0
+
+    @property
+    def bytes_held(self) -> int:
+        return sum(limb.nbytes for limb in self._limbs.values())
+
+    def reach(self, slots: int) -> None:
+        """Make room for `slots` slots."""
+        self._slots = max(slots, self._slots)
+
+    def clear(self, slots: Slots) -> None:
+        """Set these sums to 0."""
+        for index in self._limbs:
+            self._limb(index)[slots] = 0
+
+    def keep(self, slots: Slots) -> None:
+        """Move the sum of slot slots[i] to slot i; drop all other slots."""
+        self._limbs = {index: self._limb(index)[slots] for index in self._limbs}
+        self._slots = len(slots)
+
+    # --- adding ---------------------------------------------------------------------------------------------
+
+    def add(self, slots: Slots, values: npt.NDArray[Any]) -> None:
+        """Add values[i] to the sum of slots[i]; slots may repeat."""
+        if self._rows + len(slots) > _rows_before_carry:
+            self._carry()
+        self._rows += len(slots)
+        if self._of_doubles:
+            self._add_doubles(slots, values)
+        else:
+            self._add_integers(slots, values)
+
+    def _add_integers(self, slots: Slots, values: npt.NDArray[Any]) -> None:
+        negative = values < 0
+        size = np.abs(values).astype(np.uint64)  # abs of the lowest int64 is itself, and as uint64 2^63
+        self._add_parts(0, slots, [size & np.uint64(_MASK), size >> np.uint64(_BITS)], negative)
+
+    def _add_doubles(self, slots: Slots, values: npt.NDArray[np.float64]) -> None:
+        fractions, exponents = np.frexp(values)
+        mantissas = np.ldexp(np.abs(fractions), _FRACTION_BITS).astype(np.uint64)
+        positions = exponents.astype(np.int64) - _FRACTION_BITS - _UNIT_EXPONENT
+        shifts = (positions % _BITS).astype(np.uint64)
+        low = (mantissas & np.uint64(_MASK)) << shifts
+        high = (mantissas >> np.uint64(_BITS)) << shifts
+        parts = [
+            low & np.uint64(_MASK),
+            (low >> np.uint64(_BITS)) + (high & np.uint64(_MASK)),
+            high >> np.uint64(_BITS),
+        ]
+        negative = values < 0
+        firsts = positions // _BITS
+        for first in np.unique(firsts).tolist():
+            chosen = firsts == first
+            if chosen.all():
+                self._add_parts(first, slots, parts, negative)
+            else:
+                self._add_parts(first, slots[chosen], [part[chosen] for part in parts], negative[chosen])
+
+    def _add_parts(
+        self, first: int, slots: Slots, parts: list[npt.NDArray[np.uint64]], negative: npt.NDArray[np.bool_]
+    ) -> None:
+        for index, part in enumerate(parts, first):
+            signed = part.astype(np.int64)
+            np.negative(signed, out=signed, where=negative)
+            if signed.any():
+                np.add.at(self._limb(index), slots, signed)
+
+    def _limb(self, index: int) -> Limbs:
+        limb = self._limbs.get(index)
+        if limb is None:
+            limb = np.zeros(self._slots, np.int64)
+        elif len(limb) < self._slots:
+            before = len(limb)
+            limb = grown(limb, self._slots)
+            limb[before:] = 0
+        self._limbs[index] = limb
+        return limb
+
+    def _carry(self) -> None:
+        for slots in np.array_split(np.arange(self._slots), max(1, self._slots >> 20)):
+            first, limbs = self._carried(slots)
+            for index in range(limbs.shape[1]):
+                if limbs[:, index].any() or first + index in self._limbs:
+                    self._limb(first + index)[slots] = limbs[:, index]
+        self._rows = 0
+
+    # --- reading --------------------------------------------------------------------------------------------
+
+    def _carried(self, slots: Slots) -> tuple[int, Limbs]:
+        """Return the index of the first limb, and the limbs with carries propagated: the last one has the
+        sign.
+        """
+        if not self._limbs:
+            return 0, np.zeros((len(slots), 1), np.int64)
+        first, last = min(self._limbs), max(self._limbs)
+        limbs = np.zeros((len(slots), last - first + 2), np.int64)
+        for index in self._limbs:
+            limbs[:, index - first] = self._limb(index)[slots]
+        return first, _carry_up(limbs)
+
+    def _canonical(self, slots: Slots) -> tuple[int, Limbs, npt.NDArray[np.bool_]]:
+        """Return the index of the first limb, the limbs in [0, 2^32), and which sums are negative."""
+        first, limbs = self._carried(slots)
+        negative = limbs[:, -1] < 0
+        limbs[negative] *= -1
+        return first, _carry_up(limbs), negative
+
+    def as_doubles(self, slots: Slots) -> npt.NDArray[np.float64]:
+        """Return the double nearest to each sum; infinite if it is out of range."""
+        first, limbs, negative = self._canonical(slots)
+        padded = np.pad(limbs, ((0, 0), (2, 0))).astype(np.uint64)
+        rows = np.arange(len(slots))
+        filled = padded != 0
+        top_at = padded.shape[1] - 1 - np.argmax(filled[:, ::-1], axis=1)
+        top_at = np.maximum(top_at, 2)  # for a zero any will do
+        top, middle, low = (padded[rows, top_at - back] for back in range(3))
+        below = np.cumsum(filled, axis=1)[rows, top_at - 2] - (low != 0) > 0
+        # 64 bits from the highest one on; the last is sticky for all bits below, so rounding is correct.
+        free = (_BITS - np.frexp(top.astype(np.float64))[1]).astype(np.uint64)
+        bits = ((top << np.uint64(_BITS) | middle) << free) | (low >> (np.uint64(_BITS) - free))
+        cut_off = below | (((low << free) & np.uint64(_MASK)) != 0)
+        rounded = (bits | cut_off.astype(np.uint64)).astype(np.float64)
+        unit = _UNIT_EXPONENT if self._of_doubles else 0
+        exponents = (top_at - 2 + first - 1) * _BITS - free.astype(np.int64) + unit
+        with np.errstate(over="ignore"):
+            values: npt.NDArray[np.float64] = np.ldexp(rounded, exponents.astype(np.int32))
+        return np.where(negative, -values, values) + 0.0
+
+    def as_integers(self, slots: Slots) -> tuple[Limbs, npt.NDArray[np.bool_]]:
+        """Return the sums of integers, and which of them fit 64 bits (the others are meaningless)."""
+        first, limbs, negative = self._canonical(slots)
+        assert first in (0, 1)
+        wide = np.pad(limbs, ((0, 0), (first, 2))).astype(np.uint64)
+        size = wide[:, 1] << np.uint64(_BITS) | wide[:, 0]
+        fits = ~wide[:, 2:].any(axis=1) & (size <= np.uint64(2**63 - 1) + negative.astype(np.uint64))
+        values = size.astype(np.int64)
+        np.negative(values, out=values, where=negative)
+        return values, fits
+
+    # --- storing --------------------------------------------------------------------------------------------
+
+    def store(self, slots: Slots) -> pa.Array:
+        """Return the sums of these slots in stored form."""
+        first, limbs = self._carried(slots)
+        lists = np.concatenate([np.full((len(slots), 1), first), limbs], axis=1)
+        ends = np.arange(len(slots) + 1, dtype=np.int32) * lists.shape[1]
+        return pa.ListArray.from_arrays(pa.array(ends), pa.array(lists.ravel()))
+
+    def load(self, slots: Slots, stored: pa.Array) -> None:
+        """Load stored sums into slots whose sum is 0. A null leaves it 0."""
+        lengths = stored.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        values = stored.flatten().to_numpy(zero_copy_only=False)
+        begins = np.cumsum(lengths) - lengths
+        for length in np.unique(lengths[lengths > 0]).tolist():
+            chosen = np.flatnonzero(lengths == length)
+            lists = values[begins[chosen][:, None] + np.arange(length)]
+            for first in np.unique(lists[:, 0]).tolist():
+                same = lists[:, 0] == first
+                for index in range(1, length):
+                    if lists[same, index].any():
+                        self._limb(first + index - 1)[slots[chosen[same]]] = lists[same, index]
+
+
+def _carry_up(limbs: Limbs) -> Limbs:
+    for index in range(limbs.shape[1] - 1):
+        limbs[:, index + 1] += limbs[:, index] >> _BITS
+        limbs[:, index] &= _MASK
+    return limbs
+
+
+# --- numbers ------------------------------------------------------------------------------------------------
 
 
 class Accumulator(SlotValues):
@@ -266,3 +480,228 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_date32(kind):
         return pa.int32()
     return pa.int64() if pa.types.is_timestamp(kind) else kind
+
+
+# --- decimals and text --------------------------------------------------------------------------------------
+#
+# Exact sums of decimals, and extremes of text and decimals, one per slot, as Python values.
+#
+# A sum of decimals is a whole number of units of the column's scale, of any size. Additions are exact, so
+# their order does not matter, and an intermediate sum that is too large may fit again later. Text is
+# compared by its UTF-8 bytes, as in Arrow and `COLLATE "C"`.
+
+DECIMAL_DIGITS: Final = 38
+_EXACT: Final = Context(prec=DECIMAL_DIGITS + 1)
+_CELL_BYTES: Final = 64
+"""The approximate size of a Python value and its reference."""
+
+
+class DecimalSumAccumulator(Accumulator):
+    """The sum of a column of decimals; `kind` is the type of the result. Null where no value occurred."""
+
+    def __init__(self, name: str, kind: pa.Decimal128Type) -> None:
+        self._name = name
+        self._kind = kind
+        self._sums = SlotNumbers(np.object_, None)
+
+    def fields(self) -> list[pa.Field]:
+        return [pa.field(self._name, pa.string())]
+
+    def update(self, slots: Slots, column: pa.Array | None) -> None:
+        assert column is not None
+        slots, column = present(slots, column)
+        sums = self._sums.values
+        for slot, units in zip(slots.tolist(), _units(column), strict=True):
+            before = sums[slot]
+            sums[slot] = units if before is None else before + units
+
+    def results(self, slots: Slots) -> pa.Array:
+        sums = self._sums.values[slots]
+        limit = 10**self._kind.precision
+        if any(units is not None and abs(units) >= limit for units in sums):
+            raise UserFault(
+                f"the sum {self._name!r} does not fit {self._kind}",
+                remedy="sum a double: map the column before",
+            )
+        scale = -self._kind.scale
+        made = [None if units is None else Decimal(units).scaleb(scale, _EXACT) for units in sums]
+        return pa.array(made, self._kind)
+
+    def reach(self, slots: int) -> None:
+        self._sums.reach(slots)
+
+    def clear(self, slots: Slots) -> None:
+        self._sums.clear(slots)
+
+    def keep(self, slots: Slots) -> None:
+        self._sums.keep(slots)
+
+    def store(self, slots: Slots) -> list[pa.Array]:
+        """Return the sums as text: an intermediate sum may be larger than any decimal type."""
+        units = self._sums.values[slots]
+        return [pa.array([None if one is None else str(one) for one in units], pa.string())]
+
+    def load(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
+        for slot, text in zip(slots.tolist(), columns[0].to_pylist(), strict=True):
+            self._sums.values[slot] = None if text is None else int(text)
+
+    @property
+    def bytes_held(self) -> int:
+        return len(self._sums.values) * _CELL_BYTES
+
+
+def _units(column: pa.Array) -> list[int]:
+    """Return decimals without nulls as whole numbers of their last digit, from Arrow's two 64-bit halves."""
+    halves: npt.NDArray[Any] = np.frombuffer(column.buffers()[1], "<i8").reshape(-1, 2)
+    halves = halves[column.offset : column.offset + len(column)]
+    low = halves[:, 0].view(np.uint64).tolist()
+    return [(high << 64) + one for one, high in zip(low, halves[:, 1].tolist(), strict=True)]
+
+
+class ValueExtremeAccumulator(Accumulator):
+    """The smallest or largest value of a column of text or decimals."""
+
+    def __init__(self, name: str, kind: pa.DataType, *, largest: bool) -> None:
+        self._name = name
+        self._kind = kind
+        self._largest = largest
+        self._best = SlotNumbers(np.object_, None)
+
+    def fields(self) -> list[pa.Field]:
+        return [pa.field(self._name, self._kind)]
+
+    def update(self, slots: Slots, column: pa.Array | None) -> None:
+        assert column is not None
+        slots, column = present(slots, column)
+        if not len(slots):
+            return
+        table = pa.table({"slot": pa.array(slots), "value": column})
+        direction = "descending" if self._largest else "ascending"
+        order = pc.sort_indices(table, [("slot", "ascending"), ("value", direction)])
+        sorted_slots = np.asarray(slots)[order.to_numpy()]
+        firsts = np.flatnonzero(np.r_[True, sorted_slots[1:] != sorted_slots[:-1]])
+        found = column.take(order.take(pa.array(firsts))).to_pylist()
+        best = self._best.values
+        for slot, value in zip(sorted_slots[firsts].tolist(), found, strict=True):
+            before = best[slot]
+            if before is None or (value > before if self._largest else value < before):
+                best[slot] = value
+
+    def results(self, slots: Slots) -> pa.Array:
+        return pa.array(list(self._best.values[slots]), self._kind)
+
+    def reach(self, slots: int) -> None:
+        self._best.reach(slots)
+
+    def clear(self, slots: Slots) -> None:
+        self._best.clear(slots)
+
+    def keep(self, slots: Slots) -> None:
+        self._best.keep(slots)
+
+    def store(self, slots: Slots) -> list[pa.Array]:
+        return [self.results(slots)]
+
+    def load(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
+        self._best.values[slots] = np.array([*columns[0].to_pylist(), None], np.object_)[:-1]
+
+    @property
+    def bytes_held(self) -> int:
+        return len(self._best.values) * _CELL_BYTES
+
+
+# --- distinct counts ----------------------------------------------------------------------------------------
+#
+# Approximate distinct counts with the theta sketch of Apache DataSketches. It maps hashes to sketches.
+#
+# A theta sketch keeps the k smallest hashes it saw, and the next one above them (theta). So it is a function
+# of the set of values, whatever their order and however often each occurred. HyperLogLog is not used because
+# its better estimator depends on the order. The stored form is the library's compact form, which its
+# releases in C++, Java and Python can read.
+
+
+def sketch_library() -> Any:
+    """Return the module `datasketches`, which only graphs that use it need. Raises MissingExtraError."""
+    try:
+        import datasketches
+    except ModuleNotFoundError as error:
+        missing = MissingExtraError(
+            "ApproxDistinct needs the library datasketches, which is not installed",
+            remedy=f"{install_command('dataflow')}; Python 3.14 has no release of it: use 3.11 to 3.13",
+        )
+        missing.name = error.name
+        raise missing from None
+    return datasketches
+
+
+class DistinctAccumulator(Accumulator):
+    """A compact sketch per slot. Hashes are buffered and added, each once, when the sketches are needed."""
+
+    def __init__(self, name: str, precision: int) -> None:
+        self._library = sketch_library()
+        self._name = name
+        self._precision = precision
+        self._sketches: list[Any] = []
+        self._waiting: list[tuple[Slots, Any]] = []
+
+    def fields(self) -> list[pa.Field]:
+        return [pa.field(self._name, pa.binary())]
+
+    def update(self, slots: Slots, column: pa.Array | None) -> None:
+        assert column is not None
+        slots, column = present(slots, column)
+        if len(slots):
+            self._waiting.append((slots, hash_keys([column])))
+
+    def _settle(self) -> None:
+        if not self._waiting:
+            return
+        slots = np.concatenate([slots for slots, _ in self._waiting])
+        hashes = np.concatenate([hashes for _, hashes in self._waiting])
+        self._waiting = []
+        order = np.lexsort((hashes, slots))
+        slots, hashes = slots[order], hashes[order]
+        new = np.ones(len(slots), np.bool_)
+        new[1:] = (slots[1:] != slots[:-1]) | (hashes[1:] != hashes[:-1])
+        slots, signed = slots[new], hashes[new].view(np.int64)
+        begins = np.flatnonzero(np.r_[True, slots[1:] != slots[:-1]])
+        for slot, part in zip(slots[begins].tolist(), np.split(signed, begins[1:]), strict=True):
+            sketch = self._library.update_theta_sketch(lg_k=self._precision)
+            for value in part.tolist():
+                sketch.update(value)
+            union = self._library.theta_union(lg_k=self._precision)
+            union.update(sketch)
+            if self._sketches[slot] is not None:
+                union.update(self._sketches[slot])
+            self._sketches[slot] = union.get_result()
+
+    def results(self, slots: Slots) -> pa.Array:
+        self._settle()
+        found = [self._sketches[slot] for slot in slots.tolist()]
+        return pa.array([0 if one is None else round(one.get_estimate()) for one in found], pa.int64())
+
+    def reach(self, slots: int) -> None:
+        self._sketches += [None] * (slots - len(self._sketches))
+
+    def clear(self, slots: Slots) -> None:
+        self._settle()
+        for slot in slots.tolist():
+            self._sketches[slot] = None
+
+    def keep(self, slots: Slots) -> None:
+        self._settle()
+        self._sketches = [self._sketches[slot] for slot in slots.tolist()]
+
+    def store(self, slots: Slots) -> list[pa.Array]:
+        self._settle()
+        found = [self._sketches[slot] for slot in slots.tolist()]
+        return [pa.array([None if one is None else one.serialize() for one in found], pa.binary())]
+
+    def load(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
+        for slot, data in zip(slots.tolist(), columns[0].to_pylist(), strict=True):
+            if data is not None:
+                self._sketches[slot] = self._library.compact_theta_sketch.deserialize(data)
+
+    @property
+    def bytes_held(self) -> int:
+        return 8 * sum(int(one.num_retained) for one in self._sketches if one is not None)

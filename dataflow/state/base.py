@@ -1,4 +1,4 @@
-"""How state moves to the workers of another layout. Pure: blocks in, blocks out.
+"""What all state tables have in common: their blocks, and how state moves to the workers of another layout.
 
 A worker that stays restores its own state as always. Then it receives the stored blocks of other workers, one
 part after the other (`checkpoint.core.records.layout.state_parts`). Each state table decides what it takes
@@ -16,14 +16,16 @@ its state completely, and nothing refers to the workers before:
 | a user's operator | as its class declares (`redistribute`) |
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from checkpoint import Layout, TakenPart
+from checkpoint.chains.state_blocks import slices
 from checkpoint.key_hash import HASH_COLUMN
 
 Ranges = Sequence[tuple[int, int]]
@@ -88,3 +90,38 @@ class GatheredParts:
         """Remove and return each part with its blocks, in order. Parts without blocks are left out."""
         gathered, self.blocks = self.blocks, {}
         return [(part, gathered[part.worker]) for part in parts if part.worker in gathered]
+
+
+class StateTable(Protocol):
+    """State that is stored as blocks. `Operator.tables` maps a name suffix to each table."""
+
+    def checkpoint(self) -> pa.RecordBatch:
+        """Return the changes since the last checkpoint, sorted by `_hash`, and mark them as stored."""
+        ...
+
+    def snapshot(self) -> pa.RecordBatch:
+        """Return the whole state, sorted by `_hash`, without tombstones. Does not mark anything as stored."""
+        ...
+
+    def snapshot_pieces(self) -> Iterator[pa.RecordBatch]:
+        """Yield the whole state as several blocks of bounded size. The state must not change during the
+        iteration. A table that may be large should build each block only when it is requested.
+        """
+        yield from slices(self.snapshot())
+
+    def restore(self, block: pa.RecordBatch) -> None:
+        """Apply one stored block on top of the current state. Later blocks override earlier ones."""
+        ...
+
+    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
+        """Take over from one stored block of another worker of the layout before (`dataflow.state.moving`).
+
+        The blocks of a part come together, oldest first, after the blocks of this worker.
+        """
+        ...
+
+    def parts_restored(self, share: Share) -> None:
+        """Complete the take-over, and give up what belongs to another worker now. Both are changes that the
+        next checkpoint contains.
+        """
+        ...

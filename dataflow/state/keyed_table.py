@@ -24,9 +24,7 @@ from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, key_columns, make_block
 from dataflow.operators.base import StateTable
 from dataflow.state.base import Share
-from dataflow.state.columns import Slots
-from dataflow.state.key_index import Hashes, KeyIndex, SlotArray, TouchedSlots, in_pieces
-from dataflow.worker.partitioning import hashes_of
+from dataflow.state.key_index import Hashes, KeyIndex, SlotArray, Slots, TouchedSlots, hashes_of, in_pieces
 
 Upgrade: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 

@@ -10,14 +10,65 @@ change the files of its successor (decision 0160).
 
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from dataflow.errors import DirectoryError, OperatorFailure, UserFault
 from dataflow.state.scratch import of_scratch
+from dos_protocol.errors import ClosedError, DosError
 from journal import FileOp, FileTruncate, FileWrite, LocalFilesError, Record
-from journal.files.directory import ChangingFiles
+from journal.files.directory import ChangingFiles, sizes_of
+
+
+class Handover:
+    """The budget of one directory. `path`: its files in this incarnation."""
+
+    def __init__(
+        self, path: Path, bytes_max: int, sources: Mapping[int, Path] | None = None, *, divides: bool = True
+    ) -> None:
+        self.path = path
+        self.sources = sources
+        """If the layout changes: former worker -> a copy of its files, for the operator to make its own. In a
+        fork of the same layout: the files of this worker in the original.
+        """
+        self.divides = divides
+        """Whether the operator makes its files from `sources`; otherwise they are copied."""
+        self.snapshot_due = False
+        """Set by the link thread: the next checkpoint should have a copy of all files."""
+        self._bytes_max = bytes_max
+        self._changed = threading.Condition()
+        self._reserved = 0
+        self.closed = False
+        """Set by the link thread: the incarnation has ended, and errors of the circuit after that are no
+        failures.
+        """
+
+    def reserve(self, size: int) -> None:
+        """Reserve `size` bytes; block until they fit. They always fit if nothing else is reserved.
+
+        Raises ClosedError after the end of the incarnation.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.closed or not self._reserved or self._reserved + size <= self._bytes_max
+            )
+            if self.closed:
+                raise ClosedError(f"the files at {self.path} belong to an incarnation that has ended")
+            self._reserved += size
+
+    def release(self, size: int) -> None:
+        """Release `size` bytes that are in the chain."""
+        with self._changed:
+            self._reserved -= size
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Release all callers; nothing is accepted any more."""
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+
 
 UNCHANGED_IN: Final = ("", "checkpoint")
 """Methods in which files may not be changed ('': between methods): a checkpoint contains the files as they
@@ -176,4 +227,51 @@ def copy_files(root: Path, into: Path, sizes: Mapping[str, int]) -> None:
         shutil.copyfile(root / name, copy, follow_symlinks=False)
 
 
-__all__ = ["ChangeLog", "OperatorDirectory", "copy_files"]
+# --- another layout -----------------------------------------------------------------------------------------
+#
+# The files of an operator in another layout, which a function of the user makes from those of all workers.
+#
+# The function works on plain directories, with any means: copies of the files of each former worker, and an
+# empty one. What is in the latter when it returns becomes the beginning of the operator's directory. That is
+# recorded before `open` can change it, so the checkpoint that changes the layout contains it.
+
+MakeFiles: TypeAlias = Callable[[Mapping[int, Path], Path], None]
+"""Called with former worker -> its files, and the empty directory to fill."""
+
+
+def begin_files(
+    path: Path, sources: Mapping[int, Path], log: ChangeLog, make: MakeFiles, scratch: str = ""
+) -> None:
+    """Create the files at `path`, which must not exist, and record them as the beginning of the directory.
+
+    Deletes the sources. Raises UserFault for what no directory can contain, or if the disk failed, and what
+    `make` raises; then nothing is recorded.
+    """
+    made = path.with_name(f".{path.name}.made")
+    failed = "the files of a directory could not be copied"
+    with of_scratch(scratch, failed):
+        made.mkdir(parents=True)
+    make(sources, made)
+    with of_scratch(scratch, failed):
+        sizes = _sizes(made)
+        copy_files(made, path, sizes)
+        for source in sources.values():
+            shutil.rmtree(source, ignore_errors=True)
+    log.begin(sizes, made)
+
+
+def copy_of_one(sources: Mapping[int, Path], made: Path) -> None:
+    """Fill the directory with the files of the only source, as they are."""
+    (source,) = sources.values()
+    with of_scratch("", "the files of a directory could not be copied"):
+        shutil.copytree(source, made, dirs_exist_ok=True)
+
+
+def _sizes(made: Path) -> dict[str, int]:
+    try:
+        return sizes_of(made)
+    except DosError as error:
+        raise UserFault(
+            f"redistribute_directory left what cannot be in a directory of an operator: {error}",
+            remedy="leave regular files only, with names that a journal can have",
+        ) from error

@@ -24,9 +24,7 @@ from dataflow.core.event_time import END, Watermark
 from dataflow.errors import SchemaError
 from dataflow.operators.base import StateTable
 from dataflow.state.base import GatheredParts, Share
-from dataflow.state.columns import Slots
-from dataflow.state.key_index import Hashes, in_pieces
-from dataflow.worker.partitioning import hashes_of
+from dataflow.state.key_index import Hashes, Slots, hashes_of, in_pieces
 
 ROW: Final = "_row"
 _RELEASE: Final = "_release"

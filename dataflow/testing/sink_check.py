@@ -28,7 +28,7 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 
-from dataflow.core.delivery import DELIVERIES, Delivery
+from dataflow.core.regions import DELIVERIES, Delivery
 from dataflow.errors import SchemaError, SinkOwnedError
 from dataflow.operators.base import OperatorContext
 from dataflow.schema import parse_schema

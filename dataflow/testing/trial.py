@@ -37,9 +37,8 @@ from dataflow.sources.base import (
     own_positions,
 )
 from dataflow.state.base import Share
-from dataflow.state.directory_handover import Handover
-from dataflow.state.operator_directory import OperatorDirectory
-from dataflow.state.snapshot_spool import SnapshotSpool
+from dataflow.state.operator_directory import Handover, OperatorDirectory
+from dataflow.state.scratch import SnapshotSpool
 from dataflow.values.python_rows import batch_of_rows, rows_of
 from dataflow.worker.circuit import ONE_SPLIT, Circuit, OwnPart, Sends, StepTime
 from journal import Record

@@ -6,7 +6,7 @@ The rule: a column takes a value if it holds exactly this value. Everything else
 the value and the remedy. A value that was taken is *normalised* to what is read back, so that it is the same
 before and after it was stored.
 
-`kinds.py`, `times.py` and `nested.py` have the rule for each type.
+`kinds.py` has the rule for each type.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +18,20 @@ import pyarrow as pa
 
 from dataflow.errors import UserFault
 from dataflow.schema import type_text
-from dataflow.values.kinds import MisfitError, Take, Test, ends_of, is_bytes, is_text, shown
-from dataflow.values.nested import NO_NULL, REFUSED, rule_of, values_of
-from dataflow.values.times import zone_of
+from dataflow.values.kinds import (
+    NO_NULL,
+    REFUSED,
+    MisfitError,
+    Take,
+    Test,
+    ends_of,
+    is_bytes,
+    is_text,
+    rule_of,
+    shown,
+    values_of,
+    zone_of,
+)
 
 
 def column_of(values: Sequence[Any], field: pa.Field, rows: Sequence[int] | None = None) -> pa.Array:

@@ -5,15 +5,17 @@ Each type has a `ValueRule`, with functions for one rule:
 - `take(value)` returns one value normalised, or raises `MisfitError`. It defines the rule.
 - `quick(values)` says whether Arrow converts all values as `take` does, or raises. It looks at types alone,
   at the speed of C, and may say no to values that `take` takes.
-
-`times.py` and `nested.py` have the other types.
 """
 
 import struct
 from array import array as packed_numbers
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Context, Decimal, Inexact, InvalidOperation
+from functools import lru_cache
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -321,4 +323,401 @@ SCALARS: Final[Makers] = (
     (pa.types.is_boolean, _boolean),
     (is_text, _string),
     (is_bytes, _binary),
+)
+
+
+# --- times --------------------------------------------------------------------------------------------------
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+def zone_of(kind: pa.DataType) -> Any:
+    """Return the zone of the values of a timestamp type, None for a wall clock."""
+    return None if kind.tz is None else pa.scalar(0, kind).as_py().tzinfo
+
+
+def _nanos(value: Any) -> int:
+    """Return the nanoseconds below a microsecond of a Timestamp or Timedelta of pandas."""
+    return 0 if type(value) in (datetime, timedelta) else int(getattr(value, "nanosecond", 0) or 0)
+
+
+def _day(kind: pa.DataType) -> ValueRule:
+    def take(value: Any) -> date | None:
+        value = plain(value)
+        if value is None:
+            return None
+        if isinstance(value, datetime):
+            if value.tzinfo is None and value.time() == time() and not _nanos(value):
+                return value.date()
+        elif isinstance(value, date):
+            return date(value.year, value.month, value.day)
+        holds = "days, and times without a zone at 00:00"
+        raise MisfitError(kind, holds, value, "say which day it is, with .date()")
+
+    return ValueRule(take, lambda values: not values or types_of(values) == {date})
+
+
+def _held_time(value: datetime, kind: pa.DataType, zone: Any) -> datetime | None:
+    """Return a time as a column gives it back; None if it is not exactly the same. Raises OverflowError for a
+    year that the zone of the column does not have.
+    """
+    if value.tzinfo is not None and (zone is None or value.utcoffset() is None):
+        return None
+    if kind.unit == "ns":
+        return _held_nanos(value, kind)
+    if _nanos(value) or value.microsecond % _MICROS[kind.unit]:
+        return None
+    if type(value) is not datetime or value.fold:
+        value = datetime.combine(value.date(), value.timetz())  # without the class of pandas
+        value = value.replace(fold=0) if value.tzinfo is None else value.astimezone(UTC)
+    if zone is None or value.tzinfo is zone:
+        return value
+    return (value if value.tzinfo is not None else value.replace(tzinfo=UTC)).astimezone(zone)
+
+
+def _held_nanos(value: datetime, kind: pa.DataType) -> datetime | None:
+    since = (value if value.tzinfo is not None else value.replace(tzinfo=UTC)) - _EPOCH
+    nanos = _micros(since) * 1_000 + _nanos(value)
+    if not -(1 << 63) <= nanos < 1 << 63:
+        return None
+    made: datetime = pa.scalar(nanos, pa.int64()).cast(kind).as_py()
+    return made
+
+
+def _timestamp(kind: pa.DataType) -> ValueRule:
+    unit, zone = kind.unit, zone_of(kind)
+    quick_zones = {None, UTC, zone} if kind.tz == "UTC" else {zone}
+    # In other zones, the first and last times that Arrow takes could not be read
+    if zone is None:
+        holds = "times without a zone"
+        remedy = "pass a datetime without a zone: value.astimezone(zone).replace(tzinfo=None)"
+    else:
+        holds = "times; one without a zone is in UTC"
+        remedy = "pass a datetime: datetime.fromtimestamp(seconds, UTC), or datetime.fromisoformat(text)"
+    if unit in ("s", "ms"):
+        holds += f", of whole {unit}"
+
+    def take(value: Any) -> datetime | None:
+        if type(value) is not datetime:
+            value = plain(value)
+            if value is None:
+                return None
+        made = None
+        try:
+            if isinstance(value, datetime):
+                made = _held_time(value, kind, zone)
+            elif isinstance(value, date):
+                made = _held_time(datetime(value.year, value.month, value.day), kind, zone)  # noqa: DTZ001 - the rule says UTC
+        except OverflowError:
+            pass  # a year that does not exist in the zone of the column
+        if made is None:
+            raise MisfitError(kind, holds, value, remedy)
+        return made
+
+    def quick(values: Sequence[Any]) -> bool:
+        if not values:
+            return True
+        return (
+            unit == "us"
+            and types_of(values) == {datetime}
+            and set(map(attrgetter("tzinfo"), values)) <= quick_zones
+        )
+
+    return ValueRule(take, quick)
+
+
+def _micros(gap: timedelta) -> int:
+    return (gap.days * 86_400 + gap.seconds) * 1_000_000 + gap.microseconds
+
+
+def _time_of_day(kind: pa.DataType) -> ValueRule:
+    step = _MICROS.get(kind.unit, 1)
+
+    def take(value: Any) -> time | None:
+        value = plain(value)
+        if value is None:
+            return None
+        if isinstance(value, time) and value.tzinfo is None and value.microsecond % step == 0:
+            return value.replace(fold=0)
+        holds = f"times of day without a zone, of whole {kind.unit}"
+        raise MisfitError(kind, holds, value, "pass a datetime.time")
+
+    return ValueRule(take, no)
+
+
+def _duration(kind: pa.DataType) -> ValueRule:
+    nanos_of = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}[kind.unit]
+
+    def take(value: Any) -> timedelta | None:
+        value = plain(value)
+        if value is None:
+            return None
+        if isinstance(value, timedelta):
+            below = 0 if type(value) is timedelta else int(getattr(value, "nanoseconds", 0))
+            nanos = _micros(value) * 1_000 + below
+            if nanos % nanos_of == 0 and -(1 << 63) <= nanos // nanos_of < 1 << 63:
+                made: timedelta = pa.scalar(nanos // nanos_of, pa.int64()).cast(kind).as_py()
+                return made
+        raise MisfitError(kind, f"durations of whole {kind.unit}", value, "pass a datetime.timedelta")
+
+    return ValueRule(take, no)
+
+
+TIMES: Final[Makers] = (
+    (pa.types.is_date, _day),
+    (pa.types.is_timestamp, _timestamp),
+    (pa.types.is_time, _time_of_day),
+    (pa.types.is_duration, _duration),
+)
+
+
+# --- any type, and nested ones ------------------------------------------------------------------------------
+
+REFUSED: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
+"""What Arrow raises for a value that does not fit."""
+
+
+@lru_cache(maxsize=4_096)
+def rule_of(field: pa.Field) -> ValueRule:
+    """Return the rule of a field: that of its type, and None if it is nullable."""
+    bare, nullable, kind = _bare_rule(field.type), field.nullable, field.type
+
+    def take(value: Any) -> Any:
+        if value is not None:
+            taken = bare.take(value)
+            if taken is not None:  # pandas' NA and NaT
+                return taken
+        if not nullable:
+            raise MisfitError(kind, "no null", value, NO_NULL)
+        return None
+
+    def quick(values: Sequence[Any]) -> bool:
+        if bare.quick(values):
+            return True
+        if not nullable:
+            return False
+        present = [value for value in values if value is not None]
+        return len(present) < len(values) and bare.quick(present)
+
+    return ValueRule(take, quick, bare.same)
+
+
+NO_NULL: Final = "return a value, or declare the column without NOT NULL"
+
+
+def _bare_rule(kind: pa.DataType) -> ValueRule:
+    for test, make in _makers:
+        if test(kind):
+            return make(kind)
+    return _other(kind)
+
+
+# --- nested types -------------------------------------------------------------------------------------------
+
+
+def _list(kind: pa.DataType) -> ValueRule:
+    element = rule_of(kind.value_field)
+    size = kind.list_size if pa.types.is_fixed_size_list(kind) else None
+    holds = "lists" if size is None else f"lists of {size} values"
+
+    def take(value: Any) -> list[Any] | None:
+        if type(value) is not list:
+            value = plain(value)
+            if isinstance(value, (pa.Array, pa.ChunkedArray)):
+                value = values_of(value)
+            if value is None:
+                return None
+        if not isinstance(value, (list, tuple, np.ndarray)) or size not in (None, len(value)):
+            raise MisfitError(kind, holds, value, "pass a list; a text is not one of its letters")
+        found = list(value)
+        if element.same(found):
+            return found
+        taken = []
+        for index, one in enumerate(found):
+            try:
+                taken.append(element.take(one))
+            except MisfitError as misfit:
+                raise misfit.inside(f"[{index}]") from None
+        return taken
+
+    def quick(values: Sequence[Any]) -> bool:
+        if values and types_of(values) != {list}:
+            return False
+        return (size is None or set(map(len, values)) <= {size}) and element.quick(
+            [*chain.from_iterable(values)]
+        )
+
+    return ValueRule(take, quick)
+
+
+def _struct(kind: pa.DataType) -> ValueRule:
+    fields = [kind.field(index) for index in range(kind.num_fields)]
+    names = [field.name for field in fields]
+    kinds = [rule_of(field) for field in fields]
+    known = set(names)
+    if len(known) < len(names):
+        return _other(kind)
+    holds = f"dicts with exactly {', '.join(map(repr, names))}, and tuples of {len(names)} values"
+
+    def take(value: Any) -> dict[str, Any] | None:
+        value = plain(value)
+        if value is None:
+            return None
+        given = _fields(value)
+        if given is None:
+            raise MisfitError(kind, holds, value, "pass all fields, None for those without a value")
+        taken = {}
+        for name, of_field, one in zip(names, kinds, given, strict=True):
+            try:
+                taken[name] = of_field.take(one)
+            except MisfitError as misfit:
+                raise misfit.inside(f".{name}") from None
+        return taken
+
+    def _fields(value: Any) -> Sequence[Any] | None:
+        value = named(value)
+        if isinstance(value, Mapping):
+            return [value[name] for name in names] if value.keys() == known else None
+        return value if isinstance(value, tuple) and len(value) == len(names) else None
+
+    def quick(values: Sequence[Any]) -> bool:
+        if values and (types_of(values) != {dict} or set(map(len, values)) != {len(names)}):
+            return False
+        try:
+            columns = [list(map(itemgetter(name), values)) for name in names]
+        except KeyError:
+            return False
+        return all(of_field.quick(column) for of_field, column in zip(kinds, columns, strict=True))
+
+    return ValueRule(take, quick)
+
+
+def named(row: Any) -> Any:
+    """Return a row of Spark, a tuple with the names of its fields, as a dict; others unchanged."""
+    names = getattr(row, "__fields__", None) if isinstance(row, tuple) else None
+    return row if names is None else dict(zip(names, row, strict=True))
+
+
+def _map(kind: pa.DataType) -> ValueRule:
+    key, item, as_dict = rule_of(kind.key_field), rule_of(kind.item_field), _reads_as_dict(kind)
+    holds = "dicts, and lists of pairs, with different keys"
+
+    def take(value: Any) -> Any:
+        value = plain(value)
+        if value is None:
+            return None
+        pairs = [*value.items()] if isinstance(value, Mapping) else value
+        if not isinstance(pairs, (list, tuple)) or not all(
+            isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs
+        ):
+            raise MisfitError(kind, holds, value, "pass a dict")
+        taken = []
+        for one, of_one in pairs:
+            try:
+                taken.append((key.take(one), item.take(of_one)))
+            except MisfitError as misfit:
+                raise misfit.inside(f"[{shown(one)}]") from None
+        if not as_dict:
+            return taken
+        made = dict(taken)
+        if len(made) < len(taken):
+            raise MisfitError(kind, holds, value, "give each key once")
+        return made
+
+    def quick(values: Sequence[Any]) -> bool:
+        if values and types_of(values) != {dict}:
+            return False
+        items = [*chain.from_iterable(map(dict.values, values))]
+        return key.quick([*chain.from_iterable(values)]) and item.quick(items)
+
+    return ValueRule(take, quick)
+
+
+def _reads_as_dict(kind: pa.DataType) -> bool:
+    """Whether the values of a map are read as dicts: its keys can be keys of one."""
+    return not pa.types.is_nested(kind.key_type)
+
+
+def values_of(column: "pa.Array | pa.ChunkedArray") -> list[Any]:
+    """Return the values of a column as functions read them: as Arrow gives them, but maps as dicts."""
+    values: list[Any] = column.to_pylist()
+    read = _map_reader(column.type)
+    return values if read is None else [None if value is None else read(value) for value in values]
+
+
+@lru_cache(maxsize=4_096)
+def _map_reader(kind: pa.DataType) -> Take | None:
+    """Return a function from a value that Arrow gives, not null, to one with its maps as dicts; None if there
+    is no map in the type.
+    """
+    types = pa.types
+    if types.is_map(kind):
+        key, item = _map_reader(kind.key_type), _map_reader(kind.item_type)
+
+        def read_map(pairs: Any) -> Any:
+            read = [(_read(key, one), _read(item, of_one)) for one, of_one in pairs]
+            made = dict(read) if _reads_as_dict(kind) else read
+            if len(made) < len(read):
+                raise UserFault(f"a {type_text(kind)} has a key twice: {shown(pairs)}")
+            return made
+
+        return read_map
+    if _is_list(kind):
+        element = _map_reader(kind.value_type)
+        return None if element is None else lambda value: [_read(element, one) for one in value]
+    if types.is_struct(kind):
+        readers = {kind.field(at).name: _map_reader(kind.field(at).type) for at in range(kind.num_fields)}
+        if any(readers.values()):
+            return lambda value: {name: _read(readers[name], one) for name, one in value.items()}
+    return None
+
+
+def _read(read: Take | None, value: Any) -> Any:
+    return value if read is None or value is None else read(value)
+
+
+# --- the rest -----------------------------------------------------------------------------------------------
+
+
+def _null(kind: pa.DataType) -> ValueRule:
+    def take(value: Any) -> None:
+        if plain(value) is not None:
+            raise MisfitError(kind, "null alone", value, "declare the type of the column")
+
+    return ValueRule(take, lambda values: not values)
+
+
+def _dictionary(kind: pa.DataType) -> ValueRule:
+    return _bare_rule(kind.value_type)
+
+
+def _other(kind: pa.DataType) -> ValueRule:
+    """Return the rule of a type without a rule of its own: it takes what Arrow gives back unchanged."""
+
+    def take(value: Any) -> Any:
+        try:
+            made = pa.scalar(value, kind).as_py()
+            if type(made) is type(value) and made == value:
+                return made
+        except REFUSED:
+            pass
+        raise MisfitError(kind, "what Arrow gives back unchanged", value, "declare another type")
+
+    return ValueRule(take, lambda values: not values)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+_makers: Final[Makers] = (
+    *SCALARS,
+    *TIMES,
+    (pa.types.is_map, _map),
+    (_is_list, _list),
+    (pa.types.is_struct, _struct),
+    (pa.types.is_dictionary, _dictionary),
+    (pa.types.is_null, _null),
 )

@@ -19,8 +19,7 @@ import pyarrow.compute as pc
 from dataflow.errors import UserFault
 from dataflow.limits import forked_exit_code
 from dataflow.values.columns import column_of, fitted_column
-from dataflow.values.kinds import shown
-from dataflow.values.nested import named, values_of
+from dataflow.values.kinds import named, shown, values_of
 
 FAULTS = BaseException
 """Exceptions of a user function that become a UserFault: all, because `sys.exit()`, or a `GeneratorExit` that

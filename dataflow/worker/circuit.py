@@ -52,10 +52,8 @@ from dataflow.operators.routing import KeyBySpec, SideOutputSpec, wire_schema
 from dataflow.sinks.base import SinkWriter
 from dataflow.sources.base import BatchOrigin, Positions, SourceBatch, SourceReader
 from dataflow.state.base import Share
-from dataflow.state.directory_handover import Handover
-from dataflow.state.directory_moving import begin_files, copy_of_one
-from dataflow.state.operator_directory import ChangeLog, OperatorDirectory
-from dataflow.state.snapshot_spool import SnapshotSpool
+from dataflow.state.operator_directory import ChangeLog, Handover, OperatorDirectory, begin_files, copy_of_one
+from dataflow.state.scratch import SnapshotSpool
 from dataflow.worker.companion import RunningOperator
 from dataflow.worker.failures import ROW_FAULTS, naming, raise_with_row
 from dataflow.worker.partitioning import Broadcaster, Partitioner, key_owner

@@ -36,10 +36,9 @@ from checkpoint.chains.state_blocks import decode_block, encode_block
 from checkpoint.errors import StepOrderError
 from dataflow import limits
 from dataflow.core.event_time import SourceTime, Watermark, decode_watermark, encode_watermark
-from dataflow.core.fixed_cost import FixedCost
 from dataflow.core.peer_links import Held, Records, RowsRecord
 from dataflow.core.plan import StagePlan
-from dataflow.core.schedule import Barrier, Produce, RunStage, Schedule
+from dataflow.core.schedule import Barrier, FixedCost, Produce, RunStage, Schedule
 from dataflow.errors import InputChangedError, InputListChangedError, OperatorError, SinkOwnedError
 from dataflow.graph.plan import GraphPlan
 from dataflow.limits import WorkerLimits
@@ -47,9 +46,8 @@ from dataflow.operators.base import HASH_COLUMN
 from dataflow.sinks.log import LogWriter
 from dataflow.sources.base import SourceReader, SplitDivision
 from dataflow.sources.prefetched import PrefetchedReader
-from dataflow.state.directory_handover import Handover
-from dataflow.state.operator_directory import OperatorDirectory
-from dataflow.state.snapshot_spool import SnapshotSpool
+from dataflow.state.operator_directory import Handover, OperatorDirectory
+from dataflow.state.scratch import SnapshotSpool
 from dataflow.worker.circuit import Circuit, OwnPart, Sends, StepTime
 from dataflow.worker.companion import CircuitPulse
 from dataflow.worker.directories import PostedChanges

@@ -30,7 +30,7 @@ from checkpoint.runtime import runtime
 from dataflow import limits
 from dataflow.graph.plan import GraphPlan
 from dataflow.sinks.base import SinkSpec
-from dataflow.state.directory_handover import Handover
+from dataflow.state.operator_directory import Handover
 from dataflow.worker.layout_change import LayoutChange
 from dataflow.worker.messages import DirectoryBegun, DirectoryCheckpoint, FilesChanged, OfDirectories, Post
 from journal import Floor, Position, Record, Scratch

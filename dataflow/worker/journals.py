@@ -47,7 +47,7 @@ from checkpoint.chains.state_store import STATE_CHAIN, StateStore
 from checkpoint.chains.steps_log import STEPS_CHAIN, StepsLog
 from checkpoint.errors import ManifestError
 from checkpoint.runtime import runtime
-from dataflow.core.durable_steps import DurableSteps
+from dataflow.core.schedule import DurableSteps
 from dataflow.graph.plan import GraphPlan
 from dataflow.sinks.base import SinkWriter
 from dataflow.sinks.log import LogSink

@@ -40,7 +40,7 @@ from dataflow.operators.apply import ApplySpec
 from dataflow.sinks.log import LogSink
 from dataflow.sources.base import Positions, SourceSpec, own_positions
 from dataflow.state.base import Share
-from dataflow.state.snapshot_spool import SnapshotSpool
+from dataflow.state.scratch import SnapshotSpool
 from dos_client import Store
 from dos_protocol.errors import CorruptDataError
 from journal import ORIGIN, Position

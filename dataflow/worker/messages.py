@@ -31,8 +31,8 @@ from dataflow.core.peer_links import Held, Records
 from dataflow.core.schedule import NO_CHECKPOINT, Barrier
 from dataflow.sinks.base import SinkWriter
 from dataflow.sources.prefetched import PrefetchBuffer
-from dataflow.state.directory_handover import Handover
-from dataflow.state.snapshot_spool import SnapshotSpool
+from dataflow.state.operator_directory import Handover
+from dataflow.state.scratch import SnapshotSpool
 from dataflow.worker.companion import RunningOperator
 from dataflow.worker.failures import naming
 from dataflow.worker.layout_change import LayoutChange

@@ -13,38 +13,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint import Layout
-from checkpoint.key_hash import hash_keys
+from checkpoint.key_hash import HASH_COLUMN, hash_keys
 from checkpoint.limits import row_bytes_max
 from dataflow import limits
 from dataflow.core.plan import NodePlan
 from dataflow.errors import SchemaError, UserFault
 from dataflow.graph.plan import GraphPlan
-from dataflow.operators.base import HASH_COLUMN, WEIGHT_COLUMN
 from dataflow.operators.routing import KeyBySpec
 from dataflow.state.base import in_ranges
-from dataflow.state.key_index import Hashes
+from dataflow.state.key_index import WEIGHT_COLUMN, Hashes, Weights, hashes_of, weights_of
 from dataflow.values.columns import column_of
-
-Weights = npt.NDArray[np.int64]
-
-
-def hashes_of(batch: pa.RecordBatch) -> Hashes:
-    """Return the `_hash` column as numbers."""
-    hashes: Hashes = batch.column(HASH_COLUMN).to_numpy()
-    return hashes
-
-
-def weights_of(batch: pa.RecordBatch) -> Weights | None:
-    """Return the `_weight` column, None if each row counts once."""
-    if batch.schema.get_field_index(WEIGHT_COLUMN) < 0:
-        return None
-    weights: Weights = batch.column(WEIGHT_COLUMN).to_numpy()
-    return weights
 
 
 class Partitioner:

@@ -78,7 +78,7 @@ def _checked(options: MergedOptions) -> tuple[pa.Schema, MergedSubject]:
     """Return the columns of the sink, and what offsets are of. Raises SchemaError, BadUrlError,
     BadNameError.
     """
-    from dataflow.merging.order import merge_order  # see `core/wording`
+    from dataflow.merging.merge import merge_order  # see `core/wording`
     from dataflow.schema import schema_text
 
     order = merge_order(options.sites, options.region, options.output, options.schema, time=options.time)

@@ -10,7 +10,7 @@ import pytest
 from dadstorm_rows import DadstormRow, mirror_bytes, records_bytes, rows_of
 from rows import run_json
 
-from dataflow.core.delivery import DELIVERIES
+from dataflow.core.regions import DELIVERIES
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "benchmarks/dadstorm_run.py"

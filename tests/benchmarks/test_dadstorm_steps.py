@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.core.links.frames import ChannelFrame
-from dataflow.core.delivery import DELIVERIES, Delivery
+from dataflow.core.regions import DELIVERIES, Delivery
 
 
 def run(

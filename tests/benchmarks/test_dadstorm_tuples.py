@@ -21,7 +21,7 @@ from dadstorm_tuples import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataflow.core.delivery import DELIVERIES, Delivery
+from dataflow.core.regions import DELIVERIES, Delivery
 
 
 class Loss(NamedTuple):

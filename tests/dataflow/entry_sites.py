@@ -12,7 +12,7 @@ from checkpoint.core.records.inputs import EntrySettings, InputPiece
 from checkpoint.core.records.manifest import SplitPosition
 from dataflow.core.entry_messages import EntryStatus
 from dataflow.core.event_time import InputMarks, SourceTime, is_time
-from dataflow.entry.asking import EntryLink
+from dataflow.entry.sending import EntryLink
 from dataflow.entry.serving import EntryOptions, EntryPoint, serve_entry
 from dos_client import Store
 

@@ -43,7 +43,7 @@ from dataflow.limits import WorkerLimits
 from dataflow.operators.base import OperatorSpec
 from dataflow.sinks.sql import SqlSink
 from dataflow.sources.prefetched import PrefetchBuffer, PrefetchedSource
-from dataflow.state.directory_handover import Handover
+from dataflow.state.operator_directory import Handover
 from dataflow.worker import journals
 from dataflow.worker.circuit_thread import CircuitLoop
 from dataflow.worker.companion import RunningOperator

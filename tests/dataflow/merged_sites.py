@@ -16,7 +16,7 @@ from checkpoint.chains.input_log import InputLog, close_input
 from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionSpec
 from dataflow import Graph, InputSource, LogSink
-from dataflow.merging.order import ReplicaPlace
+from dataflow.merging.merge import ReplicaPlace
 from dataflow.producing import parts_of
 from dataflow.schema import parse_schema
 from dos_client import init_store, open_store

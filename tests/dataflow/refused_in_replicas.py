@@ -21,7 +21,7 @@ from dataflow import (
 )
 from dataflow.operators.aggregates import Aggregate
 from dataflow.state.accumulators import Accumulator, ExtremeAccumulator
-from dataflow.state.columns import Slots
+from dataflow.state.key_index import Slots
 from tests.dataflow.replica_arrangements import (
     SplitStep,
     mark,

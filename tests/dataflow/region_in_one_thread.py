@@ -20,7 +20,7 @@ from checkpoint.core.records.manifest import WorkerCheckpoint
 from checkpoint.core.records.outputs import OutputDecision, OutputSequence
 from dataflow.graph.builder import Graph
 from dataflow.limits import WorkerLimits
-from dataflow.state.directory_handover import Handover
+from dataflow.state.operator_directory import Handover
 from dataflow.worker.circuit_thread import CircuitIncarnation
 from dataflow.worker.companion import RunningOperator
 from dataflow.worker.messages import (

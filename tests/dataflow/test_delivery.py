@@ -26,7 +26,7 @@ from dataflow import (
     autonomous,
     consistent,
 )
-from dataflow.core.delivery import DELIVERIES, Delivery
+from dataflow.core.regions import DELIVERIES, Delivery
 from dataflow.limits import WorkerLimits
 from dataflow.sinks.base import SinkSpec
 from dataflow.sinks.sql import SqlSink

@@ -30,7 +30,7 @@ from dataflow import (
 from dataflow.errors import OperatorError
 from dataflow.state import keyed_table
 from dataflow.state.disk_value_store import DiskValueStore
-from dataflow.state.value_store import MemoryValueStore, ValueStore
+from dataflow.state.key_states import MemoryValueStore, ValueStore
 from dataflow.testing import Trial
 from dos_client.blocking import open_store as open_blocking
 from tests.dataflow.support import rows_of

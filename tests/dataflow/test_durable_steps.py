@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataflow.core.durable_steps import DurableSteps
+from dataflow.core.schedule import DurableSteps
 
 
 def test_a_worker_alone_waits_for_itself() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataflow.state import exact_sum
-from dataflow.state.exact_sum import ExactSums
+from dataflow.state import accumulators
+from dataflow.state.accumulators import ExactSums
 
 _doubles = st.floats(allow_nan=False, allow_infinity=False)
 _int64 = st.integers(-(2**63), 2**63 - 1)
@@ -75,7 +75,7 @@ def test_a_sum_of_integers_is_exact_or_said_not_to_fit(
 
 
 def test_carries_move_up_before_a_limb_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact_sum, "_rows_before_carry", 10)
+    monkeypatch.setattr(accumulators, "_rows_before_carry", 10)
     sums = ExactSums(of_doubles=False)
     sums.reach(2)
     for _ in range(200):

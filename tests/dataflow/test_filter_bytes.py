@@ -3,8 +3,14 @@
 import numpy as np
 import pytest
 
-from dataflow.core.duplicate_filter import BEFORE_ALL, DIGEST, DuplicateFilter, FilterState
-from dataflow.core.filter_bytes import decode_filter, encode_filter
+from dataflow.core.duplicate_filter import (
+    BEFORE_ALL,
+    DIGEST,
+    DuplicateFilter,
+    FilterState,
+    decode_filter,
+    encode_filter,
+)
 from dos_protocol.errors import CorruptDataError
 
 GOLDEN = bytes.fromhex(

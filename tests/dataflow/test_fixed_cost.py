@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dataflow import CallSink, Graph, RateSource
-from dataflow.core.fixed_cost import FixedCost, fixed_s_max
+from dataflow.core.schedule import FixedCost, fixed_s_max
 from dataflow.limits import WorkerLimits
 from dataflow.worker.spec import Clock
 from tests.dataflow.region_in_one_thread import OneThreadRegion

@@ -9,8 +9,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from dataflow.core.event_time import END
 from dataflow.errors import NoMarksError, ReplicasDifferError
 from dataflow.merging import merge as merge_module
-from dataflow.merging.merge import Merge
-from dataflow.merging.order import MergeOrder, merge_order
+from dataflow.merging.merge import Merge, MergeOrder, merge_order
 from dos_protocol.errors import DosError
 from tests.support.planted_source import planted
 

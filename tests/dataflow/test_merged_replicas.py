@@ -24,9 +24,8 @@ from checkpoint.core.records.outputs import Publish
 from dataflow import merged
 from dataflow.merged import open_merged
 from dataflow.merging import merge as merge_module
-from dataflow.merging import recording, replica_stream
-from dataflow.merging.merge import StreamStatus
-from dataflow.merging.order import MergeOrder, ReplicaPlace
+from dataflow.merging import recording
+from dataflow.merging.merge import MergeOrder, ReplicaPlace, StreamStatus
 from dataflow.merging.recording import PRODUCER, MergeRecorder
 from dos_client import QuorumUnavailableError
 from dos_protocol.errors import ClosedError, DosError, FencedError, errors_in
@@ -312,7 +311,7 @@ OF_THE_RECORD = {
 @pytest.mark.parametrize("bug", [*OF_STREAMS, *OF_THE_MERGE, *OF_THE_RECORD])
 def test_planted_bugs_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if bug in OF_STREAMS:
-        broken = planted(replica_stream, *OF_STREAMS[bug])
+        broken = planted(merge_module, *OF_STREAMS[bug])
         monkeypatch.setattr(recording, "ReplicaStream", broken["ReplicaStream"])
     elif bug in OF_THE_MERGE:
         broken = planted(merge_module, *OF_THE_MERGE[bug])
@@ -383,7 +382,7 @@ def test_a_replica_that_cannot_take_an_acknowledgement_is_still_read(monkeypatch
 
 
 def test_a_new_worker_that_is_not_noticed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = planted(replica_stream, "or back or not shared <= self._logs.keys()", "or back")
+    broken = planted(merge_module, "or back or not shared <= self._logs.keys()", "or back")
     monkeypatch.setattr(recording, "ReplicaStream", broken["ReplicaStream"])
     monkeypatch.setattr(limits, "inputs_poll_s", 1e6)
     with pytest.raises(ExceptionGroup) as found:

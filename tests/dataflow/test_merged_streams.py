@@ -11,9 +11,7 @@ import trio
 
 from dataflow import Graph, LogSink, MergedLogSource, collect_output
 from dataflow.core.event_time import END
-from dataflow.merging.merge import Merge
-from dataflow.merging.order import MergeOrder
-from dataflow.merging.replica_stream import ReplicaStream
+from dataflow.merging.merge import Merge, MergeOrder, ReplicaStream
 from dataflow.schema import parse_schema
 from dos_client import open_store
 from tests.dataflow.merged_sites import REGION, SCHEMA, Row, Site, open_sites, rows_of

@@ -24,7 +24,7 @@ from checkpoint.maintenance.retention import OutputRows, Retention
 from dataflow import Graph, InputSource, LogSink, MergedBatch, MergedOutput, blocking, read_merged
 from dataflow.core.event_time import END
 from dataflow.errors import NoMarksError, ReplicasDifferError, TokenMismatchError
-from dataflow.merging import replica_stream
+from dataflow.merging import merge as merge_module
 from dataflow.merging.cli import app
 from dataflow.merging.merge import StreamStatus
 from dos_client import open_store, store
@@ -134,7 +134,7 @@ def test_of_two_readers_with_one_name_the_first_ends_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_limits, "query_publish_s", 0.05)
-    monkeypatch.setattr(replica_stream, "replica_retry_s", 0.05)
+    monkeypatch.setattr(merge_module, "replica_retry_s", 0.05)
     rows = rows_of(600)
 
     async def work(one: Site) -> list[str]:

@@ -29,7 +29,7 @@ from dataflow.core.event_time import UNKNOWN
 from dataflow.errors import OperatorError
 from dataflow.operators.event_time import WatermarkTable
 from dataflow.state.base import Share
-from dataflow.state.columns import Slots
+from dataflow.state.key_index import Slots
 from dataflow.state.key_states import NONE, KeyStates
 from dataflow.testing import Trial
 from tests.dataflow.test_windows import SCHEMA, row, second

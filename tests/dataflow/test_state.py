@@ -13,8 +13,7 @@ from checkpoint.key_hash import hash_keys
 from dataflow.errors import SchemaError
 from dataflow.operators.aggregates import CountOperator
 from dataflow.operators.base import WEIGHT_COLUMN
-from dataflow.state.columns import is_key_type, key_column
-from dataflow.state.key_index import KeyIndex
+from dataflow.state.key_index import KeyIndex, is_key_type, key_column
 
 _strings = st.text(max_size=12)
 _keys = {

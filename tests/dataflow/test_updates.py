@@ -20,8 +20,7 @@ from dataflow import (
     Tumbling,
     consistent,
 )
-from dataflow.core.plan import OperatorKind
-from dataflow.core.updates import ON_UPDATES, OnUpdates
+from dataflow.core.plan import ON_UPDATES, OnUpdates, OperatorKind
 
 SIZE = timedelta(seconds=10)
 SCHEMA = "at timestamp, key string, x bigint"

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataflow.errors import SchemaError
-from dataflow.state.value_bytes import ValueBytes
-from dataflow.values.nested import values_of
+from dataflow.state.disk_value_store import ValueBytes
+from dataflow.values.kinds import values_of
 
 NINETEEN_HUNDRED = datetime(1900, 1, 1)  # noqa: DTZ001 - of a column without a zone
 _ints = st.integers(-(2**63), 2**63 - 1)

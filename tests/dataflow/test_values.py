@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dataflow.errors import UserFault
 from dataflow.schema import parse_schema
 from dataflow.values.columns import column_of, fitted_column, taker
-from dataflow.values.nested import values_of
+from dataflow.values.kinds import values_of
 from dataflow.values.python_rows import batch_of_result
 from tests.dataflow.sample_values import (
     EAST,

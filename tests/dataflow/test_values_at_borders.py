@@ -23,7 +23,7 @@ from dataflow.state.migration import Migration, StateHistory
 from dataflow.state.processor_states import ProcessorHandle
 from dataflow.testing.trial import batch_of
 from dataflow.values.columns import column_of
-from dataflow.values.nested import values_of
+from dataflow.values.kinds import values_of
 from tests.dataflow.sample_values import KINDS, VALUES, shape
 
 ONE = pa.record_batch({"line": pa.array(["x"])})

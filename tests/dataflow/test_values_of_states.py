@@ -19,7 +19,7 @@ from dataflow.operators.base import OperatorContext
 from dataflow.operators.map_state import MapStateSpec
 from dataflow.testing import Trial
 from dataflow.values.columns import column_of
-from dataflow.values.nested import values_of
+from dataflow.values.kinds import values_of
 from dos_client.blocking import open_store as open_blocking
 from tests.dataflow.sample_values import KINDS, VALUES, shape
 from tests.dataflow.support import rows_of

@@ -27,7 +27,7 @@ from dataflow import (
 from dataflow.errors import OperatorError
 from dataflow.schema import parse_schema
 from dataflow.sources.base import SourceBatch
-from dataflow.state.snapshot_spool import SnapshotSpool
+from dataflow.state.scratch import SnapshotSpool
 from dataflow.testing import Trial
 from dataflow.worker.circuit import OwnPart
 from tests.dataflow.trials import Row, Step, multiset, play, play_with_trouble, reordered, timely

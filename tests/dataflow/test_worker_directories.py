@@ -19,8 +19,7 @@ from checkpoint.core.records.manifest import Rolling, WorkerCheckpoint
 from checkpoint.errors import ManifestError
 from dataflow import limits
 from dataflow.errors import OperatorFailure
-from dataflow.state.directory_moving import begin_files
-from dataflow.state.operator_directory import OperatorDirectory
+from dataflow.state.operator_directory import OperatorDirectory, begin_files
 from dataflow.worker.directories import (
     Directories,
     DirectoriesAtCheckpoint,

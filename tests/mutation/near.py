@@ -50,8 +50,8 @@ PACKAGES: dict[str, Package] = {
     "dataflow": Package(
         ("dataflow/core/*.py", "dataflow/operators/*.py", "dataflow/sinks/*.py",
          "dataflow/state/accumulators.py", "dataflow/operators/aggregates.py",
-         "dataflow/state/keyed_table.py", "dataflow/state/distinct.py", "dataflow/state/exact_sum.py",
-         "dataflow/state/key_states.py", "dataflow/state/value_store.py"),
+         "dataflow/state/keyed_table.py", "dataflow/state/accumulators.py", "dataflow/state/accumulators.py",
+         "dataflow/state/key_states.py", "dataflow/state/key_states.py"),
         ("tests/dataflow", "tests/other_bugs", "tests/power/test_local_files.py"),
     ),
     "spark_integration": Package(("spark_integration/core/*.py",), ("tests/spark_integration",)),

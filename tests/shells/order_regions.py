@@ -23,9 +23,7 @@ from checkpoint.core.region import CheckpointCommitted, RegionEvent, RegionSpec,
 from checkpoint.errors import OrphanedError, StaleIncarnationError, StoppedError
 from checkpoint.participant import Participant, ParticipantSpec, open_participant
 from checkpoint.runtime import replace_runtime
-from dataflow.merging.merge import Merge
-from dataflow.merging.order import MergeOrder, ReplicaPlace
-from dataflow.merging.replica_stream import ReplicaStream
+from dataflow.merging.merge import Merge, MergeOrder, ReplicaPlace, ReplicaStream
 from dataflow.operators.base import OperatorContext
 from dataflow.schema import parse_schema
 from dos_client import open_store

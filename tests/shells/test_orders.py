@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from checkpoint.chains.manifest_log import ManifestLog
-from dataflow.merging.replica_stream import ReplicaStream
+from dataflow.merging.merge import ReplicaStream
 from dataflow.sinks.two_phase import TwoPhaseWriter
 from dos_client.live_store import Store
 from dos_client.writing.claim import MemberCopies

@@ -11,8 +11,8 @@ from checkpoint.core.links.frames import FrameType
 from checkpoint.core.links.handshake import LinkHello
 from checkpoint.core.links.messages import Restore, Suspects, View
 from dataflow import limits
-from dataflow.core.durable_steps import DurableSteps
 from dataflow.core.peer_links import Admission, Held, PeerLinks, Sent
+from dataflow.core.schedule import DurableSteps
 from dataflow.errors import StepDiffersError, StepsMissingError
 from dataflow.worker.journals import Journals
 from dataflow.worker.layout_change import after_step
