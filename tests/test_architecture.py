@@ -56,6 +56,20 @@ PARTS: dict[str, dict[str, set[str]]] = {
         "cli": {"core", "sessions", "writing", "repair", "membership"},
     },
     "journal": {"core": set(), "files": {"core"}, "archive": {"core", "files"}},
+    "dataflow": {
+        "core": set(),
+        "values": set(),
+        "state": {"core", "values"},
+        "operators": {"core", "values", "state"},
+        "sinks": {"core", "values", "state", "operators"},
+        "merging": {"core", "operators", "sinks"},
+        "sources": {"core", "values", "operators", "merging"},
+        "entry": {"core", "operators"},
+        "graph": {"core", "state", "operators", "sinks", "sources"},
+        "worker": {"core", "values", "state", "operators", "sinks", "sources", "graph"},
+        "editing": {"core", "values", "state", "operators", "sources", "graph"},
+        "testing": {"core", "values", "state", "operators", "sinks", "sources", "graph", "worker"},
+    },
 }
 """package -> sub-package -> those that it may import, in addition to itself and the files above."""
 
@@ -203,6 +217,7 @@ def test_no_package_reaches_into_the_core_of_another() -> None:
 @pytest.mark.parametrize("package", PARTS)
 def test_the_sub_packages_of_a_package_import_in_one_direction_only(package: str) -> None:
     parts, wrong = PARTS[package], []
+    TopologicalSorter(parts).prepare()  # the table itself has no circle
     assert set(parts) == {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
     for part, allowed in parts.items():
         for path in sorted((ROOT / package / part).glob("*.py")):

@@ -22,8 +22,7 @@ import pyarrow as pa
 
 from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, key_columns, make_block
-from dataflow.operators.base import StateTable
-from dataflow.state.base import Share
+from dataflow.state.base import Share, StateTable
 from dataflow.state.key_index import Hashes, KeyIndex, SlotArray, Slots, TouchedSlots, hashes_of, in_pieces
 
 Upgrade: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]

@@ -22,8 +22,7 @@ from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, make_bl
 from checkpoint.key_hash import hash_keys
 from dataflow.core.event_time import END, Watermark
 from dataflow.errors import SchemaError
-from dataflow.operators.base import StateTable
-from dataflow.state.base import GatheredParts, Share
+from dataflow.state.base import GatheredParts, Share, StateTable
 from dataflow.state.key_index import Hashes, Slots, hashes_of, in_pieces
 
 ROW: Final = "_row"
