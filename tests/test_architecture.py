@@ -70,6 +70,14 @@ PARTS: dict[str, dict[str, set[str]]] = {
         "editing": {"core", "values", "state", "operators", "sources", "graph"},
         "testing": {"core", "values", "state", "operators", "sinks", "sources", "graph", "worker"},
     },
+    "checkpoint": {
+        "core": set(),
+        "chains": {"core"},
+        "requests": {"core", "chains"},
+        "maintenance": {"core", "chains", "requests"},
+        "coordinator": {"core", "chains", "requests", "maintenance"},
+        "cli": {"core", "chains", "requests", "maintenance"},
+    },
 }
 """package -> sub-package -> those that it may import, in addition to itself and the files above."""
 
