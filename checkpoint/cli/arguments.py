@@ -9,7 +9,7 @@ counts, by `requests/client.py`.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,8 @@ from checkpoint.core.requests import Answer
 from checkpoint.errors import (
     CheckpointReleasedError,
     ConsumerRefusedError,
+    DeletionRefusedError,
+    ForkRefusedError,
     ManifestError,
     NoAnswerError,
     NoInputError,
@@ -41,9 +43,11 @@ from dos_client.cli import kit
 from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
-    AsJson,
+    AsyncCommand,
+    Call,
+    Report,
     StoreUrl,
-    TokenFile,
+    command,
     count_text,
     fail,
     print_json,
@@ -62,6 +66,11 @@ NEGATIVE_ANSWERS: Final = (
     CheckpointReleasedError,
     ConsumerRefusedError,
     NoSinkError,
+    DeletionRefusedError,
+    ForkRefusedError,
+    RegionFencedError,
+    RestoreRefusedError,
+    SavepointRefusedError,
 )
 _COMPLETION_S: Final = 2.0
 
@@ -296,91 +305,87 @@ REQUESTS: Final = (
 def add_request_commands(app: typer.Typer) -> None:
     """Make the rows of `REQUESTS` commands of the app."""
     for row in REQUESTS:
-        app.command(row.name)(_command_of(row))
+        add(app, row.name, waits_s=row.wait_s)(_command_of(row))
 
 
-def _command_of(row: RequestCommand) -> Callable[..., None]:
-    def command(
-        url: StoreUrl,
-        name: RegionName,
-        incarnation: Incarnation = 0,
-        timeout: Timeout = limits.request_patience_s,
-        wait: Wait = row.wait_s,
-        as_json: AsJson = False,
-        token_file: TokenFile = None,
-    ) -> None:
-        async def work(store: Store) -> tuple[Reply, bool]:
-            reply = await send_request(
-                store, name, row.name, incarnation=incarnation, timeout=timeout, wait=wait, as_json=as_json
-            )
-            if not row.in_manifest:
-                return reply, True
-            last = (await read_manifest(store, name)).last
-            return reply, last is not None and last.number >= reply.answer.result.get("checkpoint", 0)
+def add(
+    app: typer.Typer, name: str, *, asks: bool = False, waits_s: float = 0.0, wait: Any = Wait
+) -> Callable[[AsyncCommand], AsyncCommand]:
+    """Make an async function a command of the app, as `dos_client.cli.kit.command` does. Errors of
+    `NEGATIVE_ANSWERS` are answers.
 
-        reply, in_manifest = in_store(url, token_file, work)
-        end(reply, as_json, row.text)
-        if not in_manifest:
-            fail("the driver reports that checkpoint, but the manifest does not show it", NEGATIVE)
+    asks: it has --timeout. waits_s: it has that, and --wait with this default and the type `wait`.
+    """
+    timeout = (Timeout, limits.request_patience_s) if asks or waits_s else None
+    return command(
+        app, name, timeout=timeout, wait=(wait, waits_s) if waits_s else None, negative=NEGATIVE_ANSWERS
+    )
 
-    command.__doc__ = (
+
+def _command_of(row: RequestCommand) -> Callable[..., Awaitable[Report]]:
+    async def send(call: Call, url: StoreUrl, name: RegionName, incarnation: Incarnation = 0) -> Report:
+        async with call.store(url) as store:
+            reply = await send_request(call, store, name, row.name, incarnation=incarnation)
+            if row.in_manifest and reply.answer.verdict == "done":
+                last = (await read_manifest(store, name)).last
+                if last is None or last.number < reply.answer.result.get("checkpoint", 0):
+                    fail("the driver reports that checkpoint, but the manifest does not show it", NEGATIVE)
+        return answered(call, reply, row.text)
+
+    send.__doc__ = (
         f"{row.help}\n\nExample: dos region {row.name} dos://h1,h2,h3 wordcount\n\nExit codes: 0 {row.done};"
         " 1 refused, or not done in time; 2 usage; 3 the store cannot be reached."
     )
-    return command
-
-
-def accepted(as_json: bool) -> Callable[[Answer], None]:
-    """Return a function that reports an accepted request on standard error, unless JSON is printed."""
-    return lambda answer: None if as_json else warn(f"accepted by {answer.driver}: {answer.reason}")
+    return send
 
 
 async def send_request(
+    call: Call,
     store: Store,
     name: str,
     what: str,
+    fields: Mapping[str, Any] | None = None,
     *,
-    incarnation: int,
-    timeout: float,
-    wait: float,
-    as_json: bool,
-    **fields: Any,
+    incarnation: int = 0,
+    may_be_stopped: bool = False,
 ) -> Reply:
-    """Send a request to a region and wait for the final answer. fields: what else the `Request` says.
+    """Send a request to a region and wait for the final answer. An accepted request is reported on standard
+    error, unless JSON is printed. fields: what else the `Request` says. may_be_stopped: the command has
+    --stopped, which the error names if no driver answers.
 
     Raises NoRegionError before anything is written, and as `RequestClient.send`.
     """
     await read_manifest(store, name)
-    return await RequestClient(store, name).send(
-        what,
-        incarnation=incarnation,
-        patience_s=timeout,
-        wait_s=wait,
-        accepted=accepted(as_json),
-        **fields,
-    )
 
+    def accepted(answer: Answer) -> None:
+        if not call.as_json:
+            warn(f"accepted by {answer.driver}: {answer.reason}")
 
-async def send_to_running(
-    client: RequestClient, what: str, *, timeout: float, wait: float, as_json: bool, **more: Any
-) -> Reply:
-    """Send a request of a command that has --stopped. End the command if no driver answers."""
+    client = RequestClient(store, name)
     try:
-        return await client.send(what, patience_s=timeout, wait_s=wait, accepted=accepted(as_json), **more)
+        return await client.send(
+            what,
+            incarnation=incarnation,
+            patience_s=call.timeout_s,
+            wait_s=call.wait_s,
+            accepted=accepted,
+            **(fields or {}),
+        )
     except NoAnswerError as silence:
-        fail(f"{silence}. If the region does not run, pass --stopped", NEGATIVE)
+        if may_be_stopped:
+            fail(f"{silence}. If the region does not run, pass --stopped", NEGATIVE)
+        raise
 
 
-def end(reply: Reply, as_json: bool, text: Callable[[Result], str]) -> None:
-    """Print the final answer. End the command if the request was not done."""
+def answered(call: Call, reply: Reply, text: Callable[[Result], str]) -> Report:
+    """Return the report of a final answer. End the command if the request was not done."""
     answer = reply.answer
-    if as_json:
-        print_json(_answer_json(answer) | {"supersededBy": reply.superseded_by or None})
-    elif answer.verdict == "done":
-        print(text(answer.result))
-        if reply.superseded_by:
-            print(f"since then the manifest was claimed with epoch {reply.superseded_by}")
+    value = _answer_json(answer) | {"supersededBy": reply.superseded_by or None}
+    if answer.verdict != "done" and call.as_json:
+        print_json(value)
     fail_unless_done(answer)
+    since = f"since then the manifest was claimed with epoch {reply.superseded_by}"
+    return Report(value, "\n".join([text(answer.result), *([since] if reply.superseded_by else [])]))
 
 
 def fail_unless_done(answer: Answer) -> None:
@@ -409,7 +414,7 @@ def as_driver_of_stopped(wait_s: float, shown_by: str) -> Iterator[None]:
     try:
         with trio.fail_after(wait_s):
             yield
-    except (SavepointRefusedError, RestoreRefusedError, RegionFencedError, FencedError) as error:
+    except FencedError as error:
         fail(str(error), NEGATIVE)
     except trio.TooSlowError:
         fail(

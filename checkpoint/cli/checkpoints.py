@@ -6,28 +6,29 @@ writes, because a file below the size in a committed checkpoint never changes.
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
+import trio
 import typer
 
 from checkpoint.chains.manifest_log import read_manifest
-from checkpoint.cli.arguments import RegionName, checkpoint_of, complete_checkpoint, in_store
+from checkpoint.cli.arguments import RegionName, add, checkpoint_of, complete_checkpoint
 from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.records.views import checkpoint_diff, checkpoint_full, checkpoint_row
 from dos_client import Store
 from dos_client.cli.kit import (
     NEGATIVE,
-    AsJson,
+    Call,
+    Report,
     StoreUrl,
-    TokenFile,
     bar_of,
     clock_text,
     count_text,
     fail,
-    fill_help,
-    print_json,
+    finish,
     print_table,
     seconds_text,
     warn,
@@ -51,8 +52,12 @@ CheckpointNumber = Annotated[
 ]
 
 
-@app.command()
-def ls(url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: TokenFile = None) -> None:
+@add(app, "ls")
+async def ls(
+    call: Call,
+    url: StoreUrl,
+    name: RegionName,
+) -> Report:
     """List the committed checkpoints of a region, oldest first, with step, time, size of the workers' state
     and phases.
 
@@ -69,34 +74,31 @@ def ls(url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: Tok
 
     Exit codes: 0 shown, 1 no such region, 2 usage, 3 the store cannot be reached.
     """
-
-    async def work(store: Store) -> dict[str, Any]:
+    async with call.store(url) as store:
         view = await read_manifest(store, name)
-        retained = view.retained
-        savepoints = view.last.savepoints if view.last is not None else {}
-        rows = [checkpoint_row(checkpoint, retained, savepoints) for checkpoint in view.checkpoints]
-        return {
-            "name": name,
-            "epoch": view.epoch,
-            "savepoints": savepoints,
-            "checkpoints": rows,
-            "unproved": view.unproved,
-        }
+    savepoints = view.last.savepoints if view.last is not None else {}
+    rows = [checkpoint_row(checkpoint, view.retained, savepoints) for checkpoint in view.checkpoints]
 
-    found = in_store(url, token_file, work)
-    if as_json:
-        print_json(found)
-        return
-    if not found["checkpoints"]:
-        none = "no checkpoint is proved committed" if found["unproved"] else "no checkpoint committed yet"
-        print(f"region {name}: {none}")
-    else:
-        _print_list(found)
-    if found["unproved"]:
-        print(found["unproved"])
+    def show() -> None:
+        if rows:
+            _print_list(rows)
+        else:
+            none = "no checkpoint is proved committed" if view.unproved else "no checkpoint committed yet"
+            print(f"region {name}: {none}")
+        if view.unproved:
+            print(view.unproved)
+
+    value = {
+        "name": name,
+        "epoch": view.epoch,
+        "savepoints": savepoints,
+        "checkpoints": rows,
+        "unproved": view.unproved,
+    }
+    return Report(value, show)
 
 
-def _print_list(found: dict[str, Any]) -> None:
+def _print_list(rows: list[dict[str, Any]]) -> None:
     print_table(
         ("#checkpoint", "#step", "time", "#incarnation", "state of each worker", "slowest worker", "note"),
         [
@@ -109,7 +111,7 @@ def _print_list(found: dict[str, Any]) -> None:
                 seconds_text(row["phaseSeconds"]),
                 _note(row),
             )
-            for row in found["checkpoints"]
+            for row in rows
         ],
     )
 
@@ -126,14 +128,13 @@ def _note(row: dict[str, Any]) -> str:
     return ", ".join(notes)
 
 
-@app.command()
-def show(
+@add(app, "show")
+async def show(
+    call: Call,
     url: StoreUrl,
     name: RegionName,
     checkpoint: CheckpointNumber = None,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Show one checkpoint in full: the positions of workers, source splits and sinks, the layout, the
     operators.
 
@@ -143,14 +144,12 @@ def show(
 
     Exit codes: 0 shown, 1 no such region or checkpoint, 2 usage, 3 the store cannot be reached.
     """
+    async with call.store(url) as store:
+        found = checkpoint_full(checkpoint_of(await read_manifest(store, name), checkpoint))
+    return Report(found, lambda: _print_checkpoint(name, found))
 
-    async def work(store: Store) -> Checkpoint:
-        return checkpoint_of(await read_manifest(store, name), checkpoint)
 
-    found = checkpoint_full(in_store(url, token_file, work))
-    if as_json:
-        print_json(found)
-        return
+def _print_checkpoint(name: str, found: dict[str, Any]) -> None:
     print(
         f"checkpoint {found['checkpoint']} of region {name}: step {found['step']}, incarnation"
         f" {found['incarnation']},"
@@ -206,8 +205,9 @@ def _print_splits(found: dict[str, Any]) -> None:
     print_table(("#worker", "source", "split", "#position", "note"), rows)
 
 
-@app.command()
-def diff(
+@add(app, "diff")
+async def diff(
+    call: Call,
     url: StoreUrl,
     name: RegionName,
     first: Annotated[
@@ -229,9 +229,7 @@ def diff(
     keys: Annotated[
         bool, typer.Option(help="Read the state blocks between them, and count the keys that changed.")
     ] = True,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Compare two checkpoints: how far each split advanced, how much state was written, how many keys
     changed.
 
@@ -244,8 +242,7 @@ def diff(
 
     Exit codes: 0 shown, 1 no such region or checkpoint, 2 usage, 3 the store cannot be reached.
     """
-
-    async def work(store: Store) -> dict[str, Any]:
+    async with call.store(url) as store:
         view = await read_manifest(store, name)
         before = checkpoint_of(view, first, back=1 if first is None else 0)
         after = checkpoint_of(view, second)
@@ -261,12 +258,10 @@ def diff(
             for checkpoint in (before, after):
                 view.restorable(checkpoint.number)
             raise
-        return found
+    return Report(found, lambda: _print_diff(name, found))
 
-    found = in_store(url, token_file, work)
-    if as_json:
-        print_json(found)
-        return
+
+def _print_diff(name: str, found: dict[str, Any]) -> None:
     print(
         f"region {name}, checkpoint {found['from']} to {found['to']}: {found['steps']} steps in"
         f" {found['seconds']:.1f} s, {_signed_bytes(found['stateBytes'])} of state written"
@@ -357,8 +352,9 @@ def verify_part(path: Path, part: OutputFileEntry, *, quiet: bool = True) -> str
     return ""
 
 
-@app.command()
-def verify(
+@add(app, "verify")
+async def verify(
+    call: Call,
     url: StoreUrl,
     name: RegionName,
     sink: Annotated[str, typer.Argument(help="The name of the FileSink in the graph.", metavar="SINK")],
@@ -373,9 +369,7 @@ def verify(
             metavar="CHECKPOINT",
         ),
     ] = None,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Verify the files of a FileSink against a checkpoint, every byte. The region may be running.
 
     A reset verifies only the last 64 KiB of each file. This command finds damage anywhere before the size
@@ -387,11 +381,8 @@ def verify(
     Exit codes: 0 all files are as the checkpoint says, 1 a file is missing, shorter or different, or no such
     region, checkpoint or sink, 2 usage, 3 the store cannot be reached.
     """
-
-    async def work(store: Store) -> Checkpoint:
-        return checkpoint_of(await read_manifest(store, name), checkpoint)
-
-    found = in_store(url, token_file, work)
+    async with call.store(url) as store:
+        found = checkpoint_of(await read_manifest(store, name), checkpoint)
     parts = parts_of(found, sink)
     if not parts:
         sinks = {one for part in found.outputs().values() for one in part.sinks if parts_of(found, one)}
@@ -400,27 +391,17 @@ def verify(
             f"checkpoint {found.number} of {name} has no files of a sink {sink!r}; sinks with files: {known}"
         )
         fail(text, NEGATIVE)
-    files = [
-        {
-            "worker": worker,
-            "file": str(directory / part.file),
-            "bytes": part.size,
-            "problem": verify_part(directory / part.file, part, quiet=as_json),
-        }
-        for worker, part in parts.items()
-    ]
-    _report(found, files, as_json=as_json)
-
-
-def _report(found: Checkpoint, files: list[dict[str, Any]], *, as_json: bool) -> None:
-    if as_json:
-        print_json({"checkpoint": found.number, "files": files})
-    else:
-        rows = [(one["worker"], one["file"], one["bytes"], one["problem"] or "verified") for one in files]
-        print_table(("#worker", "file", "#bytes", "result"), rows)
-    wrong = sum(bool(one["problem"]) for one in files)
-    if wrong:
+    files = []
+    for worker, part in parts.items():
+        path = directory / part.file
+        work = partial(verify_part, path, part, quiet=call.as_json)
+        # In a thread that an interrupt leaves: a file may take minutes.
+        problem = await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+        files.append({"worker": worker, "file": str(path), "bytes": part.size, "problem": problem})
+    rows = [(one["worker"], one["file"], one["bytes"], one["problem"] or "verified") for one in files]
+    columns = ("#worker", "file", "#bytes", "result")
+    report = Report({"checkpoint": found.number, "files": files}, lambda: print_table(columns, rows))
+    if wrong := sum(bool(one["problem"]) for one in files):
+        finish(report, as_json=call.as_json)
         fail(f"{wrong} of {len(files)} files are not as checkpoint {found.number} says", NEGATIVE)
-
-
-fill_help(app)
+    return report

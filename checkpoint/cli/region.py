@@ -21,34 +21,31 @@ from checkpoint.cli.arguments import (
     Incarnation,
     RegionName,
     Stopped,
-    Timeout,
-    Wait,
+    add,
     add_request_commands,
-    end,
+    answered,
     fail_unless_done,
-    in_store,
     send_request,
-    send_to_running,
 )
 from checkpoint.core.progress import dropped_text, prometheus_targets, recovery_text, under_way_text
 from checkpoint.core.requests import Answer
-from checkpoint.errors import DeletionRefusedError, ForkRefusedError, RegionFencedError
 from checkpoint.maintenance.deleting import Deletion, delete_region, plan_deletion
 from checkpoint.maintenance.garbage import UnneededObject, collect_stopped, garbage_of
-from checkpoint.requests.client import RegionReader, RegionReading, Reply, RequestClient
+from checkpoint.requests.client import RegionReader, RegionReading
 from checkpoint.runtime import wall_time_ms
 from dos_client import Store
 from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
-    AsJson,
+    Call,
+    Report,
     StoreUrl,
-    TokenFile,
     ago_text,
     clock_text,
     count_text,
     fail,
     fill_help,
+    finish,
     print_json,
     print_table,
     print_text,
@@ -66,14 +63,13 @@ app = typer.Typer(
 )
 
 
-@app.command()
-def status(
+async def status(
+    call: Call,
     url: StoreUrl,
     name: RegionName,
     ask: Annotated[
         bool, typer.Option(help="Ask the driver; --no-ask shows the manifest only, and writes nothing.")
     ] = True,
-    timeout: Timeout = limits.request_patience_s,
     targets: Annotated[
         bool,
         typer.Option(
@@ -81,8 +77,6 @@ def status(
             help="Print only where its processes serve figures, as JSON for file_sd_configs of Prometheus.",
         ),
     ] = False,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
 ) -> None:
     """Show the status of a region as its driver reports it, and the last checkpoint in its manifest.
 
@@ -99,26 +93,25 @@ def status(
     Exit codes: 0 a driver answered (or --no-ask), 1 no such region, or no answer, 2 usage, 3 the store
     cannot be reached.
     """
-
-    async def work(store: Store) -> RegionReading:
-        return await RegionReader(store, name).read(ask=ask, patience_s=timeout)
-
     if targets and not ask:
         fail("--prometheus-targets asks the driver: leave out --no-ask", REFUSED)
-    reading = in_store(url, token_file, work)
+    async with call.store(url) as store:
+        reading = await RegionReader(store, name).read(ask=ask, patience_s=call.timeout_s)
     view, reply = reading.view, reading.reply
-    if targets:
-        if reply is not None and reply.answer.verdict == "done":
-            print_json(prometheus_targets(view.region, reply.answer.result))
-    elif as_json:
-        print_json(reading.as_json())
-    else:
+
+    def show() -> None:
         _print_manifest(view)
         if reply is not None:
             _print_status(reply.answer, "reported")
         elif (last := reading.last_report) is not None:
             ago = ago_text(last.wall_time_ms, wall_time_ms())
             _print_status(last, f"last reported {ago} ({clock_text(last.wall_time_ms)})")
+
+    if targets:
+        if reply is not None and reply.answer.verdict == "done":
+            print_json(prometheus_targets(view.region, reply.answer.result))
+    else:
+        finish(Report(reading.as_json(), show), as_json=call.as_json)
     if reading.silence:
         fail(f"{reading.silence}. {_hint(reading)}", NEGATIVE)
     if reply is not None and reply.answer.verdict != "done":
@@ -276,7 +269,8 @@ def _change_text(change: dict[str, Any], workers: int) -> str:
     return f"{text}; it will pause for about {change['pauseSeconds'] or 0.0:.1f} s"
 
 
-def scale(
+async def scale(
+    call: Call,
     url: StoreUrl,
     name: RegionName,
     workers: Annotated[
@@ -286,11 +280,7 @@ def scale(
         bool, typer.Option("--cancel", help="Give up a change that is under way, instead.")
     ] = False,
     incarnation: Incarnation = 0,
-    timeout: Timeout = limits.request_patience_s,
-    wait: Wait = limits.start_timeout_s + limits.reset_timeout_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Change the number of workers of a running region. Their state moves with the keys that they own.
 
     The new workers are launched first, while the region runs. Then it pauses, and continues with all of them.
@@ -306,19 +296,9 @@ def scale(
     """
     if bool(workers) == cancel:
         fail("pass either --workers with a number above 0, or --cancel", REFUSED)
-
-    async def send(store: Store) -> Reply:
-        what = "unscale" if cancel else "scale"
-        return await send_request(
-            store,
-            name,
-            what,
-            incarnation=incarnation,
-            timeout=timeout,
-            wait=wait,
-            as_json=as_json,
-            workers=workers,
-        )
+    what = "unscale" if cancel else "scale"
+    async with call.store(url) as store:
+        reply = await send_request(call, store, name, what, {"workers": workers}, incarnation=incarnation)
 
     def text(done: dict[str, Any]) -> str:
         if cancel:
@@ -328,10 +308,11 @@ def scale(
             f" no input was taken for {done.get('pauseSeconds', 0.0):.1f} s of them"
         )
 
-    end(in_store(url, token_file, send), as_json, text)
+    return answered(call, reply, text)
 
 
-def replace(
+async def replace(
+    call: Call,
     url: StoreUrl,
     name: RegionName,
     worker: Annotated[
@@ -340,11 +321,7 @@ def replace(
     ] = None,
     everyone: Annotated[bool, typer.Option("--all", help="All workers, one after the other.")] = False,
     incarnation: Incarnation = 0,
-    timeout: Timeout = limits.request_patience_s,
-    wait: Wait = limits.start_timeout_s + limits.reset_timeout_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Replace workers of a running region by new processes, one after the other.
 
     For a rolling upgrade: install the other version where workers run, then replace them. Each new process
@@ -361,17 +338,10 @@ def replace(
     """
     if bool(worker) == everyone:
         fail("pass either --worker with a number, or --all", REFUSED)
-
-    async def send(store: Store) -> Reply:
-        return await send_request(
-            store,
-            name,
-            "replace",
-            incarnation=incarnation,
-            timeout=timeout,
-            wait=wait,
-            as_json=as_json,
-            replaces=tuple(worker or ()),
+    replaces = tuple(worker or ())
+    async with call.store(url) as store:
+        reply = await send_request(
+            call, store, name, "replace", {"replaces": replaces}, incarnation=incarnation
         )
 
     def text(done: dict[str, Any]) -> str:
@@ -380,10 +350,11 @@ def replace(
             f" no input was taken for {done.get('pauseSeconds', 0.0):.1f} s at a time"
         )
 
-    end(in_store(url, token_file, send), as_json, text)
+    return answered(call, reply, text)
 
 
-def delete(
+async def delete(
+    call: Call,
     url: StoreUrl,
     name: RegionName,
     apply: Annotated[bool, typer.Option("--apply", help="Delete it; otherwise only list.")] = False,
@@ -399,11 +370,7 @@ def delete(
             " runs is fenced and ends.",
         ),
     ] = False,
-    timeout: Timeout = limits.request_patience_s,
-    wait: DeletionWait = limits.trim_wait_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """List what a region has in the store, and what depends on it; with --apply, delete it permanently.
 
     Its journals, checkpoints, savepoints and output logs are deleted, and it is no consumer of its inputs any
@@ -421,26 +388,18 @@ def delete(
     Exit codes: 0 listed, or deleted on all members; 1 refused, or not done in time; 2 usage; 3 the store
     cannot be reached.
     """
-
-    async def work(store: Store) -> tuple[Deletion, bool | None]:
-        found = await plan_deletion(store, name)
-        if not apply:
-            return found, None
-        broken = breaks or ()
-        return found, await delete_region(
-            store, name, broken=broken, stopped=stopped, patience_s=timeout, wait_s=wait
-        )
-
-    try:
-        found, done = in_store(url, token_file, work)
-    except (DeletionRefusedError, ForkRefusedError, RegionFencedError) as error:
-        fail(str(error), NEGATIVE)
-    if as_json:
-        print_json(_deletion_json(found, done))
-    else:
-        _print_deletion(found, done)
+    async with call.store(url) as store:
+        found, done = await plan_deletion(store, name), None
+        if apply:
+            broken, patience_s = breaks or (), call.timeout_s
+            done = await delete_region(
+                store, name, broken=broken, stopped=stopped, patience_s=patience_s, wait_s=call.wait_s
+            )
+    report = Report(_deletion_json(found, done), lambda: _print_deletion(found, done))
     if done is False:
+        finish(report, as_json=call.as_json)
         fail("a member has not deleted everything yet: repeat the command", NEGATIVE)
+    return report
 
 
 def _of_directories(found: Deletion) -> dict[str, tuple[int, int]]:
@@ -484,18 +443,15 @@ def _print_deletion(found: Deletion, done: bool | None) -> None:
     print(f"{len(found.objects)} objects, {total} on all members; --apply deletes them")
 
 
-def trim(
+async def trim(
+    call: Call,
     url: StoreUrl,
     name: RegionName,
     apply: Annotated[
         bool, typer.Option("--apply", help="Delete the objects; otherwise only list them.")
     ] = False,
     stopped: Stopped = False,
-    timeout: Timeout = limits.request_patience_s,
-    wait: DeletionWait = limits.trim_wait_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """List the segments of the region's journals that neither a retained checkpoint nor a savepoint needs;
     with --apply, delete them.
 
@@ -513,30 +469,25 @@ def trim(
     """
     if stopped and not apply:
         fail("--stopped needs --apply", REFUSED)
-
-    async def work(store: Store) -> tuple[ManifestView, list[UnneededObject], list[UnneededObject] | None]:
-        view = await read_manifest(store, name)
+    async with call.store(url) as store:
+        view, left = await read_manifest(store, name), None
         garbage = await garbage_of(store, view)
-        if not apply:
-            return view, garbage, None
-        if stopped:
-            await _collect_stopped(store, name, wait)
-        else:
-            client = RequestClient(store, name)
-            reply = await send_to_running(client, "checkpoint", timeout=timeout, wait=wait, as_json=as_json)
-            fail_unless_done(reply.answer)
-        return view, garbage, await _left(store, view, garbage, wait)
-
-    view, garbage, left = in_store(url, token_file, work)
-    if as_json:
-        print_json(_trimmed_json(view, garbage, left))
-    else:
-        _print_trimmed(view, garbage, left)
+        if apply and stopped:
+            await _collect_stopped(store, name, call.wait_s)
+        elif apply:
+            fail_unless_done(
+                (await send_request(call, store, name, "checkpoint", may_be_stopped=True)).answer
+            )
+        if apply:
+            left = await _left(store, view, garbage, call.wait_s)
+    report = Report(_trimmed_json(view, garbage, left), lambda: _print_trimmed(view, garbage, left))
     if left:
+        finish(report, as_json=call.as_json)
         fail(
             f"{len(left)} of {len(garbage)} objects are not deleted yet: a member may be unavailable or slow",
             NEGATIVE,
         )
+    return report
 
 
 async def _left(
@@ -596,17 +547,20 @@ def _print_trimmed(
         print(f"deleted {len(garbage)} objects, {held} on all members")
 
 
+_START_S: Final = limits.start_timeout_s + limits.reset_timeout_s
+
+add(app, "status", asks=True)(status)
 app.command("ls")(listing.ls_regions)
 add_request_commands(app)
-app.command()(savepoints.savepoint)
-app.command("savepoints")(savepoints.list_savepoints)
-app.command()(savepoints.restore)
-app.command()(savepoints.fork)
-app.command()(delete)
+add(app, "savepoint", waits_s=limits.drain_timeout_s)(savepoints.savepoint)
+add(app, "savepoints")(savepoints.list_savepoints)
+add(app, "restore", waits_s=_START_S)(savepoints.restore)
+add(app, "fork", asks=True)(savepoints.fork)
+add(app, "delete", waits_s=limits.trim_wait_s, wait=DeletionWait)(delete)
 app.command()(backup.backup)
 app.command()(backup.backups)
 app.command("restore-backup")(backup.restore_from_backup)
-app.command()(scale)
-app.command()(replace)
-app.command()(trim)
+add(app, "scale", waits_s=_START_S)(scale)
+add(app, "replace", waits_s=_START_S)(replace)
+add(app, "trim", waits_s=limits.trim_wait_s, wait=DeletionWait)(trim)
 fill_help(app)

@@ -8,22 +8,18 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from checkpoint import limits
 from checkpoint.chains.manifest_log import StoreHost, read_manifest
 from checkpoint.chains.whole_checkpoints import damage_of
 from checkpoint.cli.arguments import (
     RegionName,
     Stopped,
-    Timeout,
-    Wait,
     Why,
+    answered,
     as_driver_of_stopped,
     complete_checkpoint,
     complete_savepoint,
     complete_target,
-    end,
-    in_store,
-    send_to_running,
+    send_request,
 )
 from checkpoint.core.records.lines import find_target
 from checkpoint.core.records.manifest import (
@@ -39,33 +35,31 @@ from checkpoint.core.records.views import (
     savepoint_row,
     trimmed_text,
 )
-from checkpoint.errors import ForkRefusedError, RegionFencedError, RestoreRefusedError
 from checkpoint.maintenance.forking import Forked, Forking, fork_needs, fork_region, plan_fork
 from checkpoint.maintenance.garbage import held_by_savepoints
 from checkpoint.maintenance.retention import trimmed_since
 from checkpoint.maintenance.stopped_region import restore_stopped, savepoint_stopped
-from checkpoint.requests.client import Reply, RequestClient, requester
+from checkpoint.requests.client import requester
 from checkpoint.runtime import checkpoint_named, wall_time_ms
 from dos_client import Store
 from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
-    AsJson,
+    Call,
+    Report,
     StoreUrl,
-    TokenFile,
     clock_text,
     count_text,
     fail,
-    print_json,
-    print_result,
     print_table,
 )
 
 UNKNOWN: Final = "unknown"
-"""Shown where an older version did not record who created a savepoint."""
+"""Shown of a savepoint whose note does not say who created it."""
 
 
-def savepoint(
+async def savepoint(
+    call: Call,
     url: StoreUrl,
     name: RegionName,
     savepoint_name: Annotated[
@@ -88,11 +82,7 @@ def savepoint(
     why: Why = "",
     drop: Annotated[bool, typer.Option("--drop", help="Drop the savepoint instead of creating it.")] = False,
     stopped: Stopped = False,
-    timeout: Timeout = limits.request_patience_s,
-    wait: Wait = limits.drain_timeout_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Create a savepoint: keep a checkpoint restorable under a name until the savepoint is dropped.
 
     A savepoint outlives later checkpoints and drivers: the store keeps what its checkpoint needs. The driver
@@ -125,30 +115,17 @@ def savepoint(
         which = f"savepoint {savepoint_name} of checkpoint {result.get('checkpoint')}"
         return f"{which} is {'dropped' if drop else 'created'}"
 
-    async def send(store: Store) -> Reply:
-        await read_manifest(store, name)  # raises NoRegionError before anything is written
-        return await send_to_running(
-            RequestClient(store, name),
-            "drop_savepoint" if drop else "savepoint",
-            timeout=timeout,
-            wait=wait,
-            as_json=as_json,
-            name=savepoint_name,
-            checkpoint=checkpoint,
-            why=why,
-        )
-
-    if not stopped:
-        end(in_store(url, token_file, send), as_json, text)
-        return
-
-    async def act_as_driver(store: Store) -> int:
-        note = SavepointNote(by=requester(), wall_time_ms=wall_time_ms(), why=why)
-        return await _savepoint_stopped(store, name, savepoint_name, checkpoint, None if drop else note, wait)
-
-    done = in_store(url, token_file, act_as_driver)
+    async with call.store(url) as store:
+        if not stopped:
+            what = "drop_savepoint" if drop else "savepoint"
+            fields = {"name": savepoint_name, "checkpoint": checkpoint, "why": why}
+            return answered(
+                call, await send_request(call, store, name, what, fields, may_be_stopped=True), text
+            )
+        note = None if drop else SavepointNote(by=requester(), wall_time_ms=wall_time_ms(), why=why)
+        done = await _savepoint_stopped(store, name, savepoint_name, checkpoint, note, call.wait_s)
     found = {"name": name, "savepoint": savepoint_name, "checkpoint": done, "stopped": True}
-    print_result(found, text(found), as_json=as_json)
+    return Report(found, text(found))
 
 
 async def _savepoint_stopped(
@@ -161,13 +138,15 @@ async def _savepoint_stopped(
         return await savepoint_stopped(host, name, savepoint_name, checkpoint, on=on, note=note or NO_NOTE)
 
 
-def list_savepoints(
-    url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: TokenFile = None
-) -> None:
+async def list_savepoints(
+    call: Call,
+    url: StoreUrl,
+    name: RegionName,
+) -> Report:
     """List the savepoints of a region, running or stopped: checkpoint, maker, note and sizes.
 
     "committed" is when the checkpoint was committed, "made" and "by" are when and by whom the savepoint was
-    created: "unknown" if an older version created it. "state" is how much a restore of the checkpoint reads
+    created: "unknown" if its note does not say. "state" is how much a restore of the checkpoint reads
     from the state chains of all workers. "only here" is how much no other savepoint and no other retained
     checkpoint needs, on each member of the store: it is deleted after the savepoint is dropped, as soon as
     the checkpoint is not one of the last ones (`retain`) either.
@@ -181,8 +160,7 @@ def list_savepoints(
 
     Exit codes: 0 shown, 1 no such region, 2 usage, 3 the store cannot be reached.
     """
-
-    async def work(store: Store) -> dict[str, Any]:
+    async with call.store(url) as store:
         view = await read_manifest(store, name)
         held = await held_by_savepoints(store, view)
         notes = view.last.notes if view.last is not None else {}
@@ -199,19 +177,17 @@ def list_savepoints(
             for one, number in savepoints.items()
             for note in (notes.get(one, NO_NOTE),)
         ]
-        rows.sort(key=lambda row: (row["checkpoint"], row["savepoint"]))
-        return {"name": name, "savepoints": rows, "unproved": view.unproved}
+    rows.sort(key=lambda row: (row["checkpoint"], row["savepoint"]))
 
-    found = in_store(url, token_file, work)
-    if as_json:
-        print_json(found)
-        return
-    if found["savepoints"]:
-        _print_list(found["savepoints"])
-    else:
-        print(f"region {name} has no savepoints")
-    if found["unproved"]:
-        print(found["unproved"])
+    def show() -> None:
+        if rows:
+            _print_list(rows)
+        else:
+            print(f"region {name} has no savepoints")
+        if view.unproved:
+            print(view.unproved)
+
+    return Report({"name": name, "savepoints": rows, "unproved": view.unproved}, show)
 
 
 def _print_list(rows: list[dict[str, Any]]) -> None:
@@ -246,7 +222,8 @@ def _print_list(rows: list[dict[str, Any]]) -> None:
     )
 
 
-def restore(
+async def restore(
+    call: Call,
     url: StoreUrl,
     name: RegionName,
     to: Annotated[
@@ -269,11 +246,7 @@ def restore(
         typer.Option("--allow-republish", help="Restore although some sinks show rows that come again."),
     ] = False,
     stopped: Stopped = False,
-    timeout: Timeout = limits.request_patience_s,
-    wait: Wait = limits.start_timeout_s + limits.reset_timeout_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Restore a region to an older checkpoint: state, input positions, and output that can be taken back.
 
     What follows the checkpoint no longer counts, and its input is read again. Files are cut back, output logs
@@ -294,46 +267,26 @@ def restore(
     Exit codes: 0 restored, or shown; 1 refused, or not done in time; 2 usage; 3 the store cannot be reached.
     """
     named = checkpoint_named(to)
-    try:
-        report = in_store(url, token_file, lambda store: _report(store, name, named, verify=verify))
-    except RestoreRefusedError as error:
-        fail(str(error), NEGATIVE)
-    shown = {"name": name, "to": to, **report}
-    if dry_run:
-        print_result(shown, "\n".join(report_text(report)), as_json=as_json)
-        if report["damaged"]:
-            raise typer.Exit(NEGATIVE)
-        return
-
-    if report["trimmed"] or report["damaged"]:
-        rows = [trimmed_text(**row) for row in report["trimmed"]]
-        fail("; ".join(rows + [damaged_text(row) for row in report["damaged"] or ()]), NEGATIVE)
 
     def text(result: dict[str, Any]) -> str:
         at = f"checkpoint {result.get('checkpoint')}, step {result.get('step')}"
         return f"region {name} is restored to {at}"
 
-    async def send(store: Store) -> Reply:
-        client = RequestClient(store, name)
-        return await send_to_running(
-            client,
-            "restore",
-            timeout=timeout,
-            wait=wait,
-            as_json=as_json,
-            name=named,
-            allow_republish=allow_republish,
-        )
-
-    if not stopped:
-        end(in_store(url, token_file, send), as_json, text)
-        return
-
-    async def act_as_driver(store: Store) -> dict[str, Any]:
-        return await _restore_stopped(store, name, named, allow_republish=allow_republish, wait_s=wait)
-
-    done = in_store(url, token_file, act_as_driver)
-    print_result(done, text(done), as_json=as_json)
+    async with call.store(url) as store:
+        report = await _report(store, name, named, verify=verify)
+        if dry_run:
+            code = NEGATIVE if report["damaged"] else 0
+            return Report({"name": name, "to": to, **report}, "\n".join(report_text(report)), code)
+        if report["trimmed"] or report["damaged"]:
+            rows = [trimmed_text(**row) for row in report["trimmed"]]
+            fail("; ".join(rows + [damaged_text(row) for row in report["damaged"] or ()]), NEGATIVE)
+        if not stopped:
+            fields = {"name": named, "allow_republish": allow_republish}
+            return answered(
+                call, await send_request(call, store, name, "restore", fields, may_be_stopped=True), text
+            )
+        done = await _restore_stopped(store, name, named, allow_republish=allow_republish, wait_s=call.wait_s)
+    return Report(done, text(done))
 
 
 async def _report(store: Store, name: str, to: str, *, verify: bool) -> dict[str, Any]:
@@ -354,7 +307,8 @@ async def _restore_stopped(
     return {"name": name, "checkpoint": checkpoint.rolled_back_to, "step": checkpoint.step, "stopped": True}
 
 
-def fork(
+async def fork(
+    call: Call,
     url: StoreUrl,
     name: RegionName,
     new: Annotated[str, typer.Argument(help="Name of the new region.", metavar="NEW")],
@@ -388,10 +342,7 @@ def fork(
     why: Why = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be forked.")] = False,
     stopped: Stopped = False,
-    timeout: Timeout = limits.request_patience_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Fork a region: a new region begins with its state and input positions, and copies nothing.
 
     The first `run` of a graph with the name NEW begins with that checkpoint, with any number of workers. Both
@@ -419,17 +370,11 @@ def fork(
         same_place=same_place or (),
         why=why,
         stopped=stopped,
-        patience_s=timeout,
+        patience_s=call.timeout_s,
     )
-
-    async def work(store: Store) -> Forked:
-        return await (plan_fork if dry_run else fork_region)(store, wanted)
-
-    try:
-        made = in_store(url, token_file, work)
-    except (ForkRefusedError, RegionFencedError) as error:
-        fail(str(error), NEGATIVE)
-    print_result(_fork_json(made), _fork_text(made), as_json=as_json)
+    async with call.store(url) as store:
+        made = await (plan_fork if dry_run else fork_region)(store, wanted)
+    return Report(_fork_json(made), _fork_text(made))
 
 
 def _fork_json(made: Forked) -> dict[str, Any]:
