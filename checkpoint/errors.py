@@ -5,7 +5,7 @@ Messages are lower case: the rule that was broken, the values, the remedy. The b
 """
 
 from checkpoint import limits
-from dos_protocol.errors import DosError, ErrorCode, RemoteProtocolError
+from dos_protocol.errors import DosError, RemoteProtocolError
 
 
 class ChannelFrameError(RemoteProtocolError):
@@ -49,16 +49,6 @@ class ManifestError(DosError):
     def __init__(self, message: str, *, checkpoint: int = 0, remedy: str = "") -> None:
         super().__init__(message if not checkpoint else f"checkpoint {checkpoint}: {message}", remedy=remedy)
         self.checkpoint = checkpoint
-
-
-class ManifestSupersededError(DosError):
-    """Another coordinator claimed the manifest before our segment's start was acknowledged (R17); try
-    again.
-    """
-
-    def __init__(self, message: str, *, epoch_held: int) -> None:
-        super().__init__(message)
-        self.epoch_held = epoch_held
 
 
 class RegionFencedError(DosError):
@@ -360,36 +350,3 @@ class OutputDiffersError(DosError):
         )
         self.sink = sink
         self.step = step
-
-
-__all__ = [
-    "BackupDamagedError",
-    "BackupRefusedError",
-    "ChannelFrameError",
-    "ConsumerRefusedError",
-    "ConsumerTakenError",
-    "ControlMessageError",
-    "EntryRefusedError",
-    "ErrorCode",
-    "FingerprintMismatchError",
-    "HandshakeError",
-    "InputClosedError",
-    "InputTrimmedError",
-    "LinkClosedError",
-    "ManifestError",
-    "ManifestSupersededError",
-    "NoAnswerError",
-    "NoRegionError",
-    "OrphanedError",
-    "OutputDiffersError",
-    "OutputRewoundError",
-    "RecordTooLargeError",
-    "RegionFailedError",
-    "RegionFencedError",
-    "RegisterUnsettledError",
-    "StaleIncarnationError",
-    "StateNotRecordedError",
-    "StepOrderError",
-    "StoppedError",
-    "UnsupportedKeyTypeError",
-]

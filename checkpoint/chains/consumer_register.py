@@ -16,7 +16,7 @@ If it is stopped at any point, nothing is lost: the next writer of the chain con
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import trio
 
@@ -72,15 +72,8 @@ from journal import (
     read_state,
 )
 from journal.ports import StorePort
-from journal.whole_state import StateHost
 
 logger = logging.getLogger("dos.checkpoint")
-
-
-class RegisterHost(StateHost, Protocol):
-    """A host that knows the time."""
-
-    def wall_time_ms(self) -> int: ...
 
 
 async def read_register(store: StorePort, place: RegisterPlace) -> Register:
@@ -127,7 +120,7 @@ async def settled_register(store: Store, place: RegisterPlace) -> Register:
 
 
 async def change_register(
-    host: RegisterHost, place: RegisterPlace, change: Callable[[Register], Register]
+    host: ManifestHost, place: RegisterPlace, change: Callable[[Register], Register]
 ) -> Register:
     """Replace the register by `change` of it, once, and return it when the quorum holds it. `change` may be
     called several times.

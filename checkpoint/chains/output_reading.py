@@ -13,7 +13,7 @@ position states too, and a reader fails or follows, as it chose.
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import trio
@@ -55,30 +55,6 @@ OnRewind: TypeAlias = Literal["fail", "follow"]
 """
 
 
-class VisibleOutput(Protocol):
-    """What the manifest says of the output of a sink; see `PublishedOutput`."""
-
-    region: str
-    sink: str
-    on_rewind: OnRewind
-
-    async def last_checkpoint(self, *, fresh: bool = False) -> Checkpoint | None:
-        """Return the last committed checkpoint."""
-        ...
-
-    async def position(self, split: str) -> Position | None:
-        """Return the position of a worker's log in it."""
-        ...
-
-    async def begin(self, split: str) -> int:
-        """Return the offset from which on it retains the log."""
-        ...
-
-    async def trimmed(self, split: str, begin: int, end: int) -> InputTrimmedError:
-        """Return the error of a reader that needs what was trimmed."""
-        ...
-
-
 class FollowedOutput(NamedTuple):
     """The output of one step on one log, from `begin` to `end` in its chain."""
 
@@ -93,7 +69,7 @@ class OutputFollower:
     def __init__(
         self,
         store: Store,
-        published: VisibleOutput,
+        published: "PublishedOutput",
         split: str,
         *,
         at: SplitPosition,

@@ -1,15 +1,7 @@
 """Deletes a region that is not needed any more: its journals, its output logs, its requests and its place
 among the consumers of what it reads.
 
-Order, so that it can be stopped at any point and repeated:
-
-1. Hold the manifest: no driver commits anything more, and no fork can be made meanwhile.
-2. A region that is a fork lets go of the original: its savepoint there is dropped.
-3. Remove the region from the registers of what it reads.
-4. Delete the objects of all directories. The manifest comes last, so that an incomplete deletion is refused
-   by name when the region is run, and never looks like a region that begins.
-
-Every member of the store must answer. A member that keeps its copy of a deleted manifest would bring it back.
+The order of `delete_region` lets it be stopped at any point and repeated. Every member must answer.
 """
 
 from collections.abc import Collection, Sequence
@@ -93,6 +85,7 @@ async def delete_region(
     if running := await running_text(store, region, patience_s):
         raise DeletionRefusedError(running, remedy=f"stop it first: dos region stop URL {region}")
     await _refuse_unavailable(store, region)
+    # While the manifest is held, no driver commits anything more, and no fork can be made of the region.
     async with hold_manifest(StoreHost(store), region) as held:
         kept = held.opened.kept
         for one in (*await _forks(store, region, kept), *await _readers(store, region)):
@@ -106,6 +99,8 @@ async def delete_region(
         for rows, _ in await read_by(store, region):
             await change_register(StoreHost(store), rows.place, lambda found: without_consumer(found, region))
     clean = True
+    # The manifest comes last: an incomplete deletion is then refused by name when it is run, and never
+    # looks like a region that begins.
     for directory in await _directories(store, region):
         epoch = (await store.inspect(directory)).epoch_seen + 1
         async with await store.claim(directory, epoch, randomness.fresh_id()) as claim:
@@ -127,6 +122,7 @@ async def _directories(store: Store, region: str) -> list[str]:
 
 
 async def _refuse_unavailable(store: Store, region: str) -> None:
+    # A member that keeps its copy of a deleted manifest would bring the region back.
     answered = (await store.inspect(coordinator_directory(region))).answers
     if missing := [one.address for one in store.record.voters if one.server_id not in answered]:
         raise DeletionRefusedError(

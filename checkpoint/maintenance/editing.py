@@ -212,6 +212,3 @@ async def _claimed(
         raise RegionFencedError(
             f"a driver took region {region!r} over before its state was changed: the region is not stopped"
         ) from error
-
-
-__all__ = ["EncodedRows", "FirstPart", "begin_region", "edit_stopped", "has_steps", "region_exists"]

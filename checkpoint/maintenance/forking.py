@@ -2,10 +2,6 @@
 
 `core/records/lines.py` has the records and their order. This file reads, asks the driver of the original
 for the savepoint, and writes the first record of the new region.
-
-If it is stopped between the two records, the savepoint stays and names a region that does not exist.
-`dos region savepoints` shows it, and a person drops it. So nothing that a fork needs can be deleted because
-the fork was slow.
 """
 
 import secrets
@@ -84,10 +80,10 @@ async def fork_region(store: Store, wanted: Forking) -> Forked:
     origin = plan.origin
     savepoints = maker_of(store, wanted.region, stopped=wanted.stopped, patience_s=wanted.patience_s)
     why = wanted.why or f"region {wanted.new} began as a fork here"
+    # First the savepoint: nothing that the fork needs is deleted from here on, however slow this is. If it is
+    # stopped before the fork's record, the savepoint stays; `dos region savepoints` shows it as "missing".
     with _as_refusal():
-        checkpoint = (
-            origin.checkpoint if wanted.at else 0
-        )  # the last one: what was read may be released meanwhile
+        checkpoint = origin.checkpoint if wanted.at else 0  # 0: what was read may be released meanwhile
         held_checkpoint = await savepoints.make(
             origin.savepoint, why=why, checkpoint=checkpoint, fork=wanted.new
         )
@@ -105,6 +101,7 @@ async def fork_region(store: Store, wanted: Forking) -> Forked:
     except ForkRefusedError:
         await savepoints.drop(origin.savepoint)
         raise
+    # A person may have dropped the savepoint before the record of the fork was there to need it.
     last = (await read_manifest(store, wanted.region)).last
     if last is None or last.savepoints.get(origin.savepoint) != origin.checkpoint:
         raise ForkRefusedError(
@@ -201,6 +198,3 @@ async def fork_needs(store: StorePort, region: str, savepoint: str, note: Savepo
     such fork. Claims nothing. Raises ManifestError, and what reading a chain raises.
     """
     return needs_original(await retained_checkpoints(store, note.fork), region, savepoint)
-
-
-__all__ = ["Forked", "Forking", "drop_savepoint", "fork_needs", "fork_region", "plan_fork"]
