@@ -46,8 +46,8 @@ SCHEMA: Final = "word string, id bigint"
 HANDLE, PRODUCER = "rows", "till"
 REQUESTS_S: Final = 1.0
 LOG_BYTES: Final = 16_000
-"""Limit of each worker's output log. The reader is not registered, and reads every 10 s: if a restart makes it miss
-a turn, the rows of three turns must still be there.
+"""Limit of each worker's output log. The reader is not registered, and reads every 10 s: if a restart makes
+it miss a turn, the rows of three turns must still be there.
 """
 PROCESSES_KNOWN: Final = 8
 """Processes that ended and that others may still dial."""
