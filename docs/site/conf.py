@@ -41,7 +41,8 @@ CONTENTS = (
                   "docs/journaled-files", "docs/testing", "docs/api"]),
     ("Operation", ["docs/operating-stores", "docs/security", "docs/watching", "docs/operating-regions",
                    "docs/sites", "docs/metrics", "docs/looking-into-journals"]),
-    ("Background", ["protocol", "docs/robustness", "docs/other-bugs", "docs/simulation", "docs/benchmarks",
+    ("Background", ["protocol", "docs/protocol/wire", "docs/protocol/store", "docs/protocol/journals",
+                    "docs/robustness", "docs/other-bugs", "docs/simulation", "docs/benchmarks",
                     "docs/papers", "docs/benchmarks/replication", "docs/decisions/README",
                     "tests/stories/README", "tests/README", "CONTRIBUTING", "CHANGELOG"]),
 )  # fmt: skip

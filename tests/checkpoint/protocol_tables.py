@@ -1,4 +1,4 @@
-"""The tables of protocol.md that this package owns, drawn from the code: `python -m
+"""The tables of docs/protocol/journals.md that this package owns, drawn from the code: `python -m
 tests.checkpoint.protocol_tables`.
 
 Each stands between `<!-- table: checkpoint/NAME -->` and `<!-- end -->`; `test_protocol_md.py` demands that
@@ -18,7 +18,7 @@ from checkpoint.core.links.frames import ChannelFrame, FrameFlag, FrameType, enc
 from checkpoint.core.links.participation import PARTICIPANT
 from checkpoint.core.records.layout import canonical_key, key_hash
 
-PROTOCOL = Path(__file__).parent.parent.parent / "protocol.md"
+JOURNALS = Path(__file__).parent.parent.parent / "docs" / "protocol" / "journals.md"
 
 KEYS = [
     (("string",), ("",)),
@@ -110,4 +110,4 @@ def with_tables(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PROTOCOL.write_text(with_tables(PROTOCOL.read_text(encoding="utf-8")), encoding="utf-8")
+    JOURNALS.write_text(with_tables(JOURNALS.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,13 +1,9 @@
 """The claim's state machine, and what FENCED means to the one who gets it."""
 
-import re
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dos_client.core import claim, replica
 from dos_client.core.claim import (
     CLAIM_TABLE,
     ClaimClosed,
@@ -166,14 +162,3 @@ def test_a_damaged_copy_beside_a_member_that_is_unavailable_does_not_say_that_by
     assert is_unrecoverable(quorums, {first, third}, {second})
     assert is_unrecoverable(quorums, {first, second}, set())
     assert is_unrecoverable(quorums, set(), {first, second, third}), "all have answered, and none can give it"
-
-
-PROTOCOL = Path(__file__).parent.parent.parent / "protocol.md"
-
-
-@pytest.mark.parametrize(("name", "drawn"), [("claim", claim.diagram()), ("replica", replica.diagram())])
-def test_the_diagrams_are_drawn_from_the_tables(name: str, drawn: str) -> None:
-    text = PROTOCOL.read_text(encoding="utf-8")
-    found = re.search(rf"<!-- diagram: {name} -->\s+```mermaid\n(.*?)```", text, re.DOTALL)
-    assert found is not None
-    assert found[1].strip() == drawn.strip(), f"put this into protocol.md:\n{drawn}"

@@ -1,14 +1,15 @@
-"""The tables of protocol.md, drawn from the code: `python -m tests.support.protocol_tables` writes them into
-the file.
+"""The tables of protocol.md and its parts, drawn from the code: `python -m tests.support.protocol_tables`
+writes them into the pages.
 
-Each stands between `<!-- table: NAME -->` and `<!-- end -->`. A test demands that file and code agree;
-to change a format, change the code, run this, and review the difference of protocol.md.
+Each stands between `<!-- table: NAME -->` and `<!-- end -->`, in any of the pages. A test demands that pages
+and code agree; to change a format, change the code, run this, and review the difference.
 """
 
 import logging
 import re
 from pathlib import Path
 
+from dos_client.core import claim, replica
 from dos_protocol import messages as m
 from dos_protocol.digests import digest64, prefix_digest
 from dos_protocol.errors import CLOSING, VERDICTS, ErrorCode
@@ -25,7 +26,9 @@ from tests.support.object_lives import answers_table
 from tests.support.object_lives import diagram as object_diagram
 from tests.support.worked_session import session_text
 
-PROTOCOL = Path(__file__).parent.parent.parent / "protocol.md"
+ROOT = Path(__file__).parent.parent.parent
+WIRE = ROOT / "docs" / "protocol" / "wire.md"
+PAGES = (ROOT / "protocol.md", WIRE, WIRE.with_name("store.md"), WIRE.with_name("journals.md"))
 SEALED = (STORE_RECORD, STAMPS_LAYOUT, WITNESSED_LAYOUT, LIFE, CLAIM)
 _PAYLOADS = {"": "none", "info": "one entry", "entries": "entries"}
 
@@ -109,12 +112,8 @@ def sealed_table() -> str:
     return "\n".join([*lines, *(f"| {one.what} | {one.as_text()} |" for one in SEALED)])
 
 
-def session_diagram() -> str:
-    return f"```mermaid\n{diagram()}\n```"
-
-
-def version_0_diagram() -> str:
-    return f"```mermaid\n{version0_diagram()}\n```"
+def mermaid(text: str) -> str:
+    return f"```mermaid\n{text}\n```"
 
 
 TABLES = {
@@ -126,8 +125,10 @@ TABLES = {
     "extent vector": extent_vector,
     "small record vectors": small_record_vectors,
     "sealed records": sealed_table,
-    "session diagram": session_diagram,
-    "version 0 diagram": version_0_diagram,
+    "session diagram": lambda: mermaid(diagram()),
+    "version 0 diagram": lambda: mermaid(version0_diagram()),
+    "claim diagram": lambda: mermaid(claim.diagram()),
+    "replica diagram": lambda: mermaid(replica.diagram()),
     "worked session": session_text,
     "object diagram": object_diagram,
     "object answers": answers_table,
@@ -145,4 +146,5 @@ def with_tables(text: str) -> str:
 
 if __name__ == "__main__":
     logging.disable()  # some tables are answers of a server that has trouble
-    PROTOCOL.write_text(with_tables(PROTOCOL.read_text()))
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
