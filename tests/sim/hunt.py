@@ -2,13 +2,14 @@
 
     ./run python -m tests.sim.hunt                      every bug, once
     ./run python -m tests.sim.hunt NAME... --starts 5   these, each from five first seeds
-    ./run python -m tests.sim.hunt --starts 5 --write   all, and update the table in docs/robustness.md
+    ./run python -m tests.sim.hunt --starts 5 --write   all, and record the figures in tests/sim/hunts.csv
     ./run python -m tests.sim.hunt NAME... --record     their cheapest seeds, for tests (`quick_seeds`)
 
 A hunt runs seed after seed, from its first one on, with one bug planted, until an oracle objects or the code
 fails. Hunts are independent, so they can run in any number of processes.
 """
 
+import csv
 import gc
 import json
 import logging
@@ -34,8 +35,10 @@ _COLLECTED_EACH = 25
 STARTS_APART = 1_000_000
 """Distance of the first seeds of hunts, so that no two hunts run the same seed."""
 
-DOCS = Path(__file__).parents[2] / "docs" / "robustness.md"
-BEGIN, END = "<!-- hunt: begin -->", "<!-- hunt: end -->"
+FIGURES = Path(__file__).parent / "hunts.csv"
+"""The results that docs/robustness.md sums up: a row for each bug that was found."""
+
+COLUMNS = ("planted", "found_by", "median", "worst", "found", "hunts")
 HEAD = (
     "| planted | breaks | found by | seeds: median | worst | found |",
     "|---|---|---|---|---|---|",
@@ -140,12 +143,22 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join([*HEAD, *map(str, rows)])
 
 
-def write(text: str) -> None:
-    """Write the table into docs/robustness.md."""
-    docs = DOCS.read_text(encoding="utf-8")
-    before, _, rest = docs.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    DOCS.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+def recorded() -> dict[str, dict[str, str]]:
+    """Read the recorded figures: bug -> column -> text."""
+    with FIGURES.open(encoding="utf-8", newline="") as file:
+        return {row["planted"]: row for row in csv.DictReader(file)}
+
+
+def write(rows: Iterable[Row]) -> None:
+    """Record the figures of these bugs; those of the others stay."""
+    figures = recorded()
+    for row in rows:
+        values = (row.name, " ".join(row.oracles), row.median or "", row.worst or "", row.found, row.hunts)
+        figures[row.name] = dict(zip(COLUMNS, map(str, values), strict=True))
+    with FIGURES.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(figures[name] for name in BUGS if name in figures)
 
 
 def read_done(path: Path | None) -> list[Hunt]:
@@ -177,8 +190,8 @@ def main(
     done: Annotated[
         Path | None, typer.Option(help="JSON lines of an earlier call, which are not run again.")
     ] = None,
-    write_docs: Annotated[
-        bool, typer.Option("--write", help="Put the table into docs/robustness.md.")
+    write_figures: Annotated[
+        bool, typer.Option("--write", help="Record the figures in tests/sim/hunts.csv.")
     ] = False,
     record_seeds: Annotated[
         bool,
@@ -188,8 +201,8 @@ def main(
     """Hunt planted bugs. Exit: 0 all were found, 1 one was not found."""
     wanted = list(names or BUGS)
     unknown = [name for name in wanted if name not in BUGS]
-    if unknown or (write_docs and names):
-        raise typer.BadParameter(f"no such bugs: {unknown}" if unknown else "--write is for all bugs")
+    if unknown:
+        raise typer.BadParameter(f"no such bugs: {unknown}")
     if record_seeds:
         with ProcessPoolExecutor(processes, initializer=prepare_process) as pool:
             seeds = list(pool.map(cheapest_seed, wanted, repeat(seeds_max)))
@@ -204,8 +217,8 @@ def main(
     rows = [row_of(name, hunts) for name in wanted if (hunts := [one for one in found if one.name == name])]
     if not as_json:
         print(table(rows))
-    if write_docs:
-        write(table(rows))
+    if write_figures:
+        write(rows)
     sys.exit(0 if all(row.found == row.hunts for row in rows) else 1)
 
 
