@@ -112,6 +112,7 @@ def test_links_between_documents_lead_somewhere() -> None:
 
 
 ARCHITECTURE = ROOT / "docs" / "ARCHITECTURE.md"
+PATHS = ROOT / "docs" / "PATHS.md"
 
 
 def test_the_files_that_the_table_of_packages_names_exist() -> None:
@@ -122,15 +123,14 @@ def test_the_files_that_the_table_of_packages_names_exist() -> None:
 
 
 def test_the_paths_through_the_code_name_files_and_definitions_that_exist() -> None:
-    """A line of a path is `N. `file` `definition`...: text`; every line of the section is checked."""
-    section = ARCHITECTURE.read_text(encoding="utf-8").partition("## Paths through the code\n")[2]
-    steps = re.findall(r"^(\d+)\. (.*)$", section, re.M)
+    """A line of a path is `N. `file` `definition`...: text`; every line of the page is checked."""
+    steps = re.findall(r"^(\d+)\. (.*)$", PATHS.read_text(encoding="utf-8"), re.M)
     missing = []
     for _, step in steps:
         path, *names = re.findall(r"`([^`]+)`", step.partition(": ")[0])
         defined = definitions_in(ROOT / path)
         missing += [f"{path}: {name}" for name in [path, *names] if name not in defined]
-    assert [number for number, _ in steps].count("1") == 9, "one path for each question of the section"
+    assert [number for number, _ in steps].count("1") == 9, "one path for each question of the page"
     assert not missing, missing
 
 

@@ -35,8 +35,8 @@ smartquotes = False
 nitpicky = True
 
 CONTENTS = (
-    ("Begin", ["docs/HOW-IT-WORKS", "docs/ARCHITECTURE", "docs/installing", "docs/cookbook",
-               "docs/GLOSSARY"]),
+    ("Begin", ["docs/HOW-IT-WORKS", "docs/ARCHITECTURE", "docs/PATHS", "docs/installing",
+               "docs/cookbook", "docs/GLOSSARY"]),
     ("Programs", ["docs/operators", "docs/state", "docs/sources-and-sinks", "docs/inputs", "docs/spark",
                   "docs/journaled-files", "docs/testing", "docs/api"]),
     ("Operation", ["docs/operating-stores", "docs/security", "docs/watching", "docs/operating-regions",
