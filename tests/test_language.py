@@ -40,7 +40,7 @@ BANNED: dict[str, str] = {
 """phrase -> what to write instead."""
 
 QUOTED = re.compile(r"`[^`]*`|\([^)]*\.md[^)]*\)|<!--.*?-->|\*\*[A-Z]+\*\*")
-"""Code, links, and names on the wire, which stay (docs/GLOSSARY.md, section 2)."""
+"""Code, links, and names on the wire, which stay (docs/GLOSSARY.md, "Stored names")."""
 
 OLD_WORDS = ("docs/GLOSSARY.md", "tests/test_language.py", "tests/mutation/equivalents.toml")
 """Files that name old terms to say what replaced them."""
