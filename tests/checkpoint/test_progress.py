@@ -43,7 +43,7 @@ CHECKPOINT = CheckpointCommitted(
     worker_phases_s={0: {"sync": 0.125}, 1: {"sync": 0.01}},
 )
 RESET = ResetReport(time=1.0, worker=1, reason="killed", seconds=0.5, bytes=10, incarnation=4, checkpoint=5)
-DOCS = Path(__file__).parent.parent.parent / "docs" / "operating-regions.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def status(*rows_in: int, attempt: int = 1, incarnation: int = 3, counted: int = 0) -> RegionStatus:
@@ -169,7 +169,8 @@ def test_reports_are_kept_up_to_a_limit() -> None:
 
 def names_in(table: str) -> set[str]:
     """The names in the first column of a table of the docs, after its marker."""
-    text = DOCS.read_text(encoding="utf-8").split(f"<!-- names: {table} -->")[1].split("<!-- end -->")[0]
+    pages = "".join((DOCS / f"{page}.md").read_text("utf-8") for page in ("operating-regions", "going-back"))
+    text = pages.split(f"<!-- names: {table} -->")[1].split("<!-- end -->")[0]
     return {
         name for row in re.findall(r"^\| (`.*?`) \|", text, re.MULTILINE) for name in re.findall(r"\w+", row)
     }

@@ -350,7 +350,7 @@ def test_what_the_pages_write_is_accepted() -> None:
     names = run_example("docs/inputs.md", "retained")
     graph = names["graph"]
     assert graph.plan is not None
-    sink = run_example("docs/operating-regions.md", "retain")["sink"]
+    sink = run_example("docs/going-back.md", "retain")["sink"]
     assert (sink.rule.by_consumers, sink.rule.bytes_max, sink.rule.age_max_s) == (True, None, 604_800)
     assert not LogSink().rule.by_consumers, "outputs are kept unless the sink says otherwise"
     for wrong in ({"retain": "some"}, {"max_bytes": 0}, {"max_age": -1.0}):

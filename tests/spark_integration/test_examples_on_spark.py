@@ -42,7 +42,7 @@ def test_the_ten_lines_of_the_readme_count_words_and_a_listener_sees_the_progres
     names = run_example("docs/operating-regions.md", "listener", names, store=servers.url)
     names["region"].awaitTermination()
     assert capsys.readouterr().out
-    region = run_example("docs/operating-regions.md", "autoscale", names, store=servers.url)["region"]
+    region = run_example("docs/changing-regions.md", "autoscale", names, store=servers.url)["region"]
     assert (region.status.autoscale.minimum, region.status.autoscale.maximum) == (2, 8)
     region.awaitTermination()
     again = run_example("docs/spark.md", "supervised", names, store=servers.url)

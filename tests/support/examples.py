@@ -32,11 +32,9 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "docs/metrics.md": {"tests/dos_client/test_metrics.py": ("serve",)},
-    "docs/operating-regions.md": {
-        MANUAL: ("delivery", "failure"),
-        ON_SPARK: ("autoscale", "listener"),
-        ROWS: ("retain",),
-    },
+    "docs/operating-regions.md": {MANUAL: ("delivery", "failure"), ON_SPARK: ("listener",)},
+    "docs/changing-regions.md": {ON_SPARK: ("autoscale",)},
+    "docs/going-back.md": {ROWS: ("retain",)},
     "docs/operators.md": {MANUAL: ()},
     "docs/sources-and-sinks.md": {
         MANUAL: (
