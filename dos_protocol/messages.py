@@ -64,7 +64,7 @@ class SessionEvent(Enum):
     OPENED = "CWD answered DIRECTORY_OPENED"
     CLAIMED = "claim answered DIRECTORY_OPENED"
     SUPERSEDED = "a later claim of the directory, or a repaired object in it"
-    ENDED = "QUIT, the connection ended, or an error that closes"
+    ENDED = "the end"
 
 
 _OPENING: Final = {

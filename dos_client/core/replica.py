@@ -48,9 +48,9 @@ class ReplicaEvent(Enum):
     ENTERED = "the member holds the claim"
     NEAR = "digest agrees, the rest is in memory"
     BEHIND = "digest agrees, the rest is not in memory"
-    DIFFERS = "digest differs, too long, corrupt or poisoned"
+    DIFFERS = "the copy is broken"
     FELL_BEHIND = "the memory moved on past it"
-    LEFT = "the session ended, or none was had"
+    LEFT = "no session"
 
 
 _LEAVING: Final = {ReplicaEvent.LEFT: ReplicaState.DISCOVER_LOCAL_SIZE}

@@ -11,11 +11,9 @@ from enum import Enum
 from pathlib import Path
 from typing import get_args
 
-from checkpoint.core.coordination.run import PHASES
 from checkpoint.core.coordination.workers import WORKERS
 from checkpoint.core.links import messages as m
 from checkpoint.core.links.frames import ChannelFrame, FrameFlag, FrameType, encode, job_digest
-from checkpoint.core.links.participation import PARTICIPANT
 from checkpoint.core.records.layout import canonical_key, key_hash
 
 JOURNALS = Path(__file__).parent.parent.parent / "docs" / "protocol" / "journals.md"
@@ -94,9 +92,7 @@ TABLES = {
     "frame vector": frame_vector,
     "key vectors": key_vectors,
     "control messages": control_messages,
-    "coordinator diagram": lambda: _diagram(PHASES),
     "worker diagram": lambda: _diagram(WORKERS),
-    "participant diagram": lambda: _diagram(PARTICIPANT),
 }
 
 

@@ -104,7 +104,7 @@ PHASES: Final[dict[CoordinatorPhase, dict[PhaseEvent, CoordinatorPhase]]] = {
     CoordinatorPhase.ENDING: {PhaseEvent.GONE: CoordinatorPhase.ENDED},
     CoordinatorPhase.ENDED: {},
 }
-"""An event that a row does not have is a bug. protocol.md has the diagram; a test compares."""
+"""An event that a row does not have is a bug."""
 
 
 class RegionRun:

@@ -82,7 +82,7 @@ class V0Event(Enum):
     ANSWERED = "its reply"
     APPENDING = "a answered ok"
     STREAM_ENDED = "the client sends no more"
-    ENDED = "an empty request, the connection ended, or a refusal that closes"
+    ENDED = "the end"
 
 
 _ENDED: Final = {V0Event.ENDED: V0State.CLOSED}
