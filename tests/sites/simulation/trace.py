@@ -1,8 +1,10 @@
 """Traces of network delays: servers, and the delay between every two of them every 10 s.
 
-A trace is a Parquet file, so other tools can read and write it. docs/sites.md describes it. One row is one
-pair of servers on one day, and a row group is a day: a reader needs one day at a time. Every page has a
-checksum; what the pages do not cover is in the metadata, which has a digest of its own.
+A trace is a Parquet file, so other tools can read and write it. One row is one pair of servers on one day, in
+the order day, first server, second server, with `first` < `second`; `delays` are of one direction. A row
+group is a day: a reader needs one day at a time. Every page has a checksum. The metadata has the key
+`dos-site-trace`: the XXH3-64 of what follows as 16 hexadecimal digits, a space, and JSON with `version`,
+`servers` (each with `name` and `area`), `days`, `start` (the date of day 0) and `origin`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
