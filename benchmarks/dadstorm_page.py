@@ -30,9 +30,9 @@ The evaluation of the [DADSTORM paper](papers.md) with {operators} operators of 
   tuple, and every message is confirmed. A source sends the next tuple when the previous one is confirmed.
 - *By step* is the exchange of a region: every worker has all operators, and a step has many tuples.
 
-Replicas, source and sink are processes that are connected by TCP over loopback; by step, the workers are.
-Different from the paper: a replica confirms a tuple after its record is shared, not before. Otherwise a
-replica that is lost between the two loses the tuple. Broken connections replace the pings of its section 4.1.
+All processes are connected by TCP over loopback. Different from the paper: a replica confirms a tuple after
+its record is shared, not before, because a replica that is lost between the two would lose the tuple. Broken
+connections replace the pings of its section 4.1.
 Measured on {date}, {rounds}. The load average at the end was {load:.1f}, including the
 benchmark itself.
 

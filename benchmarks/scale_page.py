@@ -47,9 +47,8 @@ second. Its job is stopped with a savepoint in the native format and started at 
 cluster that has the task slots and by a client that runs already; the first change and back is not counted.
 Spark 4.3 counts the same in micro-batches with RocksDB state. It
 [keeps the number of partitions](https://spark.apache.org/docs/latest/streaming/additional-information.html)
-with which a query began, so another number means a start from empty state. Its figures in the rows of the
-changes are those of a method that is not public yet (`_streamingCheckpointManager.repartition`): the query is
-stopped, its state is divided anew, and it is started.
+with which a query began. Its figures in the rows of the changes are those of a method that is not public yet
+(`_streamingCheckpointManager.repartition`).
 
 | change | figure | beside | aim |
 |---|---|---|---|
