@@ -5,6 +5,7 @@ The examples know a graph of a shop (`shop`): `graph`, its streams `lines`, `ord
 by key as `by_item`, and all that `dataflow` exports.
 """
 
+import ast
 import inspect
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -64,8 +65,9 @@ def test_a_source_sink_or_window_shows_how_it_is_made(
     monkeypatch.chdir(tmp_path)
     example = example_of(MADE[name])
     assert example.startswith(f"{name}("), f"{name} has no example"
-    made = eval(example, {**vars(dataflow), "timedelta": timedelta})
-    assert isinstance(made, MADE[name])
+    for statement in ast.parse(example).body:
+        made = eval(ast.unparse(statement), {**vars(dataflow), "timedelta": timedelta})
+        assert isinstance(made, MADE[name])
 
 
 def shop() -> dict[str, Any]:

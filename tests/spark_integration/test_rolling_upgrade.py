@@ -32,10 +32,11 @@ PASSES = 2_000
 NOT_PACKAGED = ("tests", "docs", "benchmarks", "examples")
 Edits = dict[str, list[tuple[str, str]]]
 """File -> regular expressions, each of which must be found once, and what replaces them."""
-VERSIONS = "checkpoint/core/links/messages.py"
+MESSAGES = "checkpoint/core/links/messages.py"
+VERSIONS = r"VERSIONS: Final\[Versions\] = \(1, 2\)"
 LATER: Edits = {
-    VERSIONS: [(r"= \(1, 2\)", "= (1, 3)")],
-    "checkpoint/core/links/messages.py": [
+    MESSAGES: [
+        (VERSIONS, "VERSIONS: Final[Versions] = (1, 3)"),
         (
             "    counters: Counters\n\n\nclass Vote",
             '    counters: Counters\n    mood: str = "calm"\n\n\nclass Vote',
@@ -44,11 +45,17 @@ LATER: Edits = {
     ],
     "dataflow/operators/aggregates.py": [
         ("import dataclass\n", "import dataclass, field\n"),
-        ("    keys: tuple", '    later: str = field(default="", kw_only=True)\n    keys: tuple'),
+        (
+            "    accepts_weights: ClassVar\\[bool\\] = True\n    keys: tuple",
+            (
+                "    accepts_weights: ClassVar[bool] = True\n"
+                '    later: str = field(default="", kw_only=True)\n    keys: tuple'
+            ),
+        ),
     ],
 }
 """Fields that a later release could add: to messages of workers and of the driver, to parts of graphs."""
-FOREIGN: Edits = {VERSIONS: [(r"= \(1, 2\)", "= (4, 4)")]}
+FOREIGN: Edits = {MESSAGES: [(VERSIONS, "VERSIONS: Final[Versions] = (4, 4)")]}
 DRIVER = """
 import json, sys
 from pathlib import Path
