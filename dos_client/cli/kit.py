@@ -190,7 +190,8 @@ def command(
         def execute(**given: Any) -> None:
             if given.pop("log_json", False):
                 begin_command_log(as_json=True)  # before `run` begins a log of text
-            shared = {one: given.pop(one, default) for one, default in _SHARED.items()}
+            # Only what was added: a command may have a parameter of its own with the name of one of these.
+            shared = {**_SHARED, **{one: given.pop(one) for one, *_ in added if one in _SHARED}}
 
             async def work() -> Report | None:
                 with ExitStack() as stack:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 
-from dos_chaos import RunRefusedError, cli, story
+from dos_chaos import RunRefusedError, cli, servers, story
 from dos_chaos.cli import run_in_directories, run_in_store
 from dos_chaos.core.plan import KINDS, STOP
 from dos_chaos.core.report import GOOD, NOT_RECOVERED, VIOLATION, ChaosResult
@@ -81,7 +81,7 @@ def test_servers_that_a_killed_run_left_are_named_and_not_robbed_of_their_data(t
     place = Place(tmp_path, discard=False)
     place.mark(RUNNING, 1)
     place.close()
-    with ServerProcess(tmp_path / "s1") as server:
+    with servers.ServerProcess(tmp_path / "s1") as server:  # not forked: it is found by its command line
         with pytest.raises(RunRefusedError, match=f"kill -9 {server.pid} "):
             Place(tmp_path, discard=True)
         assert (server.data / "identity").exists()
