@@ -110,7 +110,7 @@ def test_the_page_shows_the_store_and_what_is_stored(watched: Watched, browser: 
     browser.until("Journals: manifest")
     browser.driver.find_element(By.LINK_TEXT, "manifest").click()
     browser.until("SEGMENT_START")
-    browser.fill("text", '"checkpoint":2,')
+    browser.fill("text", '"number":2,')
     browser.named("button", "Search").click()
     until(lambda: "SEGMENT_START" not in browser.text(), "the search has its answer", WAIT_S)
     browser.until("2,")

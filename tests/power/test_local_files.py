@@ -63,7 +63,7 @@ def resumed(spec: SinkSpec, last: Voted, incarnation: int) -> Iterator[SinkWrite
         yield writer
 
 
-ACCEPTED = Voted({"file": "part-w0000.tsv", "size": 5, "digest": 1}, [], 1, 0, [])
+ACCEPTED = Voted({"file": "part-w0000.tsv", "size": 5, "digest": 1, "resume": [0, 0]}, [], 1, 0, [])
 """A checkpoint whose output is lost, which a person accepts."""
 
 
