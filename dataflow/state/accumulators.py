@@ -193,7 +193,7 @@ class ExactSums:
     def as_integers(self, slots: Slots) -> tuple[Limbs, npt.NDArray[np.bool_]]:
         """Return the sums of integers, and which of them fit 64 bits (the others are meaningless)."""
         first, limbs, negative = self._canonical(slots)
-        assert first in (0, 1)
+        # `first` may be 2: the low limbs of a sum of -2^64 are zero, and are not stored.
         wide = np.pad(limbs, ((0, 0), (first, 2))).astype(np.uint64)
         size = wide[:, 1] << np.uint64(_BITS) | wide[:, 0]
         fits = ~wide[:, 2:].any(axis=1) & (size <= np.uint64(2**63 - 1) + negative.astype(np.uint64))

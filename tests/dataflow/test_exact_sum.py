@@ -61,6 +61,16 @@ def test_sums_that_rounding_on_the_way_gets_wrong(values: list[float]) -> None:
     assert sums.as_doubles(np.zeros(1, np.int64))[0] == nearest(values)
 
 
+def test_a_sum_whose_low_limbs_are_zero_is_said_not_to_fit_after_a_restore() -> None:
+    sums = ExactSums(of_doubles=False)
+    sums.reach(1)
+    sums.add(np.zeros(2, np.int64), np.array([-(2**63)] * 2))
+    restored = ExactSums(of_doubles=False)
+    restored.reach(1)
+    restored.load(np.arange(1), sums.store(np.arange(1)))
+    assert restored.as_integers(np.arange(1))[1].tolist() == [False]
+
+
 @given(pairs=st.lists(st.tuples(st.integers(0, 2), _int64)), data=st.data())
 def test_a_sum_of_integers_is_exact_or_said_not_to_fit(
     pairs: list[tuple[int, int]], data: st.DataObject

@@ -124,7 +124,7 @@ def nothing(self: Transactions, published: Iterable[str]) -> list[str]:
 
 def whoever_wrote(self: Transactions, published: Iterable[str]) -> list[str]:
     """A worker of an earlier incarnation takes back what later ones have published."""
-    return [name for name in published if self._newest is not None and name > self._newest]
+    return [name for name in published if self.newest and name > self.newest]
 
 
 def not_recorded(self: s3.S3Output, transaction: str) -> None:
