@@ -169,11 +169,11 @@ class _Method(Generic[P, T]):
         self._run = run
         self.__doc__ = method.__doc__
 
-    def __get__(self, facade: Facade[Any], _: type) -> "Callable[P, T]":
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            return self._run(facade.portal, partial(self._method, facade.wrapped, *args, **kwargs))
+    def __call__(self, facade: Facade[Any], *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(facade.portal, partial(self._method, facade.wrapped, *args, **kwargs))
 
-        return call
+    def __get__(self, facade: Facade[Any], _: type) -> "Callable[P, T]":
+        return partial(self, facade)
 
 
 def calls(method: "Callable[Concatenate[Any, P], Awaitable[T]]") -> _Method[P, T]:

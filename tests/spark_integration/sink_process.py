@@ -112,10 +112,6 @@ def _die_at(step: str, when: str) -> None:
     real = owner.__dict__[name]
     static = isinstance(real, classmethod)
     function: Callable[..., Any] = real.__func__ if static else real
-    if not callable(real) and not static:  # a method of a facade makes its function when it is looked up
-
-        def function(self: Any, *args: Any, **named: Any) -> Any:
-            return real.__get__(self, owner)(*args, **named)
 
     def end() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
