@@ -46,8 +46,7 @@ from journal.reading import ChainSource, span_chunks
 
 OpenDataDirectory = Callable[[Path], AbstractContextManager[StorePort]]
 """Opens the data directory of a server that does not run. Raises LocalProtocolError if it runs. `journal`
-does
-not import `dos_server`, which knows the format: the program that runs the commands passes it in.
+does not import `dos_server`, which knows the format: the program that runs the commands passes it in.
 """
 _openers: list[OpenDataDirectory] = []
 

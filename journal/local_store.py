@@ -1,6 +1,5 @@
 """Journals on the disk of this machine: a directory that holds one file for each segment of a chain, or, as
-in
-the original service, one file of records of version 0 (`LocalJournal`).
+in the original service, one file of records of version 0 (`LocalJournal`).
 
 The disk is a store of one member: `LocalClaim` is the claim of its writer, `LocalStore` what readers use. The
 chain code is that of any store, with the same rules (R5-R8, R14). So a local journal rolls, begins segments

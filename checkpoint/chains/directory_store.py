@@ -107,11 +107,9 @@ class DirectoryStore(ChainStore):
             self._writer.append(record)
 
     def checkpoint(self, checkpoint: int, step: int, live_bytes: int) -> FilesAt:
-        """Record that checkpoint `checkpoint` lies here, at the end of `step`, after everything appended so
-        far. The
+        """Record that this checkpoint lies here, at the end of `step`, after everything appended so far. The
         record lets users find it (`checkpoint:7`, `step:41`). live_bytes: the present size of the files.
-        Raises
-        FencedError.
+        Raises FencedError.
         """
         self._live_bytes = live_bytes
         self._writer.append(Record(Op.CHECKPOINT, ints=(checkpoint, step)))

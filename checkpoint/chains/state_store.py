@@ -131,7 +131,7 @@ class StateStore(ChainStore):
         return {operator: await runtime().in_thread(fold.take, operator) for operator in fold.operators()}
 
     async def commit(self, checkpoint: int, blocks: Iterable[tuple[str, bytes]]) -> Position:
-        """Append (operator, encoded block) pairs of checkpoint `checkpoint`, wait until all are synced on the
+        """Append (operator, encoded block) pairs of this checkpoint, wait until all are synced on the
         quorum, and become that version.
 
         Returns the position for the vote. Raises LocalProtocolError if `checkpoint` is not above `version`,
@@ -149,7 +149,7 @@ class StateStore(ChainStore):
         return end
 
     async def commit_whole(self, checkpoint: int, blocks: Iterable[tuple[str, bytes]]) -> Position:
-        """Commit the whole state of checkpoint `checkpoint` as a snapshot, which refers to nothing before it.
+        """Commit the whole state of this checkpoint as a snapshot, which refers to nothing before it.
         Returns and raises as `commit`.
         """
         self._check_above(checkpoint)
@@ -164,7 +164,7 @@ class StateStore(ChainStore):
             raise LocalProtocolError(f"checkpoint {checkpoint} is not above version {self.version}")
 
     async def _roll(self, checkpoint: int, blocks: Iterable[tuple[str, bytes]]) -> None:
-        """Begin a new segment with these blocks, which are the whole state of checkpoint `checkpoint`."""
+        """Begin a new segment with these blocks, which are the whole state of this checkpoint."""
         before = self._writer.end.size
         await self._writer.roll(_records(checkpoint, blocks))
         self._snapshot_bytes = self._writer.end.size - before

@@ -167,8 +167,7 @@ async def append_record(held: HeldManifest, region: str, record: Checkpoint) -> 
 async def savepoint_stopped(
     host: ManifestHost, region: str, name: str, checkpoint: int, *, on: bool, note: SavepointNote = NO_NOTE
 ) -> int:
-    """Create a savepoint of checkpoint `checkpoint` (0: the last one) of a region that no driver runs, or
-    drop a
+    """Create a savepoint of this checkpoint (0: the last one) of a region that no driver runs, or drop a
     savepoint. `note`: who creates it, when and why. Return the number of its checkpoint. Done when the record
     is on the quorum: every later driver retains the checkpoints that it names.
 

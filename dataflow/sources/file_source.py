@@ -1,8 +1,7 @@
 """Text files, and objects of a bucket, as a source: one row per line, column `line`.
 
 `FileReader` decides which bytes a step reads and verifies that a replay reads the same. Which splits there
-are, and
-in which order they are read, is decided by its two forms:
+are, and in which order they are read, is decided by its two forms:
 
 - `ListReader`: a fixed list. A split is one file in one pass. File f of pass p belongs to worker (f + p) mod
 workers,

@@ -62,7 +62,7 @@ from dataflow.worker.spec import Clock
 
 @dataclass(slots=True)
 class OwnPart:
-    """What this worker contributes to checkpoint `checkpoint` at the end of `step`: state changes and
+    """What this worker contributes to this checkpoint at the end of `step`: state changes and
     prepared output.
 
     `snapshot` receives the whole state as of this checkpoint, if a snapshot was requested.

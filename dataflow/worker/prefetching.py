@@ -223,9 +223,8 @@ def feeds_of(
     woken: Callable[[], None],
 ) -> dict[str, Prefetcher]:
     """Return a prefetcher of each source whose input is in the store, from the positions in `part`, which is
-    of the checkpoint `checkpoint`. Raises ManifestError if a source of a fork reads another region's output
-    than in
-    the original.
+    of this checkpoint. Raises ManifestError if a source of a fork reads another region's output than in the
+    original.
 
     again: it is not the first incarnation. Outside of consistent regions, input is then read from its present
     end on.

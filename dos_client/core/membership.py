@@ -2,9 +2,8 @@
 
 **Rule.** Of the records that servers reported, the *confirmed* one with the highest generation counts. A
 record is confirmed if `max(majority, N - Qa + 1)` of its own members that are "in" report it; a tie-breaker
-counts as one of them (`core.quorum`). A server is
-identified by its server id alone: a server with two addresses is one, a wiped server has a new id and is in
-no record. A joining member does not confirm.
+counts as one of them (`core.quorum`). A server is identified by its server id alone: a server with two
+addresses is one, a wiped server has a new id and is in no record. A joining member does not confirm.
 
 **Helping.** A record is written to a server only after it was decided (docs/decisions/0010). So any client
 that sees one may send it to the members that it names and that have an older one of the same store, or none.

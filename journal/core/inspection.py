@@ -1,6 +1,5 @@
 """Inspect one journal file or object: its records with their offsets, its first fault, lines of text or JSON,
-and
-counts over time. Pure: no I/O.
+and counts over time. Pure: no I/O.
 
 Bad data never raises: the fault is kept, and all records before it are returned. Any journal is accepted:
 version 0 or 1, a plain file of records or a segment with its start. In lines, every byte is escaped, so that

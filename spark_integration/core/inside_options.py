@@ -57,7 +57,7 @@ class CheckpointsOptions(ReadOptions, frozen=True, kw_only=True):
 
 
 class StateOptions(ReadOptions, frozen=True, kw_only=True):
-    """The state of `operator` at checkpoint `checkpoint` (None: the latest); with `since`, only what was
+    """The state of `operator` at this checkpoint (None: the latest); with `since`, only what was
     written after that checkpoint.
     """
 

@@ -182,9 +182,8 @@ def commit(options: SinkOptions, prepared: Sequence[StagedCommit], schema: pa.Sc
     was tried. If it raises, the unit may be recorded or not: call it again.
 
     Raises OtherWriterError, OtherCheckpointError, BatchPlannedAgainError, StagedRowsGoneError,
-    InputClosedError; FencedError if
-    others keep opening the same producer; and what opening a store raises. Waits for a quorum; a new producer
-    needs every member.
+    InputClosedError; FencedError if others keep opening the same producer; and what opening a store raises.
+    Waits for a quorum; a new producer needs every member.
     """
     first = prepared[0]
     key = options, first.producer

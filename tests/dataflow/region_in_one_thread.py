@@ -52,7 +52,7 @@ Choose = Callable[[int], int]
 class StoredCheckpoint:
     """A committed checkpoint."""
 
-    checkpoint: int
+    number: int
     step: int
     final: bool
     parts: dict[int, WorkerCheckpoint]
@@ -124,7 +124,7 @@ class OneThreadRegion:
         self._checkpoint_wanted_at = 0
         self.votes.clear()
         at = self.checkpoint
-        step, checkpoint = (at.step, at.checkpoint) if at else (0, 0)
+        step, checkpoint = (at.step, at.number) if at else (0, 0)
         for index, side in enumerate(self.sides):
             if side.run is not None:
                 side.run.close()

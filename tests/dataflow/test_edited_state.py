@@ -279,7 +279,7 @@ def state_in(region: OneThreadRegion, operator: str) -> dict[str, pa.RecordBatch
     fold, layout = StateFold(), even_layout(region.workers)
     for index, side in enumerate(region.sides):
         for number, name, data in side.blocks:
-            if name == operator and region.checkpoint is not None and number <= region.checkpoint.checkpoint:
+            if name == operator and region.checkpoint is not None and number <= region.checkpoint.number:
                 block = decode_block(data)
                 assert all(layout.worker_of(one) == index for one in block.column("_hash").to_pylist())
                 fold.add(name, block)
@@ -294,10 +294,10 @@ def write_edit(region: OneThreadRegion, tables: Mapping[str, Any]) -> PlannedEdi
     given_tables = {name: as_table(name, rows) for name, rows in tables.items()}
     rules = rules_for(region.plan, "region", given_tables)
     edit = planned(rules, given_tables, StoredState(stored, {}), even_layout(region.workers))
-    region.last_number = number = max(region.last_number, region.checkpoint.checkpoint) + 1
+    region.last_number = number = max(region.last_number, region.checkpoint.number) + 1
     for worker, rows in edit.rows.items():
         region.sides[worker].blocks = [
-            *(one for one in region.sides[worker].blocks if one[0] <= region.checkpoint.checkpoint),
+            *(one for one in region.sides[worker].blocks if one[0] <= region.checkpoint.number),
             *((number, name, data) for name, data in rows),
         ]
     region.checkpoint = StoredCheckpoint(number, region.checkpoint.step, False, region.checkpoint.parts)

@@ -3,25 +3,21 @@ another.
 
 The manifest is one list, to which only the holder of the newest incarnation appends. Each worker has one
 journal, which keeps everything that was synced. `take_over.py` shows that a few servers can provide both. A
-coordinator requests a checkpoint. A worker adds one record for it and votes with its position. When all
-votes are
-in, the checkpoint is committed. At any time a new incarnation may begin: it restores the last checkpoint and
-orders the
-workers to its positions; or a person rolls back to an older one. Workers receive orders at any later time.
+coordinator requests a checkpoint. A worker adds one record for it and votes with its position. When all votes
+are in, the checkpoint is committed. At any time a new incarnation may begin: it restores the last checkpoint
+and orders the workers to its positions; or a person rolls back to an older one. Workers receive orders at any
+later time.
 
     a zombie that wakes up     a worker that is not notified continues in its incarnation; its votes arrive
                                at any time
     a contender that dies      no step is ever required; a new incarnation may begin at any time
 
-The promises checked in every state (P-6, P-7): a committed checkpoint is *one* history (both workers have
-the same
-records, of the same incarnations, and it continues the checkpoint that was restored or committed before it),
-and
-each checkpoint that is still retained can be restored exactly.
+The promises checked in every state (P-6, P-7): a committed checkpoint is *one* history (both workers have the
+same records, of the same incarnations, and it continues the checkpoint that was restored or committed before
+it), and each checkpoint that is still retained can be restored exactly.
 
 What is abstracted: a step of the region and a checkpoint are the same (one record each); output is handled
-like
-state. Votes are kept for ever: a vote that arrives late, or twice, is a vote that is used late.
+like state. Votes are kept for ever: a vote that arrives late, or twice, is a vote that is used late.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Barrier alignment of one channel: when a step is complete, its processing order, and its cut.
+"""Barrier alignment of one channel: when a step is complete, its processing order, and its checkpoint.
 
 Pure. One `Alignment` serves one consumer, one channel (exchange) and all its senders. It keeps batches that
 arrive early and returns whole steps. It knows no bytes, sockets or operators. A circuit with several

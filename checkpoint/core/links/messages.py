@@ -324,9 +324,8 @@ class Restore(Releasing, frozen=True, kw_only=True):
     @property
     def moves(self) -> bool:
         """Whether the region begins anew with the checkpoint (`Checkpoint.begins`), or with another layout:
-        then
-        the answer is Restored, and at once the vote for the next checkpoint, at the same step. Start follows
-        when that one is committed.
+        then the answer is Restored, and at once the vote for the next checkpoint, at the same step. Start
+        follows when that one is committed.
         """
         return self.restore is not None and self.restore.begins(self.layout)
 
