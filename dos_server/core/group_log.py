@@ -424,7 +424,7 @@ class GroupLog:
             assert state is not None, "an object that is not filed stays in memory"
             if state.is_filed:
                 self.filed(key, state.filed)
-            elif (sync := state.filing_sync()) is not None:
+            elif state.changing is None and (sync := state.filing_sync()) is not None:
                 self._filing.add(key)
                 self._order(sync)
 

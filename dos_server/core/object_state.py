@@ -207,10 +207,16 @@ class ObjectState:
         )
 
     @property
-    def may_be_removed(self) -> bool:
-        """Whether it is settled, or only being filed: a removal waits for that."""
+    def settled_or_filing(self) -> bool:
+        """Whether it is settled, or its file only gets what is durable in the group log: a removal and a
+        repair wait for that.
+        """
         return self.settled or (
-            self.filing and self.batch is None and not self.pieces and not self.needs_sync
+            self.filing
+            and self.batch is None
+            and self.changing is None
+            and not self.pieces
+            and not self.needs_sync
         )
 
     @property
@@ -359,10 +365,8 @@ class ObjectState:
         return Sync(self.directory, self.name, not self.entry_durable)
 
     def filing_sync(self) -> Sync | None:
-        """Return a sync of the file, for what only the log has; None if one runs, which files it, too, or if
-        the file is being removed or replaced.
-        """
-        if self.sync_asked or self.poisoned or self.changing is not None:
+        """Return a sync of the file, for what only the log has; None if one runs, which files it, too."""
+        if self.sync_asked or self.poisoned:
             return None
         self.sync_asked = self.filing = True
         return Sync(self.directory, self.name, not self.entry_durable)

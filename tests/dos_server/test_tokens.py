@@ -192,11 +192,12 @@ def test_the_commands_change_the_file_and_a_running_server_notices(tmp_path: Pat
         rotated = audit.rename(tmp_path / "audit.1")
         server.process.send_signal(signal.SIGHUP)
         assert dos("token", "revoke", path, "shop").stdout == "revoked: shop\n"
+        wrong = "the token is missing, wrong, expired or revoked"
+        # a command that had begun to append would wait for a valid token in its file
         until(
-            lambda: "the token is missing, wrong, expired or revoked" in append("shop").stderr,
-            "it is revoked",
-            WAIT_S,
+            lambda: wrong in dos("ls", f"{url}/shop", "--token-file", secret).stderr, "it is revoked", WAIT_S
         )
+        assert wrong in append("shop").stderr
         with Wire(server.address) as wire:
             assert wire.welcome.code == ErrorCode.UNAUTHORISED
         log = server.log_path.read_text()
@@ -206,7 +207,7 @@ def test_the_commands_change_the_file_and_a_running_server_notices(tmp_path: Pat
     assert '"removed this token"' not in rotated.read_text(), "the log that was moved away is closed"
     assert audit.stat().st_mode & 0o777 == 0o600
     lines = [json.loads(line) for file in (rotated, audit) for line in file.read_text().splitlines()]
-    wrong = "sent a token that is missing, wrong, expired or revoked"
+    wrong = wrong.replace("the token", "sent a token that")
     assert any(one["action"] == wrong and not one["token"] for one in lines)
     assert [(one["token"], one["action"]) for one in lines if wrong not in one["action"]] == [
         ("shop", "added this token"),

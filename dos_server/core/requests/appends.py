@@ -66,7 +66,7 @@ class Appends:
         directory.objects[request.name] = state
         session.wrote = True
         if ack_only:
-            if state.settled:
+            if not state.tickets and not state.needs_sync:  # also while it is filed
                 self.send_ack(state, session)
             return
         self.accept(session, directory, state, request.payload, request_id)

@@ -169,7 +169,7 @@ def _refuses(state: ObjectState) -> RequestRefusal | None:
     """Return why the object cannot be removed now; None if it can."""
     if state.changing is not None:
         return RequestRefusal(ErrorCode.BUSY, state.changing)
-    if state.being_appended or not state.may_be_removed:
+    if state.being_appended or not state.settled_or_filing:
         return RequestRefusal(ErrorCode.BEING_APPENDED, f"{state.name} is being appended", state.accepted)
     if state.poisoned:
         text = f"{state.name} is poisoned: a write or sync of it failed"

@@ -169,14 +169,19 @@ class Repairs:
         if state is None:
             state = directory.objects[repair.name] = self._tables.new_object(directory, repair.name)
             self._tables.quotas.add(directory.name, 0, 1)
-        sync = None if state.is_filed else state.filing_sync()
         state.repairing = repair.busy = True
         session.pending += 1
-        if sync is None:
-            self._exchange(session.number, repair, state)
-        else:  # the record of the exchange voids entries of the old copy, which its file may lack
-            state.after_filing = partial(self._exchange, session.number, repair, state)
+        self._exchange_when_filed(session.number, repair, state)
+
+    def _exchange_when_filed(self, number: int, repair: RepairInProgress, state: ObjectState) -> None:
+        """File the old copy first: the record of the exchange voids entries that its file may lack."""
+        sync = None if state.is_filed else state.filing_sync()
+        if sync is not None:
             self._tables.effects.append(sync)
+        if state.filing:  # also if the group log files the object now, which may not reach its newest bytes
+            state.after_filing = partial(self._exchange_when_filed, number, repair, state)
+        else:
+            self._exchange(number, repair, state)
 
     def _exchange(self, number: int, repair: RepairInProgress, state: ObjectState) -> None:
         """Order the exchange, after a record of it if the group log has entries of the object."""
@@ -250,7 +255,7 @@ def _is_already_complete(state: ObjectState | None, request: m.RepairChunk) -> b
         and state.exists
         and not state.damaged
         and state.appender is None
-        and state.settled
+        and state.settled_or_filing
         and (state.synced, state.synced_digest) == (request.goal_size, request.goal_digest)
     )
 
@@ -262,7 +267,7 @@ def refuses(state: ObjectState | None, request: m.RepairChunk) -> RequestRefusal
         return RequestRefusal(
             ErrorCode.NO_SPACE, f"an object holds at most {object_bytes_max} bytes", object_bytes_max
         )
-    if state is not None and (not state.settled or state.appender is not None):
+    if state is not None and (not state.settled_or_filing or state.appender is not None):
         return RequestRefusal(ErrorCode.BEING_APPENDED, f"{request.name} is being written", state.accepted)
     if request.old_size != size:
         text = f"{request.name} has {size} bytes here, not {request.old_size}"

@@ -8,8 +8,9 @@ import pytest
 
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
-from dos_server.limits import log_reserved_bytes
-from tests.dos_server.store_member import CONTENT, PowerCutError, PowerPlug, StoreMember
+from dos_server.core import vocabulary as v
+from dos_server.limits import log_idle_seconds, log_reserved_bytes
+from tests.dos_server.store_member import CONTENT, HELLO, PowerCutError, PowerPlug, StoreMember
 from tests.sim.bugs import planted
 
 SHORT, WHOLE = CONTENT[:3_000], CONTENT[:9_000]
@@ -95,3 +96,47 @@ def test_damage_at_the_head_of_an_object_that_was_created_again_is_no_removal() 
     member.disk.kill()
     member.start()
     assert member.inspect().corrupt
+
+
+def member_that_files_o(size: int) -> StoreMember:
+    """A sync of its file, which files what the log has, is under way; more of it was logged meanwhile."""
+    member, _ = member_with_a_log(removed=False)
+    member.now += 10 * log_idle_seconds
+    member.event(v.Tick())
+    assert [type(effect) for effect, _ in member.pending] == [v.FileClaim, v.Sync]
+    member.finish(0)
+    if size > len(SHORT):
+        part = WHOLE[len(SHORT) : size]
+        member.send(member.writer, m.Append("o", len(SHORT), prefix_digest(SHORT), part))
+        member.finish(1)
+    assert member.unasked(member.writer, m.DurabilityAck)[-1] == m.DurabilityAck("o", size, size)
+    return member
+
+
+@pytest.mark.parametrize("size", [len(SHORT), len(SHORT) + 500])
+def test_a_repair_waits_while_the_server_files_the_object(size: int) -> None:
+    """What was acknowledged is being written by nobody: the repair is not refused (BEING_APPENDED)."""
+    # EVIDENCE-OF: P-2, P-5
+    member = member_that_files_o(size)
+    repairer, old = member.connect(HELLO), m.ObjectInfo("o", size, size, prefix_digest(WHOLE[:size]))
+    member.send(repairer, m.ChangeDirectory("dir"))
+    request = m.RepairChunk(
+        "o", 0, len(WHOLE), prefix_digest(WHOLE), old.synced, old.digest, overwrite=False, payload=WHOLE
+    )
+    asked = member.send(repairer, request)
+    while any(isinstance(effect, v.WriteRepair) for effect, _ in member.pending):
+        member.finish(1)
+    assert not any(isinstance(effect, v.InstallRepair) for effect, _ in member.pending), "not under the sync"
+    member.settle()
+    assert member.answer(repairer, asked) == m.RepairAck("o", len(WHOLE), done=True)
+    member.disk.power_cut(random.Random(size))
+    member.start()
+    assert member.content() == WHOLE
+
+
+@pytest.mark.parametrize("size", [len(SHORT), len(SHORT) + 500])
+def test_an_empty_append_is_acknowledged_while_the_server_files_the_object(size: int) -> None:
+    member = member_that_files_o(size)
+    before = member.unasked(member.writer, m.DurabilityAck)
+    member.send(member.writer, m.Append("o", size, prefix_digest(WHOLE[:size]), b""))
+    assert member.unasked(member.writer, m.DurabilityAck) == [*before, m.DurabilityAck("o", size, size)]

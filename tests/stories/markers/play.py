@@ -173,5 +173,5 @@ class Play:
                     self.late[peer, index] += queue
         self.workers.restore()
         at = self.workers.checkpoint
-        where = "the beginning" if at is None else f"checkpoint {at.checkpoint}, the end of step {at.step}"
+        where = "the beginning" if at is None else f"checkpoint {at.number}, the end of step {at.step}"
         self.told.append(f"incarnation {self.workers.incarnation}: all stand at {where}, and go on")
