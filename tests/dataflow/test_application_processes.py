@@ -31,6 +31,7 @@ from tests.dataflow.producer_process import SCHEMA, rows_of
 from tests.dataflow.support import true_counts
 from tests.dataflow.test_region_processes import SMALL_STEPS, WAIT_S, Watch, unhurried
 from tests.support.dos_command import dos
+from tests.support.parts import with_long
 from tests.support.polling import until
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
@@ -75,7 +76,7 @@ def a_text(folder: Path) -> list[Path]:
 
 
 # EVIDENCE-OF: P-7
-@pytest.mark.parametrize("publish", ["step", "checkpoint", "own-region"])
+@pytest.mark.parametrize("publish", with_long(["checkpoint"], ["step", "own-region"]))
 def test_two_regions_are_joined_by_a_log_and_reset_and_scaled_apart(
     store: str, tmp_path: Path, publish: str
 ) -> None:

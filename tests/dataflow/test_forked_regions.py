@@ -200,6 +200,7 @@ def test_a_fork_with_another_graph_reads_on_and_each_is_deleted_without_the_othe
             assert done("region", "delete", shared_store, one)["bytes"] == 0
 
 
+@pytest.mark.long
 def test_a_fork_of_a_reader_reads_the_same_region(shared_store: str, tmp_path: Path) -> None:
     """Its positions are in the logs of that region, and mean nothing in another one."""
     original, fork = folders(tmp_path)
@@ -229,6 +230,7 @@ def test_a_fork_of_a_reader_reads_the_same_region(shared_store: str, tmp_path: P
     assert "it is registered as a reader of its output" in held.stderr, held
 
 
+@pytest.mark.long
 def test_a_fork_writes_to_a_table_of_its_own_what_follows_its_checkpoint(
     shared_store: str, tmp_path: Path, postgres: PostgresServer
 ) -> None:

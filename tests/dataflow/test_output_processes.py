@@ -28,6 +28,7 @@ from dos_client.blocking import open_store as open_blocking
 from tests.dataflow.support import true_counts
 from tests.dataflow.test_region_processes import WAIT_S, Watch, finished, hurry, running, unhurried
 from tests.support.dos_command import dos
+from tests.support.parts import with_long
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 
@@ -75,7 +76,7 @@ def kill_and_wait(watch: Watch, pid: int, resets: int) -> None:
 
 
 # EVIDENCE-OF: P-7
-@pytest.mark.parametrize("publish", ["step", "checkpoint"])
+@pytest.mark.parametrize("publish", with_long(["checkpoint"], ["step"]))
 def test_output_in_the_store_is_that_of_a_run_without_failures(
     store: str, tmp_path: Path, publish: str
 ) -> None:

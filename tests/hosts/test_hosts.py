@@ -13,6 +13,7 @@ import pytest
 
 from tests.hosts.cluster import Cluster, Region, open_cluster
 from tests.hosts.network import Host
+from tests.support.parts import with_long
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -92,7 +93,7 @@ def stopped_host(_: Cluster, one: Host, __: Host) -> None:
     one.signal_all("STOP")
 
 
-@pytest.mark.parametrize("separate", SEPARATIONS)
+@pytest.mark.parametrize("separate", with_long(SEPARATIONS[:1], SEPARATIONS[1:]))
 def test_workers_that_cannot_reach_each_other_continue_on_another_host(
     cluster: Cluster, region: Region, separate: Separate
 ) -> None:

@@ -76,6 +76,7 @@ def test_rows_arrive_while_a_site_is_slow(sites: Sites) -> None:
     suffer(sites, lambda: sites.slow_down(site, 0.3, 0.02), lambda: sites.slow_down(site), 4)
 
 
+@pytest.mark.long  # tests/sites shows the same without networks
 def test_rows_arrive_while_a_site_is_cut_off(sites: Sites) -> None:
     """The cut is longer than the 3 s after which producers move. A single site has no row until it ends."""
     site = sites.sites[0]
@@ -83,6 +84,7 @@ def test_rows_arrive_while_a_site_is_cut_off(sites: Sites) -> None:
     assert not alone
 
 
+@pytest.mark.long  # tests/sites shows the same without networks
 def test_rows_arrive_while_a_site_is_down(sites: Sites) -> None:
     """All its processes are killed, and then it is started again on its disks."""
     site = sites.sites[0]
@@ -90,6 +92,7 @@ def test_rows_arrive_while_a_site_is_down(sites: Sites) -> None:
     assert not alone
 
 
+@pytest.mark.long  # tests/sites shows the same without networks
 def test_the_rows_are_those_of_one_replica_without_failures(sites: Sites) -> None:
     """The last test of this file: the producers end."""
     rounds = sites.finish()

@@ -253,6 +253,7 @@ class Story:
             return sorted((await read_register(store, output_register("board.joined", "shown"))).queries)
 
 
+@pytest.mark.long  # the other files show its parts
 def test_three_sites_are_deployed_and_live_through_what_happens_to_sites(tmp_path: Path) -> None:
     with three_sites(tmp_path) as sites:
         trio.run(live, sites)

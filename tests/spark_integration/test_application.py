@@ -38,6 +38,7 @@ def note(path: Path, row: dict[str, Any]) -> None:
         file.write(f"{row['word']}\n")
 
 
+@pytest.mark.long
 def test_two_regions_and_a_board_run_as_one_application_with_one_handle(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ def test_each_recipe_is_on_the_page_with_its_program_and_its_output() -> None:
         assert recipe(name).__doc__.splitlines()[0], name
 
 
+@pytest.mark.long  # a page of docs
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_page_shows_what_the_recipe_prints(
     name: str, spark: SparkSession, tmp_path: Path, pytestconfig: pytest.Config

@@ -12,6 +12,7 @@ from tests.support.examples import run_example
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
+@pytest.mark.long
 def test_a_region_begins_with_a_dataframe_is_edited_by_one_and_goes_on(
     spark: SparkSession, servers: Servers[ThreadedServer], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,6 +66,7 @@ spark.stop()
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(500)
 def test_executors_are_requested_drained_and_given_back(
     three_servers: list[ServerProcess], tmp_path: Path

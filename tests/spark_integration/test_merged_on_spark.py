@@ -64,6 +64,7 @@ class Table:
         return [json.loads(text.splitlines()[-1])["markUs"] for text in texts]
 
 
+@pytest.mark.long
 @refused_before(ADMISSION_CONTROL)
 def test_a_query_has_each_row_once_while_stores_and_sites_come_and_go(
     spark: SparkSession, tmp_path: Path

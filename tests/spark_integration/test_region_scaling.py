@@ -11,6 +11,7 @@ import pytest
 from dataflow import FileSink, Graph, RateSource
 from tests.dataflow.test_rescaled_regions import counts_in
 from tests.spark_integration.test_region import PATIENCE_S, Start, checkpoints, start, store, wait_until
+from tests.support.parts import with_long
 
 __all__ = ["start", "store"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]  # a busy machine is slow, not wrong
@@ -22,7 +23,7 @@ def word_of(row: Any) -> dict[str, str]:
     return {"word": f"word{row['value'] % 97}"}
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", with_long([0], [1]))
 def test_two_three_five_and_one_workers_give_the_output_of_an_undisturbed_run(
     start: Start, store: str, tmp_path: Path, seed: int
 ) -> None:

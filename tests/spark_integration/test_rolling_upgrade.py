@@ -157,6 +157,7 @@ def install(package: Path, installed: Path) -> None:
     link.replace(installed)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_workers_and_the_driver_run_another_version_without_a_stop_of_the_region(
     three_servers: list[ServerProcess], tmp_path: Path

@@ -64,6 +64,7 @@ print("resets:", len(region.status.resets))
 '''
 
 
+@pytest.mark.long
 def test_the_notebook_runs_as_it_stands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # the page leaves its file
@@ -80,6 +81,7 @@ def test_the_notebook_runs_as_it_stands(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert "question|  100" in shown
 
 
+@pytest.mark.long
 def test_a_program_given_to_spark_submit_runs_a_region_and_reads(
     servers: Servers[ThreadedServer], tmp_path: Path
 ) -> None:

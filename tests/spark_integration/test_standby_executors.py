@@ -60,6 +60,7 @@ spark.stop()
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(500)
 def test_a_stand_by_moves_from_a_drained_executor_and_replaces_a_worker_of_a_lost_one(
     three_servers: list[ServerProcess], tmp_path: Path

@@ -116,6 +116,7 @@ def jobs_of(spark: SparkSession, region: RegionHandle, number: int) -> list[str]
     return [tracker.getJobInfo(job).get().status().toString() for job in jobs]
 
 
+@pytest.mark.long
 def test_a_successor_and_an_added_worker_are_stand_bys_and_a_stopped_one_is_canceled(
     start: Start, tmp_path: Path, store: str, pids: Path, hurry: Path
 ) -> None:

@@ -1,8 +1,9 @@
 """The two parts of all tests: `./run test`, and the rest, which is marked `long`.
 
 The short part has everything that a promise needs. What is marked `long` repeats it: more seeds, longer runs,
-older versions. So a mark belongs on a test only if a short one, without the mark, would fail for the same
-fault of the product. `tests/test_promises.py` checks that each promise keeps its evidence in the short part.
+older versions, whole deployments of what short tests show in pieces, and pages of the docs that are played
+through. A mark belongs on a test only if a fault of the product that breaks a promise fails a short one, too:
+`tests/test_promises.py` checks that each promise keeps its evidence in the short part.
 
     ./run test          the short part
     ./run test --rest   what that leaves out, without the marks `long(ci=False)`; `.ci/run` runs both parts
