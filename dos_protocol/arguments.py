@@ -13,9 +13,8 @@ PORT_MAX = 65_535
 
 
 def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
-    """Return the host, without brackets, and the port of `--listen HOST:PORT`. Port 0 selects a free port.
-
-    Raises ValueError with a message for the user.
+    """Return the host, without brackets, and the port of `--listen HOST:PORT`; port 0 selects a free one.
+    Raises ValueError.
     """
     host, colon, port = text.rpartition(":")
     host = bare_host(host)
@@ -38,9 +37,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Return whether the host means every address of its own machine, as 0.0.0.0 and :: do. A server can
-    listen there; nobody can connect to it from elsewhere.
-    """
+    """Return whether the host means every address of its own machine, as 0.0.0.0 and :: do."""
     try:
         return ip_address(host).is_unspecified
     except ValueError:
@@ -105,10 +102,7 @@ _DISTINCT_MIN: Final = 8
 
 
 def token_in(data: bytes, where: str) -> bytes:
-    """Return the first line of a token file, without surrounding white space.
-
-    Raises LocalProtocolError if that line is missing, blank or longer than 4,096 bytes.
-    """
+    """Return the first line of a token file, stripped. Raises LocalProtocolError if blank or too long."""
     token = data.split(b"\n", 1)[0].strip()
     if not token:
         seen = "an empty file" if not data else "a blank first line"

@@ -4,7 +4,7 @@ The prefix digest of content c, divided into 64 KiB blocks b_0 .. b_{k-1} and a 
 
     D_0 = 0;  D_{i+1} = xxh3_64(b_i, seed=D_i);  value = D_k if t is empty, else xxh3_64(t, seed=D_k)
 
-It does not depend on how c was divided into appends. It can be resumed from (k, D_k) and the tail. It
+It does not depend on how c was divided into appends, and it can be resumed from (k, D_k) and the tail. It
 distinguishes two histories of the same length: an append that names it cannot be stored after another
 writer's bytes.
 """
@@ -34,10 +34,11 @@ class ResumePoint(NamedTuple):
 
 
 class PrefixDigest:
-    """The digest of all bytes passed to `update` so far, readable at any time.
+    """The digest of all bytes passed to `update` so far, readable at any time. Resumes at a multiple of 64
+    KiB.
 
-    Invariants: `size` counts the bytes; `blocks_digest` is D_k for k = size // 64 KiB; the tail is inside the
-    hasher, so memory does not grow. Resume with `PrefixDigest(size, blocks_digest)` at a multiple of 64 KiB.
+    Invariants: `size` counts the bytes; `blocks_digest` is D_k for k = size // 64 KiB; the tail is in the
+    hasher.
     """
 
     __slots__ = ("_tail", "_tail_bytes", "blocks_digest", "size")
@@ -54,7 +55,6 @@ class PrefixDigest:
 
     @property
     def value(self) -> int:
-        """The prefix digest at `size`."""
         if self._tail is None:
             return self.blocks_digest
         value: int = self._tail.intdigest()
@@ -102,7 +102,6 @@ class PrefixDigest:
 
 
 def prefix_digest(data: Buffer) -> int:
-    """Return the prefix digest of whole content."""
     fold = PrefixDigest()
     fold.update(data)
     return fold.value

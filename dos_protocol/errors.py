@@ -1,7 +1,5 @@
-"""Every error of the wire and of the clients, grouped by who must act (the split of h11 and trio).
-
-Messages name the rule, the values and the remedy. First the codes of the wire, of which protocol.md has the
-same table; then the exceptions.
+"""Every error of the wire and of the clients, grouped by who must act. Messages name the rule, the values and
+the remedy.
 """
 
 from enum import Enum, IntEnum, unique
@@ -55,9 +53,8 @@ class ErrorCode(IntEnum):
 
 
 class ErrorMeaning(NamedTuple):
-    """What a code means for the client that receives it.
-
-    `actual`: the meaning of the number that comes with it; '' if the number is always 0.
+    """What a code means for a client. `actual`: the meaning of the number that comes with it; '' if it is
+    always 0.
     """
 
     blame: Blame
@@ -176,9 +173,8 @@ CLOSING: Final = frozenset(
 
 
 MALFORMED_JSON: Final = (ValueError, RecursionError)
-"""What decoding JSON with msgspec raises for any bytes: its own errors, which are ValueErrors; for strings
-that are not UTF-8 UnicodeDecodeError, another one; for deep nesting RecursionError.
-"""
+"""What decoding JSON with msgspec raises for any bytes: ValueErrors (UnicodeDecodeError is one), or
+RecursionError for deep nesting."""
 
 
 class DosError(Exception):
@@ -212,9 +208,8 @@ class RemoteProtocolError(DosError):
 
 
 class BrokenConnectionError(DosError):
-    """The connection failed. Requests in flight may or may not have been carried out.
-
-    `__cause__` is the OSError, if there is one.
+    """The connection failed. Requests in flight may or may not have been carried out. `__cause__`: the
+    OSError, if any.
     """
 
     remedy = "connect again; compare digests before sending again what was in flight"
@@ -227,10 +222,8 @@ class ClosedError(DosError):
 
 
 class CorruptDataError(DosError):
-    """Stored bytes are not what was written. Nothing was read from there.
-
-    `where`: file or object. `offset`: byte in it. `expected`, `found`: what the format requires and what is
-    there.
+    """Stored bytes are not what was written, at byte `offset` of the file or object `where`. Nothing was read
+    from there.
     """
 
     def __init__(self, where: str, offset: int, expected: str, found: str, hint: str = "") -> None:
@@ -293,7 +286,6 @@ class FencedError(RefusedError):
 
     @property
     def epoch_held(self) -> int:
-        """The epoch of the claim that the server holds."""
         return self.actual
 
 
@@ -393,10 +385,8 @@ class WouldLoseError(RefusedError):
 
 
 class RolledBackError(RefusedError):
-    """The server's disk is an older copy of itself, for example a restored backup.
-
-    Bytes it acknowledged since may be missing, so it counts for nothing in its store. `actual`: the number of
-    the stamp that it lacks.
+    """The server's disk is an older copy of itself, so it counts for nothing. `actual`: the stamp that it
+    lacks.
     """
 
     code_of_class = ErrorCode.ROLLED_BACK
@@ -426,9 +416,7 @@ ERRORS_BY_CODE: Final[dict[ErrorCode, type[RefusedError]]] = {
 
 
 def text_of(error: BaseException) -> str:
-    """Return the type and the text of any exception. Its text may come from anybody's code: it may not exist,
-    and may hold what no encoding has.
-    """
+    """Return the type and the text of any exception, also of one whose text cannot be made or encoded."""
     try:
         text = str(error)
     except BaseException as failed:  # the code of its class, which must not end who reports it

@@ -65,10 +65,8 @@ class Frame(NamedTuple):
 
 
 def frame_head(frame: Frame) -> bytes:
-    """Return the header and meta of the frame; on the wire `frame.payload` follows.
-
-    Separate from `encode_frame`, so that large payloads are sent without a copy. Raises LocalProtocolError if
-    a limit is exceeded.
+    """Return the header and meta of the frame; `frame.payload` follows on the wire, so it is not copied.
+    Raises LocalProtocolError if a limit is exceeded.
     """
     meta, payload = frame.meta, frame.payload
     if len(meta) > meta_bytes_max or len(payload) > payload_bytes_max:
@@ -94,13 +92,11 @@ def encode_frame(frame: Frame) -> bytes:
 class FrameDecoder:
     """Decodes a stream of bytes into frames, independent of how the bytes are divided into calls.
 
-    Bytes enter by `receive(data)`, or without a copy by `writable()` (a view to read a socket into) and
-    `wrote(count)`. With `copy=False` a frame's payload is a view that is valid until the next call of
-    `writable` or `receive`.
+    Bytes enter by `receive(data)`, or without a copy by `writable()` and `wrote(count)`. With `copy=False` a
+    frame's payload is a view that is valid until the next call of `writable` or `receive`.
 
-    Memory: 16 KiB at first, `capacity_grown` after the peer has filled that, and at most the larger of that
-    and one maximum frame. An announced frame takes no memory until the buffer is full. `capacity_grown` may
-    be changed at any time.
+    Memory: 16 KiB at first, `capacity_grown` after the peer has filled that, and at most one maximum frame.
+    An announced frame takes no memory until the buffer is full.
     """
 
     def __init__(
@@ -129,7 +125,6 @@ class FrameDecoder:
 
     @property
     def needed(self) -> int:
-        """Bytes of the frame that has begun, as far as known. `writable` grows the buffer to it."""
         return self._needed
 
     def allow(self, meta_max: int, payload_max: int) -> None:
@@ -145,7 +140,6 @@ class FrameDecoder:
 
     @property
     def capacity(self) -> int:
-        """Bytes of memory in use."""
         return len(self._buffer)
 
     def writable(self) -> memoryview:
@@ -174,10 +168,8 @@ class FrameDecoder:
         self._end += len(view)
 
     def next_frame(self) -> Frame | None:
-        """Return the next whole frame, or None if more bytes are needed.
-
-        Raises RemoteProtocolError (`code` BAD_FRAME, BAD_VERSION, TOO_LARGE or BAD_DIGEST) now and at every
-        later call.
+        """Return the next whole frame, or None if more bytes are needed. Raises RemoteProtocolError, then at
+        every later call.
         """
         if self._failure is not None:
             self._fail(*self._failure)
@@ -249,11 +241,7 @@ class FrameDecoder:
         )
 
     def _fail(self, code: ErrorCode, message: str, request_id: int) -> None:
-        """Keep the values of the error and raise it.
-
-        The exception itself is not kept: its traceback would keep the decoder and its buffer alive until the
-        next garbage collection.
-        """
+        # The values and not the exception: its traceback would keep the decoder and its buffer alive.
         self._failure = (code, message, request_id)
         raise RemoteProtocolError(message, code=code, request_id=request_id)
 

@@ -1,17 +1,13 @@
 """Imports on first use: public names of packages (PEP 562), and libraries that only an extra installs.
 
 Spark starts several Python processes for each query; each pays only for the imports it uses
-(docs/decisions/0170). A package lists its names once, as imports for type checkers:
+(docs/decisions/0170). A package lists its names once, as imports for type checkers, which `lazy_names` reads
+from its source:
 
     if TYPE_CHECKING:
         from shop.orders import Order as Order
     else:
         __getattr__, __dir__, __all__ = lazy_names(globals())
-
-At run time `lazy_names` reads that block from the package's own source.
-
-The server, the client, journals and the `dos` command need no extra. What does imports its library where it
-uses it, and raises MissingExtraError if the library is not installed.
 """
 
 import ast
@@ -50,9 +46,8 @@ class MissingExtraError(DosError, ModuleNotFoundError):
 
 
 def missing_extra(error: ModuleNotFoundError, user: str) -> MissingExtraError | None:
-    """Return the error that names the extra; None if no extra has the module that was not found.
-
-    user: what needs the module, for the message.
+    """Return the error that names the extra; None if no extra has the module. user: what needs it, for the
+    message.
     """
     module = (error.name or "").partition(".")[0]
     extra = EXTRA_OF.get(module)
@@ -66,15 +61,13 @@ def missing_extra(error: ModuleNotFoundError, user: str) -> MissingExtraError | 
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def lazy_names(held: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` for the package with the globals `held`.
-
-    Raises ImportError if the source of the package is not available. A name whose module needs a library of
-    an extra that is not installed raises MissingExtraError when it is used.
+    """Return `__getattr__`, `__dir__` and `__all__` for the package with the globals `held`. Raises
+    ImportError without its source; a name whose library is not installed raises MissingExtraError when it is
+    used.
     """
     package = held["__name__"]
     module_of = _names_for_type_checkers(held["__loader__"].get_source(package), package)

@@ -1,8 +1,5 @@
-"""The limits that both ends of a connection know: numbers, with the unit last in the name.
-
-The relations between them are checked at import. Limits of only the server or only the client are in those
-packages. Precedents: NATS accepts payloads up to 1 MiB; 64 KiB is the block of the prefix digest and the
-usual append.
+"""The limits that both ends of a connection know; the unit is last in the name. Relations are checked at
+import.
 """
 
 from typing import Final

@@ -50,16 +50,12 @@ class SessionState(Enum):
     CLAIMED = "CLAIMED"
     """In a directory, as its writer."""
     SUPERSEDED = "SUPERSEDED"
-    """In a directory that another writer has claimed since, or in which an object was repaired since.
-
-    Reads continue, appends are answered FENCED, no durability ack is sent.
-    """
+    """In a directory that another writer has claimed since, or in which an object was repaired since: reads
+    continue."""
     CLOSED = "CLOSED"
 
 
 class SessionEvent(Enum):
-    """An event of a session."""
-
     WELCOMED = "HELLO answered WELCOME"
     OPENED = "CWD answered DIRECTORY_OPENED"
     CLAIMED = "claim answered DIRECTORY_OPENED"
@@ -150,9 +146,9 @@ class Opcode(IntEnum):
 class ObjectInfo(msgspec.Struct, frozen=True):
     """One object as a server holds it. In a listing of directories: one directory, with sizes 0.
 
-    `synced <= received`. `digest` is the prefix digest at `synced`. `appending`: an append is in progress.
-    `corrupt`: this copy must not be counted. It is damaged from `synced` on (0: the damage is somewhere
-    inside), or it is `poisoned`: a write or sync failed since the server started.
+    `synced <= received`. `digest` is the prefix digest at `synced`. `corrupt`: this copy must not be counted,
+    because it is damaged from `synced` on (0: somewhere inside), or `poisoned`: a write or sync failed since
+    the start.
     """
 
     name: str
@@ -177,9 +173,7 @@ class Hello(msgspec.Struct, frozen=True):
 class Welcome(msgspec.Struct, frozen=True):
     """The server's identity, its limits, and its store record (empty: it is in no store).
 
-    `rolled_back`: its disk is known to have gone back in time. `refuses_appends`: its disk is full. In a
-    session of a store also `stamp_number` and `stamp_id`, the newest stamp of its disk, and `witnessed`, the
-    stamps of other members that it keeps (see `stamps`).
+    In a session of a store also the newest stamp of its disk, and `witnessed`: the stamps of other members.
     """
 
     version: int
@@ -222,10 +216,7 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class DurabilityAck(msgspec.Struct, frozen=True):
-    """The durability ack: bytes below `received` are in the server's file, below `synced` on stable storage.
-
-    Cumulative. Not related to event-time watermarks.
-    """
+    """Bytes below `received` are in the server's file, below `synced` on stable storage. Cumulative."""
 
     name: str
     received: int
@@ -233,9 +224,8 @@ class DurabilityAck(msgspec.Struct, frozen=True):
 
 
 class Get(msgspec.Struct, frozen=True):
-    """Read at most `max_bytes` bytes from `offset` on.
-
-    If there are none yet, the answer waits up to `wait_ms` milliseconds for the first ones.
+    """Read at most `max_bytes` from `offset` on. If there are none yet, wait up to `wait_ms` for the first
+    ones.
     """
 
     name: str
@@ -254,9 +244,8 @@ class Data(msgspec.Struct, frozen=True):
 
 
 class List(msgspec.Struct, frozen=True):
-    """List names in order: those with the prefix that sort after `after`.
-
-    Lists directories before CWD, objects after it.
+    """List names in order: those with the prefix that sort after `after`. Directories before CWD, objects
+    after it.
     """
 
     prefix: str = ""
@@ -331,11 +320,11 @@ class Bye(msgspec.Struct, frozen=True):
 
 
 class RepairChunk(msgspec.Struct, frozen=True):
-    """Bytes of a new copy of an object, at `offset` of it (a repair).
+    """Bytes of a new copy of an object, at `offset` of it.
 
-    The new copy replaces the old one when it has `goal_size` bytes with the digest `goal_digest`. `old_size`,
-    `old_digest`: the copy to be replaced, as its entry reports it (0, 0: none). `overwrite`: the caller has
-    shown that nothing that the old copy holds beyond the new one was ever acknowledged.
+    It replaces the old copy, which its entry reports as `old_size`, `old_digest` (0, 0: none), when it has
+    `goal_size` bytes with the digest `goal_digest`. `overwrite`: the caller has shown that nothing that the
+    old copy holds beyond the new one was ever acknowledged.
     """
 
     name: str
@@ -371,10 +360,8 @@ class Stamped(msgspec.Struct, frozen=True):
 
 
 class Witness(msgspec.Struct, frozen=True):
-    """The newest stamp of another member's disk, to be kept.
-
-    `before_*`: the stamp of that member that the server kept before (number 0: none). The member was shown to
-    have it.
+    """The newest stamp of another member's disk, to be kept. `before_*`: the stamp that the server kept
+    before, which the member was shown to have; number 0: none.
     """
 
     server_id: bytes
@@ -393,8 +380,8 @@ class Witnessed(msgspec.Struct, frozen=True):
 
 
 class ScrubRequest(msgspec.Struct, frozen=True):
-    """Report the progress of the scrub, which verifies all stored objects on the disk. `begin`: first begin a
-    round over everything. `bytes_per_s`: the rate of that round; 0: the server's own.
+    """Report the progress of the scrub. `begin`: first begin a round over everything, at `bytes_per_s` (0:
+    the server's rate).
     """
 
     begin: bool = False
@@ -402,9 +389,8 @@ class ScrubRequest(msgspec.Struct, frozen=True):
 
 
 class ScrubProgress(msgspec.Struct, frozen=True):
-    """The answer to SCRUB. `rounds`: completed since the server started; a round that `begin` began is
-    complete when this number has grown. `objects`, `bytes`, `damaged`: verified and found damaged since the
-    start. `directories_left`: in this round; 0 between rounds.
+    """The answer to SCRUB. `rounds`: completed since the start; `directories_left`: in this round, 0 between
+    rounds.
     """
 
     rounds: int
@@ -415,10 +401,7 @@ class ScrubProgress(msgspec.Struct, frozen=True):
 
 
 class Error(msgspec.Struct, frozen=True):
-    """A refusal.
-
-    `actual`: a number whose meaning depends on the code. `record`: the server's store record where it helps.
-    """
+    """A refusal. The code defines what `actual` means. `record`: the server's store record where it helps."""
 
     code: int
     message: str = ""
@@ -461,8 +444,8 @@ Message = (
 
 
 def refused(error: Error) -> RefusedError:
-    """Return the exception for an ERROR message, of the class for its code. Its texts reach terminals and
-    logs, so what is not printable is escaped.
+    """Return the exception for an ERROR message. What is not printable in its texts is escaped: they reach
+    terminals.
     """
     error = msgspec.structs.replace(error, message=printable(error.message), remedy=printable(error.remedy))
     try:
@@ -581,8 +564,7 @@ _ID: Final = f"{id_bytes}s"
 
 
 class _Plan(NamedTuple):
-    """A row prepared for coding. `names`: its fixed fields. `values_of`: returns their values in a message.
-    `flagged`: a field is 0 or 1. `ids`: the fields that are an id."""
+    """A row prepared for coding. `flagged`: a field is 0 or 1. `ids`: the fields that are an id."""
 
     opcode: Opcode
     row: MessageLayout
@@ -619,7 +601,6 @@ assert len(_PLANS_BY_CLASS) == len(TABLE) == len(Opcode)
 
 
 def opcode_of(message: Message) -> Opcode:
-    """Return the opcode of the message's class."""
     return _PLANS_BY_CLASS[type(message)].opcode
 
 
@@ -648,7 +629,6 @@ def encode(message: Message, request_id: int = 0) -> Frame:
 
 
 def _encode_durability_ack(message: DurabilityAck, request_id: int) -> Frame:
-    """`encode` for the most frequent answer. Property tests compare it with the table."""
     try:
         name = message.name.encode("latin-1")
         meta = _DURABILITY_ACK.pack(message.received, message.synced, len(name)) + name
@@ -658,10 +638,8 @@ def _encode_durability_ack(message: DurabilityAck, request_id: int) -> Frame:
 
 
 def decode(frame: Frame) -> Message:
-    """Return the message in a frame.
-
-    Raises RemoteProtocolError: UNKNOWN_OPCODE, or BAD_FRAME for a wrong layout. The frame itself was valid,
-    so the caller may answer the error and continue reading.
+    """Return the message in a frame. Raises RemoteProtocolError, UNKNOWN_OPCODE or BAD_FRAME; the frame
+    itself was valid, so reading may continue.
     """
     if frame.opcode == _APPEND_OPCODE:
         return _decode_append(frame)
@@ -681,7 +659,7 @@ def decode(frame: Frame) -> Message:
 
 
 def _decode_append(frame: Frame) -> Append:
-    """`decode` for the most frequent request. Property tests compare it with the table."""
+    """`decode` for the most frequent request. Property tests compare these fast paths with the table."""
     meta = frame.meta
     if len(meta) < _APPEND.size or len(meta) != _APPEND.size + meta[16]:
         raise RemoteProtocolError("the layout of APPEND is wrong", request_id=frame.request_id)
@@ -690,7 +668,6 @@ def _decode_append(frame: Frame) -> Append:
 
 
 def _decode_durability_ack(frame: Frame) -> DurabilityAck:
-    """`decode` for the most frequent answer. Property tests compare it with the table."""
     meta = frame.meta
     if len(meta) < _DURABILITY_ACK.size or len(meta) != _DURABILITY_ACK.size + meta[16] or len(frame.payload):
         raise RemoteProtocolError("the layout of WATERMARK is wrong", request_id=frame.request_id)
@@ -736,7 +713,6 @@ def encode_entries(entries: tuple[ObjectInfo, ...]) -> bytes:
 
 @functools.cache
 def _entry_of(name_bytes: int) -> struct.Struct:
-    """Return the layout of an entry whose name has that many bytes."""
     return struct.Struct(f">B{name_bytes}sQQQB")
 
 

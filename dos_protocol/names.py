@@ -1,8 +1,7 @@
 """The grammar of names, and ids as text. Directories and objects share one grammar: one level, ASCII only.
 
-Names are never normalized: U+FF0F becomes a slash under NFKC, and names that look alike must be either two
-names or an error. The first character is a letter or digit, which excludes `.`, `..`, `-rf` and the server's
-own dot files.
+Names are never normalized: U+FF0F becomes a slash under NFKC. The first character excludes `.`, `..`, `-rf`
+and the server's own dot files.
 """
 
 import re
@@ -52,10 +51,8 @@ def check_name(name: str) -> str:
 
 
 def check_id(identity: bytes, what: str) -> bytes:
-    """Return the id unchanged. Raises LocalProtocolError unless it is 16 bytes.
-
-    Every layout with an id calls this before packing: `struct` silently truncates a longer value and pads a
-    shorter one, so that two different ids could become equal.
+    """Return the id unchanged. Raises LocalProtocolError unless it is 16 bytes: `struct` would cut a longer
+    value and pad a shorter one, so that two ids become equal.
     """
     if not isinstance(identity, bytes) or len(identity) != id_bytes:
         escaped = f"{len(identity)} bytes" if isinstance(identity, bytes) else type(identity).__name__
@@ -64,9 +61,8 @@ def check_id(identity: bytes, what: str) -> bytes:
 
 
 def has_one_writer(name: str) -> bool:
-    """Return whether an object of this name is written under a single epoch, and so by one writer: a segment.
-
-    Any two copies of it are then on one line of history, unless its epoch was granted twice.
+    """Return whether the name is a segment's, which is written under one epoch: all copies are on one line of
+    history.
     """
     return SEGMENT_NAME.fullmatch(name) is not None
 
@@ -78,7 +74,6 @@ def epoch_of_segment(name: str) -> int:
 
 
 def id_text(identity: bytes) -> str:
-    """Return the id as 32 hex digits."""
     return identity.hex()
 
 

@@ -49,8 +49,8 @@ class OpenedRecord(NamedTuple):
 
 
 class SealedLayout:
-    """The layout of one kind of record. `what` names it in errors. `rest`: what follows the fields; "":
-    nothing. `remedy`: what to do about damage.
+    """The layout of one kind of record. `what` names it in errors; `rest`: what follows the fields, "" for
+    nothing.
     """
 
     def __init__(
@@ -106,7 +106,6 @@ class SealedLayout:
 
     @property
     def rest_at(self) -> int:
-        """The offset of the rest."""
         return self._struct.size
 
     def as_text(self) -> str:

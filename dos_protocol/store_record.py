@@ -1,23 +1,15 @@
 """What the members of a store know of each other: the store record, and the stamps of their disks. Pure.
 
-The record says which servers replicate together, and how many must hold a byte before it counts. Each server
-keeps it on stable storage. A higher generation replaces a lower one of the same store. Big-endian, at most
-16 KiB:
+The record says which servers replicate together, and how many must hold a byte before it counts. A higher
+generation replaces a lower one of the same store. At most 16 KiB: the fields of `STORE_RECORD`, then per
+member
 
-    the fields of `STORE_RECORD`, then per member:
-    server id 16 | state u8 (1 in, 2 joining, 3 adding, 4 spare) | address bytes u8 |
-    address (visible ASCII: host:port)
+    server id 16 | state u8 (1 in, 2 joining, 3 adding, 4 spare) | address bytes u8 | address, visible ASCII
 
-Valid if and only if (1) it is a valid sealed record, (2) the counts fit the bytes exactly, (3) the value
-passes `check`.
-
-A server gives its disk a *stamp* at each start and periodically while it runs: the next number, and an id,
-which is random in its first half and a MAC of the server in its second half. Clients report it to the other
-members, which *witness* it. A disk that lacks a stamp that another member witnessed is an older copy of
-itself, for example a restored backup. Bytes that it acknowledged since may be missing, so nothing that it
-reports counts. The id is needed beside the number because a disk that went back continues counting and
-reaches the same number again (docs/decisions/0211). The MAC shows the server which stamps it made
-(docs/decisions/0258).
+A server gives its disk a *stamp* at each start and periodically: the next number, and an id. Clients report
+it to the other members, which *witness* it. A disk that lacks a witnessed stamp is an older copy of itself,
+so nothing that it reports counts. The id is needed because such a disk reaches the same numbers again
+(docs/decisions/0211).
 """
 
 import struct
@@ -57,9 +49,8 @@ def encode_witnessed(witnessed: Mapping[bytes, DiskStamp]) -> bytes:
 
 
 def decode_witnessed(data: bytes) -> dict[bytes, DiskStamp]:
-    """Return the newest witnessed stamp per server id.
-
-    Raises ValueError unless the data are whole entries with distinct server ids.
+    """Return the newest witnessed stamp per server id. Raises ValueError unless they are whole, distinct
+    entries.
     """
     if len(data) % _WITNESSED.size:
         raise ValueError(f"{len(data)} bytes are not a multiple of the {_WITNESSED.size} bytes of an entry")
@@ -91,11 +82,8 @@ _STATES_BY_NUMBER: Final[dict[int, MemberState]] = {number: word for word, numbe
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One server of a store.
-
-    Only members in state "in" count. The others are being filled: "joining" will replace the member before
-    it, "adding" will be an additional member. A "spare" is not a member: it is an empty server that may
-    replace one.
+    """One server. Only members "in" count; "joining" will replace the member before it, "adding" will be one
+    more. A "spare" is an empty server that may replace a member.
     """
 
     server_id: bytes
@@ -135,9 +123,8 @@ class StoreRecord(msgspec.Struct, frozen=True):
         return tuple(one for one in self.spares if not {one.server_id, one.address} & used)
 
     def check(self) -> None:
-        """Raise ValueError if the record violates a rule.
-
-        A quorum counts distinct identities, none of them zero.
+        """Raise ValueError if the record violates a rule. A quorum counts distinct identities, none of them
+        zero.
         """
         if len(self.store_id) != id_bytes or self.store_id == NO_ID:
             raise ValueError("a store id is 16 bytes, not all zero")
@@ -175,25 +162,22 @@ def _is_visible(text: str) -> bool:
 
 
 def default_ack_quorum(members: int) -> int:
-    """Return the default Qa: 1 of 1, 2 of 2, 2 of 3, and a majority beyond.
-
-    Losing Qa - 1 disks loses no acknowledged byte (P-5).
+    """Return the default Qa: 1 of 1, 2 of 2, 2 of 3, and a majority beyond. Losing Qa - 1 disks loses nothing
+    (P-5).
     """
     return members // 2 + 1
 
 
 def claims_needed(n: int, qa: int) -> int:
-    """Return F = max(N - Qa + 1, Qa): the claims needed before a segment is opened (R1).
-
-    N counts the members in state "in".
+    """Return F = max(N - Qa + 1, Qa): the claims needed before a segment is opened (R1). N: members in state
+    "in".
     """
     return max(n - qa + 1, qa)
 
 
 def confirmations_needed(n: int, qa: int) -> int:
-    """Return how many members must confirm a store record before a client trusts it.
-
-    It is a majority, and includes a member of every ack quorum.
+    """Return how many members must confirm a store record: a majority that includes a member of every ack
+    quorum.
     """
     return max(n // 2 + 1, n - qa + 1)
 

@@ -1,9 +1,7 @@
 """Limits the memory that all connections together use for receiving and sending.
 
-Every connection has a small receive buffer. A larger one makes a stream fast, and a frame that does not fit
-the small buffer needs one; but a thousand connections could each begin a large frame. So memory beyond the
-small buffers comes out of one account, and is taken only when the small buffer is full: a frame that was
-only announced holds nothing.
+Every connection has a small receive buffer. Memory beyond it comes out of one account, and is taken only when
+the small buffer is full: a thousand connections could each announce a large frame.
 
 | request | meaning | granted up to |
 |---|---|---|
@@ -12,11 +10,6 @@ only announced holds nothing.
 | need, `delivered` | the same, after a large frame was delivered | `buffers_total_bytes_max` |
 
 The limit of needed memory is above that of optional memory, so at least one frame can always be completed.
-
-Above its limit a connection waits and is not read. Memory that is returned goes first to connections that
-have delivered, then to the smallest need. While a connection waits, `connection` closes those that hold
-memory and send nothing. A large buffer is returned when the connection is idle, or when it is empty and
-others wait. Before HELLO is answered no frame may be larger than the small buffer.
 """
 
 from collections import deque
@@ -126,10 +119,11 @@ class BufferAccount:
         self._wake()
 
     def _wake(self) -> None:
-        """Wake as many waiters as there is room for."""
         if not self._waiting:
             return
         promised = self.held
+        # Those that have delivered first, then the smallest need: a peer that only announces frames starves
+        # nobody.
         for waiter in sorted(self._waiting, key=lambda waiter: (not waiter.delivered, waiter.lacks_bytes)):
             promised += waiter.lacks_bytes
             if promised > self._bound(delivered=waiter.delivered):
@@ -142,10 +136,9 @@ class BufferAccount:
 
 
 class Inflow:
-    """The receive buffer of one connection.
-
-    `inlet` is set once the peer is known to speak version 0. `delivered`: a frame larger than the small
-    buffer was completed. `on_room` is called when a wait for memory may be over.
+    """The receive buffer of one connection. `inlet`: set once the peer is known to speak version 0.
+    `delivered`: a frame larger than the small buffer was completed. `on_room`: called when a wait for memory
+    may be over.
     """
 
     def __init__(self, account: BufferAccount, on_room: Callable[[], None]) -> None:
@@ -161,17 +154,14 @@ class Inflow:
 
     @property
     def buffered(self) -> int:
-        """Bytes that are not passed on yet."""
         return (self.inlet or self.decoder).buffered
 
     @property
     def holds_large_buffer(self) -> bool:
-        """Whether it has a large buffer that holds an incomplete frame."""
         return self._granted_bytes > self._first_bytes and self.buffered > 0
 
     @property
     def lacks_bytes(self) -> int:
-        """Bytes that the incoming frame needs beyond those that were granted."""
         return max(self.decoder.needed - self._granted_bytes, 0)
 
     def welcome(self) -> None:
@@ -179,7 +169,6 @@ class Inflow:
         self.decoder.allow(meta_bytes_max, payload_bytes_max)
 
     def writable(self) -> memoryview:
-        """Return the free part of the buffer."""
         view = (self.inlet or self.decoder).writable()
         self._writable_bytes = len(view)
         return view
@@ -206,6 +195,7 @@ class Inflow:
         if self._granted_bytes > self._first_bytes >= self.decoder.needed:
             self.delivered = True
         if not inflow.buffered and (self.inlet is None or not filled):
+            # Others wait: an empty large buffer is worth more to them.
             if self._account.wanted:
                 self.release()
             return True
@@ -222,10 +212,7 @@ class Inflow:
         return False
 
     def release(self) -> None:
-        """Shrink to the small buffer if the buffer is empty.
-
-        A frame that has begun keeps what it was granted, even before it fills it, because it will need it.
-        """
+        """Shrink to the small buffer if it is empty. A frame that has begun keeps what it was granted."""
         inflow = self.inlet or self.decoder
         if inflow.buffered:
             return
@@ -263,7 +250,6 @@ class Outflow:
         self.bytes = 0
 
     def add(self, data: Buffer) -> None:
-        """Queue bytes; not empty."""
         self._queue.append(data)
         self._count(len(data))
 
@@ -285,7 +271,6 @@ class Outflow:
         return complete
 
     def clear(self) -> None:
-        """Drop everything."""
         self._queue.clear()
         self._count(-self.bytes)
 

@@ -1,11 +1,7 @@
 """One connection: reads frames and feeds them to the core, sends what the core answers; both are bounded.
 
-Reading uses the raw socket. When `readiness` reports it readable, the connection reads as much as it has room
-for and passes on all whole frames; the end of the round ends the batch. Back-pressure means not reading:
-while the core requires it, while this peer does not take its answers, or while there is no room for the next
-frame.
-
-Only the bytes and time-outs of one peer are handled here. The core decides what a frame means.
+Back-pressure means not reading: while the core requires it, while this peer does not take its answers, or
+while there is no room for the next frame. The core decides what a frame means.
 """
 
 import contextlib
@@ -54,7 +50,6 @@ _INTERNET = (socket.AF_INET, socket.AF_INET6)
 
 
 def descriptors_for_connections() -> int:
-    """Return how many descriptors of this process are left for connections after those for files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     reserved = open_files_max + directories_loaded_max + descriptors_reserved
     return max(soft - reserved, soft // 4)
@@ -72,7 +67,6 @@ def accept_some(listener: Listener) -> Iterator[Socket]:
 
 
 def prepare_socket(sock: Socket) -> None:
-    """Set the options of a connection that was just accepted."""
     sock.setblocking(False)  # noqa: FBT003
     if sock.family in _INTERNET:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -107,13 +101,11 @@ def report_busy(sock: Socket, open_now: int) -> None:
 
 
 async def linger(sock: Socket, readiness: Rounds) -> None:
-    """Read and discard what the peer still sends, for at most `linger_seconds`.
-
-    Closing with unread bytes resets the connection, and the reset can overtake the error that was sent.
-    """
+    """Read and discard what the peer still sends, for at most `linger_seconds`."""
     with contextlib.suppress(OSError), trio.move_on_after(linger_seconds):
         sock.shutdown(socket.SHUT_WR)
         scratch = bytearray(_SCRATCH_BYTES)
+        # Closing with unread bytes resets the connection, and the reset can overtake the error that was sent.
         while True:
             await readiness.wait_readable(sock)
             if not sock.recv_into(scratch):
@@ -121,7 +113,6 @@ async def linger(sock: Socket, readiness: Rounds) -> None:
 
 
 def peer_of(sock: Socket) -> str:
-    """Return the peer's address, for the log."""
     try:
         name = sock.getpeername()
     except OSError:
@@ -209,8 +200,6 @@ class Fed(Enum):
 
 
 class ReadingState(Enum):
-    """Whether a connection is read."""
-
     ON = auto()
     PAUSED = auto()
     ENDED = auto()
@@ -225,10 +214,8 @@ class FrameClock:
     began: float | None = None
 
     def watch(self, now: float, *, begun: bool, anew: bool) -> None:
-        """Update the clock of the current frame.
-
-        It runs from the first byte of a frame, also while the frame waits for buffer space, but not while the
-        server does not read for another reason. `anew`: it is another frame than before.
+        """Update the clock of the current frame: it runs while the frame waits for buffer space, but not
+        while the server does not read for another reason. `anew`: it is another frame than before.
         """
         if not begun:
             self.began = None
@@ -256,9 +243,8 @@ _RUN_FRAMES_MAX: Final = 256
 
 
 class ServerConnection:
-    """One connection of one peer.
-
-    `reserved_bytes`: answers that are being read from disk. `use`, `has_more`: for the scheduling of `turns`.
+    """One connection of one peer. `reserved_bytes`: answers that are being read from disk. `use`, `has_more`:
+    for `turns`.
     """
 
     def __init__(self, session: int, sock: Socket, owner: ConnectionOwner) -> None:
@@ -286,12 +272,10 @@ class ServerConnection:
 
     @property
     def outgoing_bytes(self) -> int:
-        """Bytes that are queued for the peer and not sent."""
         return self._outflow.bytes
 
     @property
     def peer(self) -> str:
-        """The peer's address, for the log."""
         return peer_of(self._sock)
 
     async def run(self) -> None:
@@ -319,7 +303,6 @@ class ServerConnection:
             self._all_sent.set()
 
     def abort(self) -> None:
-        """Close the connection now."""
         self.closing = True
         self._end_reading()
         self._stop_watching()
@@ -346,7 +329,6 @@ class ServerConnection:
     # Reading
 
     def _read_on(self) -> None:
-        """Start or resume reading, unless the connection is ending."""
         if self._reading is ReadingState.PAUSED:
             self._reading = ReadingState.ON
             self._watch()
@@ -369,7 +351,6 @@ class ServerConnection:
         self._all_read.set()
 
     def _watch(self) -> None:
-        """Register for the socket events that are currently needed."""
         reading, writing = self._reading is ReadingState.ON, self._blocked_since is not None
         self._owner.readiness.watch(self._sock, self._ready, reading=reading, writing=writing)
 
@@ -453,10 +434,7 @@ class ServerConnection:
             self._process_input()
 
     def enforce_timeouts(self, now: float) -> None:
-        """Enforce the time-outs: HELLO, or the first request of version 0, within 5 s; a frame within 30 s.
-
-        An idle session has no time-out; there may be many, so they return their large buffers.
-        """
+        """Enforce the limits of `limits` for HELLO, a frame, and sending. An idle session has no time-out."""
         reads, owner = self._reading is ReadingState.ON, self._owner
         if (reads or self._lacks_room) and self._clock.is_late(now, welcome=owner.is_welcome(self.session)):
             self._abort_because("no complete frame in time")
@@ -521,14 +499,12 @@ class ServerConnection:
         return Fed.ALL if wanted else Fed.STALLED
 
     def _next_frame(self) -> Frame | None:
-        """Return the frame that was held back, or the next one from the buffer."""
         held, self._deferred = self._deferred, None
         return held if isinstance(held, Frame) else self._inflow.decoder.next_frame()
 
     def _pass_appends(self, frame: Frame) -> None:
-        """Pass on a run of consecutive appends in one call, then the frame that follows it.
-
-        Raises what decoding raises, after every frame before the bad one was passed on.
+        """Pass on a run of consecutive appends in one call, then the frame that follows it, or what decoding
+        raises.
         """
         decoder, owner, session = self._inflow.decoder, self._owner, self.session
         run: list[Frame] = []
@@ -544,7 +520,6 @@ class ServerConnection:
             owner.received(session, following)
 
     def _feed_version0(self, inlet: wire0.Inlet, now: float, until: float) -> Fed:
-        """Do the same as `_feed`, for version 0: single requests, or the raw bytes of a stream."""
         owner, session = self._owner, self.session
         clock, over = self._now, False
         requests = 0
@@ -615,20 +590,17 @@ class ServerConnection:
             self._all_sent.set()
 
     def _cannot_send(self) -> None:
-        """Handle a failed send: the peer is gone.
-
-        A client of version 0 that closes with unread status frames resets the connection, and bytes that it
-        sent earlier may still be in the socket. Those are read to the end before the connection closes.
-        """
         if self._inflow.inlet is None or self.closing or not self._owner.is_streaming(self.session):
             self.abort()
             return
+        # A client of version 0 that closes with unread status frames resets the connection, and bytes that it
+        # sent earlier may still be in the socket. Those are read to the end, because it does not send them
+        # again.
         self._peer_gone = True
         self._outflow.clear()
         self.resume()
 
     def _send_some(self) -> bool:
-        """Send one group of buffers. False: the socket accepted only a part."""
         complete = self._outflow.send_some(self._sock)
         if self._blocked_since is not None:
             self._blocked_since = self._now()

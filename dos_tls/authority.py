@@ -51,7 +51,6 @@ class Authority:
     """A private authority in a directory. Its methods raise TlsSettingsError and OSError."""
 
     def __init__(self, directory: Path) -> None:
-        """Open an existing authority."""
         self.directory = directory
         try:
             pem, key = (directory / name for name in (AUTHORITIES_FILE, _AUTHORITY_KEY))
@@ -86,8 +85,8 @@ class Authority:
     def add_server(
         self, names: Sequence[str], *, days: float = CERTIFICATE_DAYS, begins: datetime | None = None
     ) -> Path:
-        """Make the certificate of a server with these DNS names and IP addresses. Return its directory, whose
-        name is the first of them.
+        """Make the certificate of a server with these names and IP addresses. Return its directory, named
+        like the first.
         """
         check_names([names])
         directory = self.directory / SERVERS / names[0]
@@ -112,7 +111,6 @@ class Authority:
         return directory
 
     def hosts(self) -> list[str]:
-        """Return the names of all certificates made here."""
         found = sorted(path.name for path in (self.directory / SERVERS).glob("*") if path.is_dir())
         return [*found, *([CLIENT] if (self.directory / CLIENT).is_dir() else [])]
 
@@ -181,7 +179,6 @@ def last_expiry(path: Path) -> datetime:
 
 
 def certificates_in(path: Path) -> Iterator[Path]:
-    """Yield the certificate files at or below a path, in order."""
     if path.is_dir():
         yield from sorted(
             one for one in path.rglob("*.pem") if one.name in (AUTHORITIES_FILE, CERTIFICATE_FILE)

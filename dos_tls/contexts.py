@@ -1,10 +1,8 @@
-"""The settings as contexts of `ssl`. A context is read again when one of its files has changed.
-
-TLS 1.2 is the oldest version that is accepted. Sessions are not resumed: connections are few and long.
+"""The settings as contexts of `ssl`, TLS 1.2 or newer. A context is read again when one of its files has
+changed.
 
 An end that begins to accept connections with an expired certificate is refused. One that runs logs a warning
-once a day when its certificate or its authority expires soon, or has expired. It checks that with each
-connection.
+once a day when its certificate or its authority expires soon, or has expired.
 """
 
 import logging
@@ -40,9 +38,7 @@ class Expiry(NamedTuple):
 
 
 def expiries(settings: TlsSettings) -> tuple[Expiry, ...]:
-    """Return when the certificate of this end expires, and the last of its authorities. Raises
-    TlsSettingsError.
-    """
+    """Return when this end's certificate and the last of its authorities expire. Raises TlsSettingsError."""
     return _expiries(settings, _stamp(settings))
 
 
@@ -58,9 +54,7 @@ def _expiries(settings: TlsSettings, _: _Stamp) -> tuple[Expiry, ...]:
 
 
 def expiry_problem(settings: TlsSettings, *, within_s: float = 0.0) -> str:
-    """Return which file of the settings has expired, or will within that time; "" if none. Raises
-    TlsSettingsError.
-    """
+    """Return which file has expired, or will within that time; "" if none. Raises TlsSettingsError."""
     now_s = time.time()
     for what, path, ends_s in expiries(settings):
         if ends_s - now_s < within_s:
@@ -90,15 +84,11 @@ def _client_context(settings: TlsSettings, _: _Stamp) -> ssl.SSLContext:
 
 
 class ServerContext:
-    """The context of an end that accepts connections. Thread-safe.
-
-    Raises TlsSettingsError if the files cannot be used, or have expired, when it is created. If they cannot
-    be used after a change, the context from before stays in use and the log reports it once: the certificate
-    and its key are two files, and may be replaced one after the other.
+    """The context of an end that accepts connections. Thread-safe. Raises TlsSettingsError if the files are
+    unusable or expired.
     """
 
     def __init__(self, settings: TlsSettings, *, client_certificates: bool) -> None:
-        """`client_certificates`: accept only clients with a certificate of one of the authorities."""
         if not settings.certificate:
             raise TlsSettingsError(
                 "a server needs a certificate and its key",
@@ -113,7 +103,6 @@ class ServerContext:
             raise TlsSettingsError(problem)
 
     def current(self) -> ssl.SSLContext:
-        """Return the context for the next connection."""
         with self._lock:
             try:
                 stamp = _stamp(self.settings)
@@ -122,6 +111,8 @@ class ServerContext:
             with suppress(TlsSettingsError):
                 _warn_of_expiry(self.settings)
             if stamp != self._stamp:
+                # If this fails, the earlier context stays in use: a certificate and its key may be replaced
+                # one after the other.
                 self._stamp = stamp
                 try:
                     self._context = self._read()
@@ -175,14 +166,12 @@ def _loaded(context: ssl.SSLContext, settings: TlsSettings) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """Instead of a question on the terminal, which a service has not."""
     raise ValueError("the key has a password")
 
 
 def tls_of_environment() -> TlsSettings | None:
-    """Return the settings that connections of this process use; None: plain text. Raises TlsSettingsError.
-
-    Paths in the result are absolute, so that it means the same in another directory.
+    """Return the settings that this process uses, with absolute paths; None: plain text. Raises
+    TlsSettingsError.
     """
     found = settings_of(os.environ)
     return None if found is None else found.with_absolute_paths(os.getcwd())  # noqa: PTH109 - text

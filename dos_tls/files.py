@@ -2,10 +2,6 @@
 
 A synced file is lost with a power cut if its name is not on stable storage, and so is all that lies in a
 directory whose own name is not.
-
-A secret that others can read is used all the same. A container or a Secret of Kubernetes often has such a
-mode, where nobody else is on the machine. A group that can read the file is no reason for a warning: it is
-how `fsGroup` and service users share one.
 """
 
 import logging
@@ -17,10 +13,9 @@ from typing import Final
 
 
 def replace_durably(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replace a file: after a power cut it is whole, the old or the new one; after this call, the new one.
-
-    Only its single writer may call this. mode: the permissions, of which the process's mask is taken away; by
-    default only the owner can read it. Raises OSError.
+    """Replace a file: after a power cut it is the old or the new one, whole; after this call, the new one.
+    One writer. mode: its permissions, less the process's mask; by default only the owner reads it. Raises
+    OSError.
     """
     new = path.with_name(f".{path.name}.new")
     with suppress(FileNotFoundError):
@@ -35,15 +30,14 @@ def replace_durably(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def make_durable_folders(folder: Path, mode: int = 0o777) -> None:
-    """Make a folder and its missing parents, and put each new name on stable storage. Raises OSError.
-
-    Also syncs the name of the lowest folder that exists: a process killed at this point may have made it.
-    """
+    """Make a folder and its missing parents, and put each new name on stable storage. Raises OSError."""
     folder = folder.absolute()
     missing = []
     while not folder.is_dir():
         missing.append(folder)
         folder = folder.parent
+    # Also the name of the lowest folder that exists: a process that was killed at this point may have made
+    # it.
     with suppress(PermissionError):  # a folder that cannot be read was not written by this user
         sync_folder(folder.parent)
     for one in reversed(missing):
@@ -65,11 +59,8 @@ _warned: Final[set[str]] = set()
 
 
 def warn_if_open(path: str | Path, what: str) -> None:
-    """Log a warning if others than the owner and the group can read the file, once for each file in this
-    process.
-
-    what: names the secret, for the message. A missing file and a pipe are not reported: reading them shows
-    what is wrong.
+    """Log once for each file if others than the owner and the group can read it. A group is how `fsGroup`
+    shares a secret. what: names the secret.
     """
     name = os.path.realpath(path)
     try:

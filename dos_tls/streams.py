@@ -65,13 +65,11 @@ class TlsEngine:
         self._incoming.write(data)
 
     def take_outgoing(self) -> bytes:
-        """Return the encrypted bytes to send next, and forget them."""
         return self._outgoing.read()
 
     def handshake(self) -> bool:
-        """Continue the handshake. Return whether it is complete. Raises TlsError.
-
-        There may be bytes to send afterwards, also after an error: the alert that tells the peer.
+        """Continue the handshake; return whether it is complete. Raises TlsError. There may be bytes to send
+        afterwards, also after an error: the alert that tells the peer.
         """
         if not self.established:
             self._raise_failure()
@@ -92,7 +90,7 @@ class TlsEngine:
         return self.established
 
     def read_into(self, buffer: memoryview) -> int | None:
-        """Decrypt into the buffer. Return how many bytes; 0 after the orderly end; None: more bytes of the
+        """Decrypt into the buffer; return how many bytes, 0 after the orderly end, None: more bytes of the
         peer are needed. Raises TlsError; an error that follows some bytes is raised by the next call.
         """
         self._raise_failure()
@@ -163,8 +161,8 @@ class TlsStream(trio.abc.Stream):
     """One end of a TLS connection, as a stream of trio and as the stream of a client.
 
     The end that accepts performs the handshake when it first sends or receives, so that a slow peer delays
-    nobody else; its user limits the time. One task may send while another receives. Raises TlsError, and
-    OSError if the connection breaks. A send that is cancelled midway breaks the connection.
+    nobody else. One task may send while another receives. Raises TlsError and OSError. A send that is
+    cancelled midway breaks the connection.
     """
 
     def __init__(self, sock: trio.socket.SocketType, engine: TlsEngine) -> None:
@@ -211,7 +209,6 @@ class TlsStream(trio.abc.Stream):
         return _encrypt_bytes_max - room
 
     async def send_all(self, data: "bytes | bytearray | memoryview") -> None:
-        """Send all bytes."""
         await self._ready()
         view = memoryview(data)
         for begin in range(0, len(view), _encrypt_bytes_max):
@@ -246,7 +243,6 @@ class TlsStream(trio.abc.Stream):
         self.socket.close()
 
     async def aclose(self) -> None:
-        """Do the same as `close`."""
         self.close()
         await trio.lowlevel.checkpoint()
 
@@ -275,8 +271,8 @@ class TlsStream(trio.abc.Stream):
         await self._flush()
 
     async def _flush(self) -> None:
-        """Send what the engine has to send. Bytes are taken under the lock, so their order is kept."""
         try:
+            # Bytes are taken from the engine under the lock, so their order is kept.
             self._flushing.acquire_nowait()
         except trio.WouldBlock:  # `async with` would let other tasks run in any case
             await self._flushing.acquire()
@@ -295,9 +291,8 @@ class TlsStream(trio.abc.Stream):
 async def connect_tls(
     sock: trio.socket.SocketType, settings: TlsSettings, peer: str, *, name: str
 ) -> TlsStream:
-    """Perform the handshake on a new connection, whose peer must have a certificate for `name`.
-
-    Raises TlsSettingsError, TlsError, OSError; the connection is closed then, also if cancelled.
+    """Perform the handshake on a new connection, whose peer must have a certificate for `name`. Raises
+    TlsSettingsError, TlsError, OSError; the connection is closed then.
     """
     try:
         stream = TlsStream(sock, TlsEngine(client_context(settings), peer, name=name))
@@ -322,7 +317,6 @@ class TlsListener(trio.abc.Listener[TlsStream]):
         return TlsStream(stream.socket, TlsEngine(self._context.current(), _peer(stream.socket), name=None))
 
     async def aclose(self) -> None:
-        """Stop listening."""
         await self._listener.aclose()
 
 

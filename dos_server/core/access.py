@@ -1,18 +1,16 @@
 """What each client may do: tokens, and the rights that they grant. Pure.
 
-A token is a random text, of which the server has only the SHA-256. It grants rights in directories. A grant
-names a prefix: `shop` covers the directory `shop` and those that begin with `shop.`, as a region and its
-workers have; `*` covers every directory.
+A token is a random text, of which the server has only the SHA-256. A grant names a prefix: `shop` covers the
+directory `shop` and those that begin with `shop.`; `*` covers every directory.
 
 | right | allows |
 |---|---|
 | read | LIST, GET and STAT in a directory |
 | append | to claim a directory, and to append |
 | delete | to claim a directory, and to delete objects |
-| admin | of a prefix, to repair its objects (MEND); with the prefix `*` also CONFIGURE |
+| admin | of a prefix, to repair its objects; with the prefix `*` also CONFIGURE |
 
-Every valid token may greet, ping, and exchange stamps. LIST of the directories shows those in which the token
-grants anything.
+Every valid token may greet, ping, and exchange stamps. LIST of the directories shows those with any grant.
 """
 
 import hashlib
@@ -48,7 +46,6 @@ class Right(StrEnum):
 
 
 def covers(prefix: str, directory: str) -> bool:
-    """Return whether a prefix covers a directory."""
     return prefix in (EVERY, directory) or directory.startswith(f"{prefix}.")
 
 
@@ -72,16 +69,12 @@ class GrantedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TokenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a file of tokens."""
-
     version: int
     tokens: tuple[GrantedToken, ...] = ()
 
 
 class Access(NamedTuple):
-    """What a session may do. name: of its token, "" without a file of tokens. grants: None allows all.
-    digest: of the token.
-    """
+    """What a session may do. name: of its token, "" without a file of tokens. grants: None allows all."""
 
     name: str
     grants: tuple[Grant, ...] | None = None
@@ -97,12 +90,10 @@ class Access(NamedTuple):
 
     @property
     def is_admin(self) -> bool:
-        """Whether it may change the store record."""
         return self.may(Right.ADMIN, EVERY)
 
     @property
     def is_operator(self) -> bool:
-        """Whether it has a token with which it is one, on a server of several tokens."""
         return self.grants is not None and self.is_admin
 
 
@@ -131,9 +122,7 @@ class Tokens:
         )
 
     def find(self, token: bytes) -> Access | None:
-        """Return what a token allows, None if it is not valid. The time does not depend on how much of it is
-        right.
-        """
+        """Return what a token allows, None if it is not valid."""
         presented, found = hashlib.sha256(token).digest(), None
         for digest, access in self._valid.items():  # all of them: when one matches must not be measurable
             if hmac.compare_digest(presented, digest):

@@ -1,14 +1,12 @@
 """One directory, with its names and the sessions in it: which of them may write it.
 
-A claim (epoch, writer id) is *held* from the moment it is accepted: from then on older sessions receive
-no durability acks and their appends are refused. It is *answered* after it is on stable storage and
-everything accepted before it is synced, so the sizes in the answer are final for every older writer.
-(Take-over rules R2, R3, R4 of protocol.md: without any of them, an acknowledged record can be lost.)
+A claim (epoch, writer id) is *held* from the moment it is accepted: from then on older sessions receive no
+durability acks and their appends are refused. It is *answered* after it is on stable storage and everything
+accepted before it is synced, so the sizes in the answer are final for every older writer. (Rules R2, R3, R4
+of protocol.md: without any of them, an acknowledged record can be lost.)
 
-An epoch is refused permanently if it is lower than the held one, equal to it but from another writer, or
-more than 2^20 above it. A claim that could not be stored stays held in memory: refusing too much is safe.
-
-`requests.claims` decides which session is sent which answer.
+An epoch is refused permanently if it is lower than the held one, equal to it but from another writer, or more
+than 2^20 above it. A claim that could not be stored stays held in memory: refusing too much is safe.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -37,7 +35,6 @@ class Page(NamedTuple):
 
 
 def page_of(ordered: list[str], prefix: str, after: str, count: int) -> Page:
-    """Return the names that begin with the prefix and sort after `after`, at most `count` of them."""
     start = max(bisect_right(ordered, after), bisect_left(ordered, prefix))
     names = ordered[start : start + count]
     matching = bisect_left(names, 1, key=lambda name: int(not name.startswith(prefix)))
@@ -47,8 +44,6 @@ def page_of(ordered: list[str], prefix: str, after: str, count: int) -> Page:
 
 
 class NameTable:
-    """A growing set of names, in order. Used for directories, which are never removed."""
-
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._ordered = sorted(set(names))
         self._known = set(self._ordered)
@@ -63,13 +58,12 @@ class NameTable:
         return iter(self._ordered)
 
     def add(self, name: str) -> None:
-        """Add a name, if it is not there yet."""
         if name not in self._known:
             self._known.add(name)
             insort(self._ordered, name)
 
     def page(self, prefix: str, after: str, count: int, seen: Callable[[str], bool] | None = None) -> Page:
-        """Return a page of the names. seen: of those for which it is true; this looks at every name."""
+        """Return a page of the names. seen: of those for which it is true."""
         ordered = self._ordered if seen is None else [*filter(seen, self._ordered)]
         return page_of(ordered, prefix, after, count)
 
@@ -96,7 +90,6 @@ class ObjectTable(dict[str, ObjectState]):
         return self._ordered
 
     def page(self, prefix: str, after: str, count: int) -> Page:
-        """Return a page of the objects that exist. An object whose file has no byte yet is skipped."""
         found: list[str] = []
         more = True
         while more and len(found) <= count:
@@ -113,14 +106,10 @@ class ObjectTable(dict[str, ObjectState]):
 class Session:
     """The state of one connection and its outstanding requests.
 
-    `directory`: the current directory. `opening`: the directory of the CWD that is not answered yet.
-    `deferred`: frames received after that CWD; they are executed when it is answered.
-    `wrote`: the session appended in its current directory. `version`: the protocol version it speaks.
-    `stream`: the object that a version 0 session appends to.
-    `host`: where it comes from. `access`: what its token allows.
-    `leaving`: the session sends nothing more and ends when everything is answered.
-    `pending`: requests that wait or are with the disk. `reading`: those of them that read.
-    `unsynced_bytes`, `unsynced_appends`: appends accepted from it that are neither synced nor refused.
+    `opening`: the directory of the CWD that is not answered yet. `deferred`: frames received after that CWD.
+    `wrote`: it appended in its current directory. `stream`: the object that a version 0 session appends to.
+    `leaving`: it sends nothing more. `pending`: requests that wait or are with the disk; `reading`: those
+    that read. `unsynced_*`: of appends accepted from it that are neither synced nor refused.
     """
 
     number: int
@@ -143,7 +132,6 @@ class Session:
     stream: ObjectState | None = None
 
     def move(self, event: SessionEvent) -> None:
-        """Apply the event to the state table."""
         self.state = step(self.state, event)
 
     @property
@@ -152,7 +140,6 @@ class Session:
 
     @property
     def answered(self) -> bool:
-        """Whether no request of the session is outstanding."""
         return not (self.pending or self.unsynced_appends or self.opening or self.deferred)
 
 
@@ -160,8 +147,6 @@ class Session:
 
 
 class LoadState(Enum):
-    """The state of loading a directory into memory."""
-
     LOADING = "loading"
     READY = "ready"
     BROKEN = "broken"
@@ -204,17 +189,15 @@ class DirectoryState:
 
     @property
     def claimed(self) -> bool:
-        """Whether the directory was ever claimed."""
         return self.claim.epoch > 0
 
     @property
     def settled(self) -> bool:
-        """Whether everything accepted in any object has reached the disk or never will."""
         return all(state.settled for state in self.objects.values())
 
     @property
     def idle(self) -> bool:
-        """Whether the directory is unused and settled, so that it can be dropped from memory."""
+        """Whether it is unused and settled, so that it can be dropped from memory."""
         return (
             not self.sessions
             and not self.opening
@@ -227,7 +210,6 @@ class DirectoryState:
         )
 
     def may_claim(self, claim: ClaimRecord) -> bool:
-        """Return whether the epoch rules allow the claim."""
         return not self.why_no_claim(claim)
 
     def why_no_claim(self, claim: ClaimRecord) -> str:
@@ -250,22 +232,19 @@ class DirectoryState:
         self.holder = None
 
     def claim_to_store(self) -> ClaimRecord | None:
-        """Return the claim that must be stored now, or None if none must or a WriteClaim is in progress.
-
-        One at a time: two could reach the disk in the wrong order.
-        """
+        """Return the claim that must be stored now; None if none must, or one is being stored."""
         if self.storing is not None or self.stored == self.claim:
             return None
+        # One at a time: two could reach the disk in the wrong order, and the lower epoch would stay there.
         self.storing = self.claim
         return self.storing
 
     @property
     def claim_ready(self) -> bool:
-        """Whether the held claim can be answered."""
         return self.claimant is not None and self.stored == self.claim and self.settled
 
     def enter(self, session: Session, *, holds: bool) -> None:
-        """Record that the session's CWD is answered. `holds`: the session is now the writer."""
+        """Note that the session's CWD is answered. `holds`: it is now the writer."""
         self.sessions[session.number] = session
         if holds:
             self.holder = session
@@ -273,7 +252,6 @@ class DirectoryState:
             self.holder = None
 
     def leave(self, session: Session) -> None:
-        """Remove a session that opens another directory or has ended. Its claim stays held."""
         self.sessions.pop(session.number, None)
         if self.holder is session:
             self.holder = None

@@ -62,8 +62,6 @@ Key = tuple[str, str]
 
 
 class RecordRoom(NamedTuple):
-    """Where the next record goes."""
-
     slot: int
     offset: int
     segment: int
@@ -97,9 +95,7 @@ class Segments:
         assert self._free, "a start finds a free slot: at most all but one are live"
 
     def room(self, record_bytes: int, *, reserved: bool) -> bool:
-        """Whether a record of that size has a place. `reserved`: it may use the rest of a slot, which is kept
-        for entries that cannot be written without the log.
-        """
+        """Whether a record of that size has a place. `reserved`: it may use the rest of a slot."""
         limit = self._slot_bytes - (0 if reserved else log_reserved_bytes)
         if self._active is not None and self._active.end + record_bytes <= limit:
             return True
@@ -129,16 +125,13 @@ class Segments:
         self._active.keys.add(key)
 
     def may_hold(self, key: Key) -> bool:
-        """Return whether a start could replay an entry of this object."""
         return any(key in segment.keys for segment in (*self.live, *self._released))
 
     def forget(self, key: Key) -> None:
-        """Note that an object is gone durably: nothing of it has to be filed."""
         for segment in self.live:
             segment.unfiled.pop(key, None)
 
     def filed(self, key: Key, upto: int) -> None:
-        """Note that an object is filed up to a size."""
         for segment in self.live:
             if segment.unfiled.get(key, upto + 1) <= upto:
                 del segment.unfiled[key]
@@ -152,22 +145,21 @@ class Segments:
             self._active = None
 
     def to_file(self) -> tuple[Key, ...]:
-        """Return what of the oldest sealed segment is to be filed."""
         oldest = self.live[0] if self.live else None
         return tuple(oldest.unfiled) if oldest is not None and oldest is not self._active else ()
 
     def release(self) -> None:
         """Release the oldest segments that are filed completely. Their marks are on stable storage."""
         while self.live and self.live[0] is not self._active and not self.live[0].unfiled:
+            # Not free yet: until a synced record names a later first segment, a start still counts it as
+            # live.
             self._released.append(self.live.popleft())
 
     @property
     def may_free(self) -> bool:
-        """Whether slots are only waiting for a synced record."""
         return bool(self._released)
 
     def first_live(self, segment: int, sequence: int) -> tuple[int, int]:
-        """Return where the live part begins: its segment and sequence, for a record that has these."""
         return (self.live[0].number, self.live[0].first_sequence) if self.live else (segment, sequence)
 
     def synced(self, first_segment: int) -> None:
@@ -177,9 +169,7 @@ class Segments:
 
 
 class NextRecord(NamedTuple):
-    """A record and its place. `seen_bytes`: its header and table. When it is synced, `Segments.synced` gets
-    `first_segment`.
-    """
+    """A record and its place. `seen_bytes`: its header and table. `first_segment`: for `Segments.synced`."""
 
     slot: int
     offset: int
@@ -190,11 +180,7 @@ class NextRecord(NamedTuple):
 
 @dataclass
 class LogTail:
-    """Where the log continues.
-
-    `start`: the number of the server's start. `sequence` and `digest`: of the next record, and of the one
-    before, whose encoded entries are `before`.
-    """
+    """Where the log continues: `sequence` of the next record; `digest`, `before`: of the one before."""
 
     segments: Segments
     start: int
@@ -205,7 +191,6 @@ class LogTail:
     before_bytes: int = 0
 
     def has_room(self, table_bytes: int, content_bytes: int, *, reserved: bool) -> bool:
-        """Whether the next record, with entries and contents of these sizes, has a place."""
         return self.segments.room(self._size(table_bytes, content_bytes), reserved=reserved)
 
     def _size(self, table_bytes: int, content_bytes: int) -> int:
@@ -234,7 +219,7 @@ Then = Callable[[], None]
 
 
 class Pending(NamedTuple):
-    """An entry that waits for a record. `state`: the object whose bytes it has. `then` is called when another
+    """An entry that waits for a record. `state`: the object whose bytes it has. `then`: called when another
     entry is synced.
     """
 
@@ -246,7 +231,7 @@ class Pending(NamedTuple):
 
 class GroupLog:
     """The log of one server. `settled` acknowledges an object up to a size; `gone` poisons one whose file was
-    removed under the running server; `order` emits an effect.
+    removed.
     """
 
     def __init__(
@@ -276,12 +261,9 @@ class GroupLog:
     # Objects
 
     def takes(self, state: ObjectState, begin: int, count: int, now: float) -> bool:
-        """Return whether bytes that are written at `begin` are logged. `count`: of their extents.
-
-        Everything below them must be covered: the acknowledgement of bytes speaks for all below them. A
-        large stream that is slow looks like small writes, so an object that was too large is direct for a
-        while.
-        """
+        """Return whether bytes that are written at `begin` are logged. `count`: of their extents."""
+        # Everything below must be covered: the acknowledgement of bytes speaks for all below them. A large
+        # stream that is slow looks like small writes, so an object that was too large is direct for a while.
         if begin != state.covered or now < state.direct_until:
             return False
         if count > log_small_bytes_max or state.written - state.synced > log_small_bytes_max:
@@ -290,7 +272,6 @@ class GroupLog:
         return self._has_room(entry_bytes(state.directory, state.name), count)
 
     def add_extents(self, state: ObjectState, position: int, data: Buffer) -> None:
-        """Log the bytes that were just written; `takes` has returned True."""
         count, end = len(data), state.written
         if count:
             entry = LogEntry(EntryKind.EXTENTS, state.directory, state.name, state.root, position, end, count)
@@ -333,11 +314,9 @@ class GroupLog:
         return True
 
     def gone(self, key: Key) -> None:
-        """Note that an object was removed durably."""
         self._segments.forget(key)
 
     def filed(self, key: Key, upto: int) -> None:
-        """Note that an object is filed up to a size, or a claim up to an epoch."""
         self._segments.filed(key, upto)
         self._segments.release()
         if key in self._filing:
@@ -347,7 +326,6 @@ class GroupLog:
     # Records
 
     def _has_room(self, table_bytes: int, content_bytes: int, *, reserved: bool = False) -> bool:
-        """Whether an entry and content of these sizes fit into the next record."""
         content_bytes += self._content_bytes
         if len(self._pending) >= log_entries_max or content_bytes > log_content_bytes_max:
             return False
@@ -378,18 +356,14 @@ class GroupLog:
 
     @staticmethod
     def _due_checks(states: Iterable[ObjectState], now: float) -> list[Key]:
-        """Return the objects whose names were not checked for a while. One `stat` for each record and object
-        would cost more than the record.
-        """
+        # One `stat` for each record and object would cost more than the record.
         due = [state for state in states if state.named_until <= now]
         for state in due:
             state.named_until = now + log_name_seconds
         return [(state.directory, state.name) for state in due]
 
     def synced(self, gone: frozenset[Key]) -> None:
-        """Handle the sync of the record in flight. The shell reports `LogDue` next, if entries wait. What was
-        written to files that are `gone` is not acknowledged: nobody would find it by name.
-        """
+        """Handle the sync of the record in flight. The shell reports `LogDue` next, if entries wait."""
         done, self._in_flight = self._in_flight, None
         assert done is not None, "a record was synced that was not written"
         # Only now may released slots be overwritten: if this record were lost, the one before it would still
@@ -398,6 +372,7 @@ class GroupLog:
         for entry, _, state, then in done:
             if then is not None:
                 then()
+            # Not acknowledged: nobody would find these bytes by name.
             elif state is not None and gone and (entry.directory, entry.name) in gone:
                 self._gone(state)
             elif state is not None:
@@ -413,7 +388,6 @@ class GroupLog:
             self._write(now)  # only a synced record frees the slots of released segments
 
     def _file(self) -> None:
-        """Order syncs of what is to be filed, a few at a time: appends are waiting for the disk, too."""
         for key in self._segments.to_file():
             if len(self._filing) >= log_filing_max:
                 return
@@ -430,10 +404,8 @@ class GroupLog:
 
     @property
     def wants_tick(self) -> bool:
-        """Whether something is to be filed or freed."""
         return any(one.unfiled for one in self._segments.live) or self._segments.may_free
 
     @property
     def is_due(self) -> bool:
-        """Whether a record can be written now."""
         return bool(self._pending) and self._in_flight is None

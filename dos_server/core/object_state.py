@@ -48,10 +48,8 @@ class PendingAppend(NamedTuple):
 
 
 class WriteBatch(NamedTuple):
-    """The write in progress.
-
-    `end`: logical size after it. `file_bytes`: file size after it. `link`: for the extent after it. `fold`:
-    at its end. `data`: what is written at `position` of the file, None if it is long: then it is not logged.
+    """The write in progress. All values are those after it. `data`: what is written at `position`, None if it
+    is long.
     """
 
     end: int
@@ -69,14 +67,13 @@ _end_of_digest: Final = itemgetter(0)
 
 
 class ObjectState:
-    """The state of one object in memory.
+    """The state of one object in memory. Fields named `*_bytes` are file positions or counts; sizes are
+    logical.
 
-    Fields named `*_bytes` are file positions or counts; sizes are logical.
-    `appender`: the number of the version 0 session that streams to the object; no other session may append.
-    `root`: the link of its first extent. `link`: the link of the next extent to be written.
-    `corrupt_from`: logical offset where damage begins, or None. `tail_damaged`: any byte may be damaged, so
-    no size is reported.
-    `uncut_bytes`: length of a torn tail whose copy found no space. `judging`: the tail is being judged again.
+    `appender`: the version 0 session that streams to it; no other session may append. `link`: of the next
+    extent to be written. `corrupt_from`: logical offset where damage begins. `tail_damaged`: any byte may be
+    damaged, so no size is reported. `uncut_bytes`: of a torn tail whose copy found no space; `judging`: it is
+    judged again.
     """
 
     __slots__ = (
@@ -168,7 +165,6 @@ class ObjectState:
 
     @property
     def accepted(self) -> int:
-        """The logical size after every accepted append."""
         return self.fold.size
 
     @property
@@ -192,12 +188,10 @@ class ObjectState:
 
     @property
     def being_appended(self) -> bool:
-        """Whether an append is unsettled or a version 0 session streams to the object."""
         return bool(self.tickets) or self.appender is not None
 
     @property
     def settled(self) -> bool:
-        """Whether no operation on the file is in progress or pending."""
         return (
             self.batch is None
             and self.changing is None
@@ -208,9 +202,7 @@ class ObjectState:
 
     @property
     def settled_or_filing(self) -> bool:
-        """Whether it is settled, or its file only gets what is durable in the group log: a removal and a
-        repair wait for that.
-        """
+        """Whether it is settled, or its file only gets what is durable in the group log."""
         return self.settled or (
             self.filing
             and self.batch is None
@@ -221,15 +213,13 @@ class ObjectState:
 
     @property
     def may_forget(self) -> bool:
-        """Whether the object can be dropped from memory and loaded again later without loss.
-
-        A poisoned object must stay: only a restart may judge its file.
+        """Whether it can be dropped from memory without loss. A poisoned one must stay: only a restart may
+        judge its file.
         """
         return self.settled and self.is_filed and not self.waiters and not self.poisoned
 
     @property
     def needs_sync(self) -> bool:
-        """Whether written bytes or the directory entry are not yet on stable storage."""
         return self.exists and (self.written > self.synced or not self.entry_safe)
 
     @property
@@ -239,37 +229,30 @@ class ObjectState:
 
     @property
     def claimed_size(self) -> tuple[int, int]:
-        """The size and digest that clients may rely on; (0, 0) if the object is damaged somewhere inside.
-
-        A reported size counts as evidence for all bytes below it.
-        """
+        """The size and digest that clients may rely on: a reported size speaks for all bytes below it."""
         return (0, 0) if self.tail_damaged else (self.synced, self.synced_digest)
 
     @property
     def mark(self) -> ObjectMark:
-        """The mark to store on disk for the current state."""
         return ObjectMark(self.name, self.filed, self.poisoned, self.corrupt_from is not None, root=self.root)
 
     def info(self) -> ObjectInfo:
-        """Return the object's entry for LIST, STAT and CWD answers."""
         size, digest = self.claimed_size
         received = 0 if self.tail_damaged else self.written
         return ObjectInfo(self.name, received, size, digest, self.being_appended, self.damaged, self.poisoned)
 
     def fold_to_change(self) -> PrefixDigest:
-        """Return the fold of the accepted bytes, as an object separate from the fold of the written bytes and
-        of the write in progress.
-
-        They share one object while they are equal: a server may hold tens of thousands of objects without
-        appends.
+        """Return the fold of the accepted bytes, apart from those of the written bytes and of the write in
+        progress.
         """
         fold, batch = self.fold, self.batch
+        # They share one object while they are equal: a server may hold tens of thousands of objects without
+        # appends.
         if fold is self.written_fold or (batch is not None and fold is batch.fold):
             self.fold = fold = fold.copy()
         return fold
 
     def accept(self, payload: Buffer, session: int, request_id: int) -> None:
-        """Accept the bytes. The caller has checked `refuses`."""
         if self.batch is not None:
             payload = bytes(payload)  # copied: the receive buffer is reused before the next write
         fold, count = self.fold_to_change(), len(payload)
@@ -287,8 +270,8 @@ class ObjectState:
         self.unwritten_tickets += 1
 
     def next_write(self, epoch: int, *, for_log: bool = False) -> Write | None:
-        """Return the write of everything accepted, as extents; None if a write runs or nothing is pending.
-        `for_log`: keep its bytes if they are few.
+        """Return the write of everything accepted; None if a write runs or nothing is pending. `for_log`:
+        keep its bytes if few.
         """
         if self.batch is not None or not self.unwritten_tickets or self.poisoned:
             return None
@@ -311,7 +294,6 @@ class ObjectState:
         return Write(self.directory, self.name, self.file_bytes, buffers, not self.exists)
 
     def wrote(self) -> WriteBatch:
-        """Record that the batch is in the file, and return it."""
         batch = self._take_batch()
         for offset, position, link in batch.starts:
             self.index.add(offset, position, link)
@@ -331,23 +313,19 @@ class ObjectState:
         return [self.tickets.pop() for _ in range(refused)][::-1]
 
     def forget_write(self) -> None:
-        """Record that the write has ended without using its result."""
         self.batch = None
 
     def forget_sync(self) -> None:
-        """Record that the sync has ended without using its result."""
         self.sync_covers, self.sync_asked, self.filing = None, False, False
 
     def poison(self) -> list[PendingAppend]:
-        """Poison the object after a failed write or sync. Return all tickets: none will be acknowledged.
-
-        An operation in progress stays registered: nothing else may touch the file before it ends, and its end
-        must not be taken for that of a later one.
-        """
+        """Poison the object after a failed write or sync. Return all tickets: none will be acknowledged."""
         self.poisoned = True
         self.unwritten_tickets = 0
         self.pieces = []
         self.fold = self.written_fold.copy()
+        # An operation in progress stays registered: nothing else may touch the file before it ends, and its
+        # end must not be taken for that of a later one.
         tickets = list(self.tickets)
         self.tickets.clear()
         return tickets
@@ -372,7 +350,7 @@ class ObjectState:
         return Sync(self.directory, self.name, not self.entry_durable)
 
     def sync_begins(self) -> None:
-        """Record the start of the sync. It covers what is written now; later writes wait for the next one."""
+        """The sync covers what is written now; later writes wait for the next one."""
         self.sync_covers = self.written
 
     def was_synced(self) -> list[PendingAppend]:
@@ -383,7 +361,6 @@ class ObjectState:
         return self._settle(self.filed)
 
     def was_logged(self, end: int) -> list[PendingAppend]:
-        """Record that a record of the log is synced with the bytes up to `end`; return what it settles."""
         self.entry_safe = True
         return self._settle(end)
 
@@ -434,7 +411,6 @@ def refuses_append(state: ObjectState, append: Append, session: int) -> RequestR
 
 
 def refuses_session(state: ObjectState, session: int) -> RequestRefusal | None:
-    """Return why no append of that session can be accepted now, or None."""
     if state.poisoned:
         return RequestRefusal(
             ErrorCode.POISONED, f"{state.name} is poisoned: a write or sync of it failed", state.synced
@@ -456,7 +432,6 @@ def refuses_session(state: ObjectState, session: int) -> RequestRefusal | None:
 
 
 def refuses_bytes(state: ObjectState, count: int) -> RequestRefusal | None:
-    """Return why that many more bytes cannot be accepted, or None."""
     if state.accepted + count > object_bytes_max:
         return RequestRefusal(
             ErrorCode.NO_SPACE, f"an object holds at most {object_bytes_max} bytes", object_bytes_max
@@ -468,20 +443,15 @@ def refuses_bytes(state: ObjectState, count: int) -> RequestRefusal | None:
 
 
 class RepairInProgress:
-    """One new copy that a session sends.
-
-    `size`: logical bytes received. `position`: bytes of its file. `agrees`: whether it has the old copy's
-    digest at the old copy's size; None while it is shorter. `busy`: the disk is working on it. `orphan`: its
-    session has ended or no longer wants it.
+    """One new copy that a session sends. `size`, `position`: logical bytes received, bytes of its file.
+    `agrees`: it has the old copy's digest at that copy's size; None while shorter. `orphan`: its session is
+    gone.
     """
 
     def __init__(
         self, directory: str, request: RepairChunk, old: tuple[int, int], number: int, root: int
     ) -> None:
-        """Begin an empty copy.
-
-        `old`: size and digest of the old copy as it was written. `number`, `root`: unique to this copy.
-        """
+        """`old`: size and digest of the old copy. `number`, `root`: unique to this copy."""
         self.number = number
         self.root = root
         self.directory = directory
@@ -498,29 +468,23 @@ class RepairInProgress:
 
     @property
     def size(self) -> int:
-        """Logical bytes received."""
         return self._fold.size
 
     @property
     def complete(self) -> bool:
-        """Whether all announced bytes were received."""
         return self.size == self.request.goal_size
 
     @property
     def digest_matches(self) -> bool:
-        """Whether the content has the announced digest."""
         return self._fold.value == self.request.goal_digest
 
     def same_as(self, other: RepairChunk) -> bool:
-        """Return whether the request continues this copy."""
         mine, theirs = (structs.replace(one, offset=0, payload=b"") for one in (self.request, other))
         return mine == theirs
 
     def extents_for(self, payload: Buffer, epoch: int) -> list[Buffer]:
-        """Return the extents to write for the next bytes.
-
-        Their headers declare everything below them durable, which is true before the copy becomes visible.
-        """
+        """Return the extents to write for the next bytes."""
+        # Their headers declare everything below them durable, which is true before the copy becomes visible.
         seed, view, buffers = object_seed(self.directory, self.name), memoryview(payload), list[Buffer]()
         for start in range(0, len(view), extent_payload_bytes_max):
             part = view[start : start + extent_payload_bytes_max]
@@ -535,7 +499,6 @@ class RepairInProgress:
         return buffers
 
     def _update(self, part: memoryview) -> None:
-        """Add bytes to the fold, and compare it with the old copy's digest at the old copy's size."""
         before = self._old_size - self._fold.size
         if 0 < before <= len(part):
             at_old = self._fold.copy()

@@ -8,14 +8,8 @@
 | connections | sessions whose current directory is covered | a CWD that enters is refused |
 | requests | requests in a covered directory | the sessions are not read until the rate permits it |
 
-Bytes are those of the content and not those of the files, so they are the same on each member of a store:
-a member that lacks acknowledged bytes has counted less than those that have them, and has room for them.
-
-A repair (MEND) is counted and never refused: it restores what was acknowledged. So is what the disk has
-when a quota is set. Then the usage is above the limit, and nothing more is accepted until enough was
-deleted.
-
-The count of a directory is that of its marks at the start (`counted`), until the directory is loaded.
+Content and not files is counted, so the count is the same on each member. A repair is counted and never
+refused: it restores what was acknowledged. Until a directory is loaded, its marks say what it holds.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,12 +30,7 @@ QUOTA_FILE_VERSION: Final = 1
 
 
 class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Limits for the directories of a prefix, taken together; None: no limit.
-
-    bytes_max: of the content of objects, as `dos ls` shows it. connections_max: sessions that are in one of
-    the directories. requests_per_s: on average; `burst` of them at once, by default those of a second.
-    directories_max: that exist; by default 1,000 where bytes or objects are limited.
-    """
+    """Limits for the directories of a prefix, taken together; None: no limit. `burst`: requests at once."""
 
     prefix: str
     bytes_max: int | None = None
@@ -63,8 +52,6 @@ class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class QuotaFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a file of quotas."""
-
     version: int
     quotas: tuple[Quota, ...] = ()
 
@@ -119,8 +106,6 @@ _COVERING_MAX: Final = 4_096
 
 
 class StoredUsage(NamedTuple):
-    """What directories hold."""
-
     bytes: int = 0
     objects: int = 0
 
@@ -180,9 +165,7 @@ class _Rule:
 
 
 class Quotas:
-    """The quotas of one server. `counted`: what each directory on the disk holds; None: quotas are off, and
-    nothing is counted.
-    """
+    """The quotas of one server. `counted`: what each directory on the disk holds; None: quotas are off."""
 
     def __init__(
         self, quotas: Iterable[Quota] = (), counted: Mapping[str, StoredUsage] | None = None
@@ -228,7 +211,6 @@ class Quotas:
         return None
 
     def count_directory(self, directory: str, *, exists: bool) -> None:
-        """Count a directory that exists, or will in a moment; or count it no more."""
         if self.off or exists is (directory in self._directories):
             return
         (self._directories.add if exists else self._directories.discard)(directory)
@@ -238,12 +220,10 @@ class Quotas:
     # Bytes and objects
 
     def recount(self, directory: str, usage: StoredUsage) -> None:
-        """Correct the count of a directory: it was loaded."""
         before = self.usage_of(directory)
         self.add(directory, usage.bytes - before.bytes, usage.objects - before.objects)
 
     def add(self, directory: str, count_bytes: int, objects: int = 0) -> None:
-        """Count more bytes and objects, or fewer."""
         if self.off:
             return
         before = self._usage.pop(directory, StoredUsage())
@@ -269,7 +249,6 @@ class Quotas:
         return None
 
     def room_bytes(self, directory: str) -> int:
-        """Return how many more bytes the directory may hold."""
         return min(
             (
                 rule.quota.bytes_max - rule.bytes
@@ -291,7 +270,6 @@ class Quotas:
         return None
 
     def move(self, before: str | None, after: str | None) -> None:
-        """Count a session where it is now."""
         for directory, count in ((before, -1), (after, 1)):
             if directory is None or self.off:
                 continue
@@ -302,7 +280,6 @@ class Quotas:
                 rule.sessions += count
 
     def spend(self, directory: str | None, requests: int, now: float) -> None:
-        """Count requests in a directory."""
         for rule in self._of(directory) if directory is not None else ():
             if rule.quota.requests_per_s is not None:
                 waited = rule.refill(now) <= 0
@@ -310,18 +287,15 @@ class Quotas:
                 rule.refused["requests"] += rule.allowance <= 0 and not waited
 
     def must_wait(self, directory: str | None, now: float) -> bool:
-        """Return whether the sessions of a directory must wait before they make another request."""
         return any(
             rule.quota.requests_per_s is not None and rule.refill(now) <= 0
             for rule in (self._of(directory) if directory is not None else ())
         )
 
     def wants_tick(self, now: float) -> bool:
-        """Return whether sessions may wait for their rate to permit more."""
         return any(rule.quota.requests_per_s is not None and rule.refill(now) <= 0 for rule in self._rules)
 
     def _of(self, directory: str) -> tuple[_Rule, ...]:
-        """Return the quotas that cover a directory."""
         if not self._rules:
             return ()
         found = self._covering.get(directory)

@@ -45,11 +45,8 @@ from dos_server.limits import (
 
 
 class CoreGauges(NamedTuple):
-    """sessions: connections, and how many of them have greeted. directories: on the disk. objects: in memory.
-    damaged: directories that are known to hold a damaged object. unsynced_bytes: accepted, and not on stable
-    storage. room_bytes: free for appends, above the reserve. refuses_appends: because the disk is full.
-    rolled_back: the disk is known to have gone back in time. generation: of the store record, 0 without one.
-    quotas: their limits.
+    """What metrics show. directories: on the disk; objects: in memory. damaged: directories known to hold a
+    damaged object. unsynced_bytes: accepted, not on stable storage. room_bytes: free above the reserve.
     """
 
     sessions: int
@@ -66,7 +63,6 @@ class CoreGauges(NamedTuple):
 
 
 def gauges_of(tables: Tables, *, rolled_back: bool) -> CoreGauges:
-    """Return the gauges. Looks at each session and each directory in memory, and at no object."""
     sessions = tables.sessions.values()
     broken = {one.name for one in tables.directories.values() if one.loading is LoadState.BROKEN}
     return CoreGauges(
@@ -105,10 +101,10 @@ class ServerCore:
     ) -> None:
         """Create the core.
 
-        `incarnation_id`: random bytes, unique to this start of the server. `tokens`: the valid ones; None:
-        clients send none. `quotas`: None: off. `directory_names`, `damaged_names`: directories on the disk,
-        and those known to hold a damaged object. `reserve_bytes`: disk space kept free; None derives it from
-        the size of the file system. `log`: where the group log continues; None: there is none.
+        `incarnation_id`: random, unique to this start. `tokens`: None: clients send none. `quotas`: None:
+        off. `directory_names`, `damaged_names`: on the disk, and those known to hold a damaged object.
+        `reserve_bytes`: None derives it from the file system's size. `log`: where the group log continues;
+        None: there is none.
         """
         names, bad, valid = directory_names or set(), damaged_names or set(), tokens or Tokens.single(b"")
         made_of = server_id, incarnation_id, record, valid, names, bad, reserve_bytes, quotas
@@ -202,15 +198,10 @@ class ServerCore:
 
     @property
     def opens_many(self) -> bool:
-        """Whether so many CWDs wait for directories to load that the shell must not deliver another one."""
         return self._tables.opens_many
 
     def answers_long(self, session: int, frame: Frame | bytes) -> bool:
-        """Return whether the answer to a LIST or CWD may have many entries.
-
-        For a directory that is not loaded the count is unknown, so a known name counts as many. Bytes are a
-        version 0 request.
-        """
+        """Return whether the answer to a LIST or CWD, or to a version 0 request, may have many entries."""
         if isinstance(frame, bytes):
             return self._version0.answers_long(session, frame)
         tables, one = self._tables, self._tables.sessions.get(session)
@@ -223,11 +214,11 @@ class ServerCore:
             return len(tables.directory_names) > entries_few
         directory = tables.directories.get(name)
         if directory is None or directory.loading is LoadState.LOADING:
+            # It is not loaded, so its count is unknown: a known name counts as many.
             return name in tables.directory_names
         return len(directory.objects) > entries_few
 
     def is_streaming(self, session: int) -> bool:
-        """Return whether the next bytes of a version 0 connection are content, not a request."""
         return self._version0.is_streaming(session)
 
     def wants_tick(self) -> bool:
@@ -244,13 +235,11 @@ class ServerCore:
         return log is not None and log.is_due
 
     def is_welcome(self, session: int) -> bool:
-        """Return whether HELLO was answered. Until then the shell applies its time limit for HELLO."""
         one = self._tables.sessions.get(session)
         return one is not None and one.state is not SessionState.NEW
 
     @property
     def room_bytes(self) -> int:
-        """Bytes that appends may take on the disk before free space is measured again."""
         return self._tables.space.room_bytes
 
     def gauges(self) -> CoreGauges:
@@ -258,7 +247,6 @@ class ServerCore:
 
     @property
     def record_bytes(self) -> bytes:
-        """The encoded store record; empty if the server is in no store."""
         return self._tables.record_bytes
 
     # Events of connections
@@ -275,10 +263,10 @@ class ServerCore:
         self._tables.forget_idle()
 
     def _received(self, event: v.Received) -> None:
-        """Execute a frame, or defer it while a CWD of the session is unanswered, to keep the order sent."""
         session = self._tables.sessions.get(event.session)
         if session is None or session.closed or session.leaving:
             return
+        # Deferred while a CWD of the session is unanswered, to keep the order sent.
         if session.opening or session.deferred:
             frame = event.frame  # copied: its payload may be a view into the receive buffer
             session.deferred.append(frame._replace(payload=bytes(frame.payload)))
@@ -286,7 +274,6 @@ class ServerCore:
         self._execute(session, event.frame)
 
     def _received_appends(self, event: v.ReceivedAppends) -> None:
-        """Accept runs of appends together, and handle any frame that ends a run on its own."""
         number, frames = event
         session = self._tables.sessions.get(number)
         index = 0
@@ -298,7 +285,6 @@ class ServerCore:
                 index += 1
 
     def _execute(self, session: Session, frame: Frame) -> None:
-        """Decode the frame and pass it to its handler, or refuse it."""
         try:
             message = m.decode(frame)
         except RemoteProtocolError as error:
@@ -374,7 +360,6 @@ class ServerCore:
         self._version0.progress(event.directory, event.name)
 
     def _removed(self, event: v.Removed) -> None:
-        """Pass the outcome of a removal to the protocol version of its session."""
         outcome = self._removals.removed(event)
         if outcome is None:
             return
@@ -400,14 +385,12 @@ class ServerCore:
             self._leave(session)
 
     def _leave(self, session: Session) -> None:
-        """Stop accepting requests, write what was accepted, and end the session after its last answer."""
         session.leaving = True
         self._appends.batch_ended()
         self._reads.stop_waiting(session)
         self._finish_quit(session)
 
     def _finish_quit(self, session: Session) -> None:
-        """Send BYE and close after every earlier request of the session is answered."""
         if session.leaving and not session.closed and session.answered:
             if session.quit_request is not None:
                 self._tables.send(session, m.Bye(), session.quit_request)
@@ -417,7 +400,6 @@ class ServerCore:
 def _messages_of(
     greetings: Greetings, stamps: Stamps, reads: Reads, claims: Claims, appends: Appends, removals: Removals
 ) -> dict[type[Any], Callable[..., None]]:
-    """Return the handlers of requests."""
     return {
         m.ChangeDirectory: claims.change_directory,
         m.Append: appends.append,

@@ -1,7 +1,5 @@
-"""The tables that all parts of the core share, and the queue of effects.
-
-Lookup, answering, refusing and closing belong here, and the accounts that requests are checked against:
-bytes in flight, waiting reads, space. No request is decided here.
+"""The tables that all parts of the core share, the queue of effects, and the accounts that requests are
+checked against: bytes in flight, waiting reads, space. No request is decided here.
 """
 
 import heapq
@@ -52,7 +50,6 @@ class InFlight:
         self._at: dict[int, float] = {}
 
     def appended(self, session: int, now: float) -> None:
-        """Note that a session appends."""
         at = self._at
         at.pop(session, None)
         at[session] = now
@@ -61,7 +58,6 @@ class InFlight:
 
     @property
     def bytes_max(self) -> int:
-        """The limit for each session."""
         count = len(self._at)
         if count <= 1:
             return in_flight_bytes_max
@@ -103,7 +99,6 @@ class WaitingReads:
         return len(self) < waiting_total_max or len(self._of_session.get(session, ())) < waiting_of_one_min
 
     def add(self, waiter: WaitingRead) -> None:
-        """Add a waiting GET."""
         self._last += 1
         number = self._last
         self._waiters[number] = waiter
@@ -113,15 +108,12 @@ class WaitingReads:
         heapq.heappush(self._deadlines, (waiter.deadline, number))
 
     def take_of_object(self, state: ObjectState) -> list[WaitingRead]:
-        """Remove and return the GETs that wait on the object, in order of arrival."""
         return self._take(self._of_object.get(state, ()))
 
     def take_of_session(self, session: int) -> list[WaitingRead]:
-        """Remove and return the waiting GETs of the session, in order of arrival."""
         return self._take(self._of_session.get(session, ()))
 
     def take_due(self, now: float) -> list[WaitingRead]:
-        """Remove and return the GETs whose deadline has passed."""
         numbers = []
         while self._deadlines and self._deadlines[0][0] <= now:
             numbers.append(heapq.heappop(self._deadlines)[1])
@@ -165,12 +157,8 @@ _ENOUGH: Final = 1 << 62
 
 
 class DiskSpace:
-    """The free space above the reserve.
-
-    `reserve_bytes` None: derived from the size of the file system. `room_bytes`: bytes that may be taken
-    before the next measurement.
-
-    Before the first measurement, and if the file system does not report its size, everything fits.
+    """The free space above the reserve. Before the first measurement, and if the size is unknown, everything
+    fits.
     """
 
     def __init__(self, reserve_bytes: int | None = None) -> None:
@@ -182,9 +170,8 @@ class DiskSpace:
         self._since = 0.0
 
     def seen(self, free_bytes: int, total_bytes: int, room_before: int, now: float) -> str | None:
-        """Apply a measurement that began when `room_bytes` was `room_before`.
-
-        Returns a line for the log when appends begin or cease to be refused.
+        """Apply a measurement that began when `room_bytes` was `room_before`. Returns a line for the log when
+        appends begin or cease to be refused.
         """
         if total_bytes <= 0:
             self.room_bytes = _ENOUGH
@@ -203,11 +190,9 @@ class DiskSpace:
         )
 
     def has_room(self, count: int) -> bool:
-        """Return whether that many bytes could be taken now."""
         return count < self.room_bytes and not self.refusing
 
     def take(self, count: int) -> bool:
-        """Take that many bytes, and return whether they fit."""
         if self.refusing or count >= self.room_bytes:
             return False
         self.room_bytes -= count
@@ -225,7 +210,6 @@ class DiskSpace:
         return self._begin_refusing(count, now)
 
     def refusal(self, what: str) -> RequestRefusal:
-        """Return the refusal for `what`."""
         return RequestRefusal(
             ErrorCode.NO_SPACE,
             f"no space for {what} above the reserve of {self._reserve} bytes; nothing was written",
@@ -255,9 +239,7 @@ _SELDOM_LINES_MAX: Final = 1_024
 
 
 class Seldom:
-    """What is to be logged at most once a minute: a client that is refused asks again and again. The next
-    line counts what was left out.
-    """
+    """What is to be logged at most once a minute: a client that is refused asks again and again."""
 
     def __init__(self) -> None:
         self._at_s: dict[tuple[str, str], float] = {}
@@ -280,8 +262,6 @@ class Seldom:
 
 
 class RequestTarget(NamedTuple):
-    """The object that a request names, and its directory."""
-
     directory: DirectoryState
     state: ObjectState
 
@@ -289,17 +269,12 @@ class RequestTarget(NamedTuple):
 class Tables:
     """The shared state of one server core.
 
-    `effects`: effects of the current event, in order. `touched`: objects with accepted appends that are not
-    yet passed to the disk.
-    `unacknowledged`: objects with written bytes that no durability ack has reported, and when one is due.
-    `claims_stored`: number of claims that were stored.
-    `openings`: number of CWDs that wait for a directory to load. `opened`, `settled`: sessions whose CWD was
-    answered, or that may now quit.
-    `untranslated`: messages to version 0 sessions that are not yet translated.
-    `object_version`: version of objects created from now on, above that of every removed object.
-    `scrubbed`: the directory that is being scrubbed.
-    `damaged_names`: directories known to hold a damaged object, for directories that are not in memory.
-    `later`: effects to retry, with their times. `log`: the group log, None without one.
+    `touched`: objects with accepted appends that are not yet passed to the disk. `unacknowledged`: objects
+    with written bytes that no durability ack has reported, and when one is due. `openings`: CWDs that wait
+    for a directory to load. `opened`, `settled`: sessions whose CWD was answered, or that may now quit.
+    `untranslated`: messages to version 0 sessions. `object_version`: of new objects, above that of every
+    removed one. `damaged_names`: directories known to hold a damaged object. `later`: effects to retry, with
+    their times.
     """
 
     def __init__(
@@ -342,7 +317,6 @@ class Tables:
         self.log: GroupLog | None = None
 
     def send(self, session: Session, message: m.Message, request_id: int = 0) -> None:
-        """Send a message to the session, unless it is closed."""
         if session.closed:
             return
         if session.version == 0:
@@ -355,14 +329,12 @@ class Tables:
         self.later.append((self.now + again_seconds, effect))
 
     def tick(self) -> None:
-        """Emit the retried effects that are due."""
         due = [effect for at, effect in self.later if at <= self.now]
         if due:
             self.later = [one for one in self.later if one[0] > self.now]
             self.effects += due
 
     def refuse(self, session: Session, code: ErrorCode, text: str, request_id: int, actual: int = 0) -> None:
-        """Answer with an ERROR, and close the session if the code requires it."""
         verdict = VERDICTS[code]
         record = self.record_bytes if verdict.blame is Blame.STORE else b""
         text = text[: wire.text_bytes_max // 4]
@@ -372,7 +344,6 @@ class Tables:
             self.close(session)
 
     def forbid(self, session: Session, reason: str, request_id: int) -> None:
-        """Answer that the session's token does not grant a request."""
         self.audit_seldom(session, f"refused: {reason}")
         self.refuse(session, ErrorCode.FORBIDDEN, reason, request_id)
 
@@ -397,7 +368,6 @@ class Tables:
         session.move(SessionEvent.ENDED)
 
     def leave_directory(self, session: Session) -> None:
-        """Remove the session from its directory, because it opens another one or has ended."""
         directory = self.directories.get(session.directory) if session.directory else None
         if directory is not None:
             directory.leave(session)
@@ -407,7 +377,6 @@ class Tables:
         session.wrote = False
 
     def end_stream(self, session: Session) -> None:
-        """Release the object that the version 0 session appends to."""
         if session.stream is not None:
             session.stream.appender = None
             session.stream = None
@@ -431,7 +400,6 @@ class Tables:
         return directory
 
     def target(self, session: Session, name: str, request_id: int) -> RequestTarget | None:
-        """Return the object that the request names, or None after refusing."""
         directory = self.directory_of(session, request_id)
         if directory is None or not self.accepts_name(session, name, request_id):
             return None
@@ -449,21 +417,17 @@ class Tables:
     def recovered_object(
         self, directory: str, name: str, found: RecoveredObject, version: int
     ) -> ObjectState:
-        """Return an object as it was found on the disk."""
         return ObjectState(directory, name, fresh_root=self.fresh_root(), found=found, version=version)
 
     def fresh_root(self) -> int:
-        """Return a root that no object had before."""
         self._roots += 1
         return fresh_root(self._incarnation_id, self._roots)
 
     def find(self, directory_name: str, name: str) -> ObjectState | None:
-        """Return the object if it is in memory."""
         directory = self.directories.get(directory_name)
         return directory.objects.get(name) if directory else None
 
     def accepts_name(self, session: Session, name: str, request_id: int) -> bool:
-        """Return whether the name matches the grammar; refuse with BAD_NAME otherwise."""
         if is_name(name):
             return True
         text = f"invalid name {name[:40]!a}, {len(name)} characters long"
@@ -471,9 +435,7 @@ class Tables:
         return False
 
     def reserve_space(self, state: ObjectState, count: int) -> RequestRefusal | None:
-        """Reserve space for that many more bytes, and count them; or return which quota refuses them, or that
-        there is none above the reserve.
-        """
+        """Reserve space for that many more bytes, and count them; or return which limit refuses them."""
         directory = self.directories[state.directory]
         new = state.name not in directory.objects
         refusal = self.quotas.refuses(state.directory, count, new)
@@ -489,12 +451,11 @@ class Tables:
         return self.space.refusal(state.name)
 
     def reserve_directory(self, directory: DirectoryState) -> RequestRefusal | None:
-        """Reserve space for a directory that does not exist, and count it; or return what refuses it. The
-        reserve is for directories that exist: their claims must not fail because others make more.
-        """
+        """Reserve space for a directory that does not exist, and count it; or return what refuses it."""
         refusal = self.quotas.refuses_directory(directory.name)
         if refusal is not None:
             return refusal
+        # The reserve is for directories that exist: their claims must not fail because others make more.
         if not self.space.take(new_directory_bytes):
             self.warn(self.space.ran_out(new_directory_bytes, self.now))
             return self.space.refusal(f"the new directory {directory.name}")
@@ -502,18 +463,14 @@ class Tables:
         return None
 
     def audit(self, session: Session, action: str) -> None:
-        """Log what a session has changed or was refused, for an operator."""
         self.effects.append(v.Audit(session.number, session.access.name, action))
 
     def audit_seldom(self, session: Session, action: str) -> None:
-        """Log an action at most once a minute for each host, with the number of those left out: a client may
-        repeat it at once.
-        """
+        """Log an action at most once a minute for each host, with the number of those left out."""
         if line := self._seldom.line(session.host, action, self.now):
             self.audit(session, line)
 
     def warn(self, text: str | None) -> None:
-        """Log the text, if there is one."""
         if text is not None:
             self.effects.append(v.LogNotice(text))
 
@@ -521,6 +478,7 @@ class Tables:
         """Return the session whose pending request is about to be answered, if it still exists."""
         session = self.sessions.get(number)
         if session is not None:
+            # Also of a session that is leaving: it ends when its last request is answered.
             session.pending -= 1
             session.reading -= read
             if session.leaving:
@@ -529,12 +487,10 @@ class Tables:
 
     @property
     def objects(self) -> int:
-        """The number of objects in memory."""
         return sum(len(one.objects) for one in self.directories.values())
 
     @property
     def _loading(self) -> int:
-        """The number of directories that are being loaded and may have objects."""
         return sum(
             one.loading is LoadState.LOADING and one.name in self.directory_names
             for one in self.directories.values()
@@ -542,25 +498,20 @@ class Tables:
 
     @property
     def _objects_max_to_load(self) -> int:
-        """With how many objects in memory another directory fits, if all that are being loaded are full."""
         return objects_in_use_max - (1 + self._loading) * wire.entries_max
 
     @property
     def opens_many(self) -> bool:
-        """Whether a further CWD should wait for the directories that are being loaded.
-
-        All CWDs that wait for a directory are answered in one event, so their number bounds the memory for
-        answers. And a directory that does not fit beside those, if they are full, fits when their sizes are
-        known.
-        """
+        """Whether a further CWD should wait for the directories that are being loaded."""
+        # All CWDs that wait for a directory are answered in one event, so their number bounds the memory for
+        # answers. And a directory that does not fit beside full ones fits when their sizes are known.
         return self.openings >= openings_max or (
             self._loading > 0 and self.objects > self._objects_max_to_load
         )
 
     def refuses_directory(self, name: str) -> RequestRefusal | None:
-        """Return why another directory, which may be full, does not fit in memory; None if it does.
-
-        Idle directories are dropped from memory first.
+        """Return why another directory, which may be full, does not fit in memory, without idle ones; None if
+        it does.
         """
         objects_max = self._objects_max_to_load
         self.forget_idle(objects_max)
@@ -570,7 +521,6 @@ class Tables:
         return RequestRefusal(ErrorCode.BUSY, f"{text} {wire.entries_max}; the limit is {objects_in_use_max}")
 
     def refuses_object(self, directory: DirectoryState) -> RequestRefusal | None:
-        """Return why no further object can be created in the directory, or None."""
         if len(directory.objects) >= wire.entries_max:
             text = f"a directory holds at most {wire.entries_max} objects"
             return RequestRefusal(ErrorCode.NO_SPACE, text, wire.entries_max)
@@ -591,18 +541,15 @@ class Tables:
                 self.forget(directory)
 
     def has_damage(self, name: str) -> bool:
-        """Return whether a copy in the directory is known to be damaged or poisoned."""
         directory = self.directories.get(name)
         if directory is None or directory.loading is LoadState.LOADING:
             return name in self.damaged_names
         return directory.loading is LoadState.BROKEN or any(one.damaged for one in directory.objects.values())
 
     def is_idle(self, directory: DirectoryState) -> bool:
-        """Return whether no session uses the directory and no new copy is being sent to it."""
         return directory.idle and all(repair.directory != directory.name for repair in self.repairs.values())
 
     def forget(self, directory: DirectoryState) -> None:
-        """Drop the directory from memory. The next CWD loads it again."""
         if self.has_damage(directory.name):
             self.damaged_names.add(directory.name)
         else:

@@ -57,10 +57,8 @@ class ForgetDirectory(NamedTuple):
 
 
 class DirectoryLoaded(NamedTuple):
-    """`LoadDirectory` finished.
-
-    `objects`: by name. `problem`: why the directory cannot be used, or ''. `temporary`: it proves no
-    damage, and the next attempt may succeed.
+    """`LoadDirectory` finished. `problem`: why the directory cannot be used, or ''. `temporary`: the next
+    attempt may succeed.
     """
 
     directory: str
@@ -106,7 +104,6 @@ class ReadData(NamedTuple):
     start: int
     end: int
     version: int = 0
-    """The version of the object's file. A repaired object has another one."""
 
 
 class ReadDigest(NamedTuple):
@@ -122,10 +119,8 @@ class ReadDigest(NamedTuple):
 
 
 class GotData(NamedTuple):
-    """The answer to ReadData: all of the range, or its beginning if the range lies in many small extents.
-
-    `damaged_at`: logical offset of damaged bytes, or None. `missed`: why nothing was read, for reasons that
-    say nothing about the stored bytes. `after`: where a read can continue that begins at the end of this one.
+    """The answer to ReadData: the range, or its beginning. `damaged_at`: offset of damaged bytes. `missed`:
+    why nothing was read, if that proves nothing. `after`: where a following read can continue.
     """
 
     read: ReadData
@@ -136,7 +131,7 @@ class GotData(NamedTuple):
 
 
 class GotDigest(NamedTuple):
-    """The answer to ReadDigest. `damaged_at` and `missed` as in `GotData`."""
+    """The answer to ReadDigest, as `GotData`."""
 
     read: ReadDigest
     digest: int
@@ -148,10 +143,8 @@ class GotDigest(NamedTuple):
 
 
 class WriteRepair(NamedTuple):
-    """Write the buffers at a position of the new copy's own file, which is not visible to readers.
-
-    `create` makes the file. `copy`: a number that is unique among the new copies of this incarnation of the
-    server.
+    """Write at a position of a new copy's own file. `copy`: unique among the copies of this incarnation of
+    the server.
     """
 
     session: int
@@ -164,12 +157,9 @@ class WriteRepair(NamedTuple):
 
 
 class InstallRepair(NamedTuple):
-    """Put the new copy on stable storage, then replace the old one by it, and report.
-
-    `keep`: retain the old copy aside; False if the new one begins with all of it. `durable`: the old copy's
-    known synced size. `poisoned`, `damaged`: the flags for its mark. `exists`: there is an old copy.
-
-    After a crash at any point there is the old copy, the new one, or one that is known to be lost.
+    """Put the new copy on stable storage, then replace the old one by it. After a crash there is the old
+    copy, the new one, or one that is known to be lost. `keep`: retain the old copy aside. `durable`,
+    `poisoned`, `damaged`: for its mark.
     """
 
     session: int
@@ -201,9 +191,8 @@ class RepairWritten(NamedTuple):
 
 
 class RepairInstalled(NamedTuple):
-    """`InstallRepair` finished.
-
-    `found`: the object now; None if it failed and only a restart can determine which copy is there.
+    """`InstallRepair` finished. `found`: None if it failed and only a restart can determine which copy is
+    there.
     """
 
     session: int
@@ -222,9 +211,8 @@ class ScrubDue(NamedTuple):
 
 
 class ScrubRead(NamedTuple):
-    """Read the next part of an object from the disk, bypassing the cache, verify it, then report.
-
-    `chain`: how far the object was verified. `goal`: what was synced when its verification began.
+    """Read the next part of an object from the disk, bypassing the cache, and verify it. `goal`: what was
+    synced when its verification began.
     """
 
     directory: str
@@ -234,10 +222,8 @@ class ScrubRead(NamedTuple):
 
 
 class ScrubReadDone(NamedTuple):
-    """`ScrubRead` finished.
-
-    `chain`: where to continue. `damaged_at`: content is damaged from there on. If both are None, the part
-    could not be read. `what`: the finding in words. `seconds`: the duration of the read.
+    """`ScrubRead` finished. `chain`: where to continue; `damaged_at`: where damage begins; both None: it
+    could not be read.
     """
 
     read: ScrubRead
@@ -361,8 +347,8 @@ class LogDue(NamedTuple):
 
 
 class LogSynced(NamedTuple):
-    """`WriteLog` finished: the record is on stable storage. There is no event for a failure, which ends the
-    server. `gone`: objects whose files were removed or replaced under the running server.
+    """The record is on stable storage; a failure ends the server. `gone`: objects whose files were
+    removed.
     """
 
     gone: frozenset[tuple[str, str]] = frozenset()
@@ -419,10 +405,8 @@ class Streamed(NamedTuple):
 
 
 class SpaceSeen(NamedTuple):
-    """Free space of the file system was measured.
-
-    `free_bytes`: free space. `total_bytes`: size of the file system; 0 if it does not report it.
-    `room_before`: the core's `room_bytes` when the measurement began.
+    """Free space was measured. `total_bytes` 0: unknown. `room_before`: `room_bytes` when the measurement
+    began.
     """
 
     free_bytes: int
@@ -504,10 +488,8 @@ class Write(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """Put everything written so far on stable storage; with `entry` the directory entry, too.
-
-    `entry` includes the ancestors of the directory. The sync may wait for a thread. `SyncBegins` reports its
-    actual start, which determines what it covers.
+    """Put everything written on stable storage; with `entry` the directory entry and its ancestors, too.
+    `SyncBegins` reports its actual start, which determines what it covers.
     """
 
     directory: str
@@ -516,10 +498,8 @@ class Sync(NamedTuple):
 
 
 class WriteLog(NamedTuple):
-    """Put a record of the group log on stable storage, note it in `seen`, then report.
-
-    `seen_bytes`: the length of its header and table. `objects`: directory and name of objects whose bytes it
-    has, and whose names are checked afterwards. A failure ends the server: see `Halt`.
+    """Put a record of the group log on stable storage, and note it in `seen`. `objects`: whose names are
+    checked afterwards.
     """
 
     slot: int
@@ -543,9 +523,8 @@ class Halt(NamedTuple):
 
 
 class SetMark(NamedTuple):
-    """Store the object's mark, a lower bound of its synced size, before that size is reported to any client.
-
-    The mark itself need not be synced, unless it says poisoned or damaged.
+    """Store the object's mark before its size is reported to any client. It is synced only if it says
+    poisoned or damaged.
     """
 
     directory: str
@@ -570,10 +549,8 @@ class WriteStamps(NamedTuple):
 
 
 class RemoveObject(NamedTuple):
-    """Delete a settled object durably, then report.
-
-    After a crash during the removal, either the whole object exists or none of it. `durable` and `damaged`
-    are the values for its mark.
+    """Delete a settled object durably. `durable`, `damaged`: for its mark. A crash leaves all of it or
+    nothing.
     """
 
     session: int

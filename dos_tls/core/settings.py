@@ -1,11 +1,8 @@
 """Which files an end of a TLS connection uses, and the named errors: whose fault, and the remedy. Pure.
 
-An end needs the certificates of the authorities that it trusts, and its own certificate with its key. A
-client of a server that asks for no certificate can do without the last two. All files are PEM. They are named
-by path and read when a connection begins, so a new certificate needs no restart.
-
-`TlsError` is a broken connection, because nothing can be sent on it. Another attempt fails in the same way
-until a person has changed certificates or settings, except after `TlsBusyError` and `TlsTruncatedError`.
+All files are PEM, named by path and read when a connection begins, so a new certificate needs no restart.
+`TlsError` is a broken connection. Another attempt fails in the same way until a person has changed
+certificates or settings, except after `TlsBusyError` and `TlsTruncatedError`.
 """
 
 import posixpath
@@ -52,7 +49,6 @@ class TlsSettings:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The paths of all files."""
         return tuple(path for path in (self.authorities, self.certificate, self.key) if path)
 
     def with_absolute_paths(self, here: str) -> "TlsSettings":
@@ -73,10 +69,9 @@ def directory_settings(directory: str) -> TlsSettings:
 
 
 def settings_of(variables: Mapping[str, str]) -> TlsSettings | None:
-    """Return the settings that environment variables mean; None if none of them is set, which is plain text.
-
-    Raises TlsSettingsError if they are incomplete. An empty variable is an error: it is more often a mistake
-    than a wish for plain text.
+    """Return the settings that environment variables mean; None if none is set: plain text. Raises
+    TlsSettingsError if they are incomplete, or one is empty, which is more often a mistake than a wish for
+    plain text.
     """
     given = {name: variables[name] for name in VARIABLES if name in variables}
     if not given:
@@ -100,10 +95,8 @@ class TlsError(BrokenConnectionError):
 
 
 class TlsSettingsError(TlsError):
-    """The settings of this end are incomplete, or a file that they name cannot be used. Nothing was sent.
-
-    It is a broken connection, so that reconnecting clients and workers try again: files may be replaced
-    meanwhile.
+    """The settings are incomplete, or a file cannot be used. Nothing was sent. Clients and workers try again:
+    files may be replaced.
     """
 
 
@@ -195,9 +188,7 @@ BUSY_ALERT: Final = bytes((ALERT, 3, 3, 0, 2, 2, 80))
 def failure_of(
     peer: str, reason: str, verify_code: int, text: str, *, server_side: bool, name: str
 ) -> TlsError:
-    """Return the named error for a failure that OpenSSL reported.
-
-    `peer`: its address. `reason`: OpenSSL's word for it. `verify_code`: the result of a verification, or 0.
+    """Return the named error for a failure that OpenSSL reported. `verify_code`: of a verification, or 0.
     `name`: the name that the peer's certificate must have; "" if any is accepted.
     """
     whose = f"the certificate of {'the client ' if server_side else ''}{peer}"

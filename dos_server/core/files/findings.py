@@ -1,7 +1,6 @@
 """The texts of what an offline check of a data directory finds: expected, found, meaning, and what to do.
 
-The table of `recovery` and `scan.verify_part` decide what a file is; only the texts are added here. The
-letter of a finding is that of the row that a start would log. `dos_server.offline.fsck` collects the facts.
+The letter of a finding is that of the row of `recovery` that a start would log.
 """
 
 from dataclasses import asdict, dataclass
@@ -28,10 +27,8 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding. `place`: DIRECTORY/OBJECT, or a file below the data directory.
-
-    `offset`: logical offset below which everything is good, None if that is not meaningful. `position`: in
-    the file. `case`: the row of the start's table, empty if none applies.
+    """One finding. `place`: DIRECTORY/OBJECT, or a file below the data directory. `offset`: logical,
+    everything below it is good. `position`: in the file. `case`: the row of the start's table.
     """
 
     verdict: Severity
@@ -45,7 +42,6 @@ class Finding:
     case: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the finding as a JSON object, for programs."""
         return {**asdict(self), "verdict": self.verdict.name.lower()}
 
 
@@ -115,7 +111,6 @@ def of_object(place: str, found: RecoveredObject, file_bytes: int, mark: ObjectM
 
 
 def one_line(finding: Finding) -> str:
-    """Return a finding as one line of text: place, expected, found, meaning."""
     position_text = (
         finding.place if finding.position is None else f"{finding.place}, byte {finding.position} of its file"
     )
@@ -142,7 +137,6 @@ def logged(place: str, found: RecoveredObject, file_bytes: int) -> str:
 
 
 def of_rot(place: str, damage: DamagedExtentError) -> Finding:
-    """Return the finding for damaged bytes that a start does not read."""
     means = f"bit rot or a stale block; a read or the scrub reports it CORRUPT from offset {damage.offset} on"
     return Finding(
         Severity.DAMAGED, place, damage.expected, damage.what, means, REPAIR, damage.offset, damage.position
@@ -157,7 +151,6 @@ def of_lost(place: str, mark: ObjectMark | None, why: str) -> Finding:
 
 
 def of_poisoned(place: str) -> Finding:
-    """Return the finding for a mark that records a failed sync, where nothing needs to be cut."""
     means = "a sync of it failed. The next start goes by the mark, which covers all bytes in the file"
     return Finding(
         Severity.NOTE, place, "no flag", "a mark with the flag poisoned", means, _NEXT_START, case="P"
@@ -165,7 +158,6 @@ def of_poisoned(place: str) -> Finding:
 
 
 def of_removed(place: str, *, there: bool) -> Finding:
-    """Return the finding for a removal that was interrupted."""
     found = "its file" if there else "a mark with the flag removed"
     means = "a crash interrupted a removal: the next start completes it"
     return Finding(Severity.NOTE, place, "nothing", found, means, _NEXT_START)
@@ -182,8 +174,8 @@ def of_mark(place: str, position: int) -> Finding:
 
 
 def of_register(place: str, position: int, means: str) -> Finding:
-    """Return the finding for a damaged mark in the register of directories. `means`: '' if each directory of
-    a damaged mark still has its folder: then the next start registers it again.
+    """Return the finding for a damaged mark in the register. `means`: '' if each such directory still has its
+    folder.
     """
     texts = "the mark of a directory, or zeros", "other bytes"
     if means:
@@ -204,12 +196,10 @@ def of_lost_directory(place: str, *, is_there: bool) -> Finding:
 
 
 def of_record(place: str, expected: str, found: str, means: str) -> Finding:
-    """Return the finding for a damaged identity or store record, without which the server must not run."""
     return Finding(Severity.DAMAGED, place, expected, found, means, REPLACE)
 
 
 def of_claim(place: str, expected: str, found: str) -> Finding:
-    """Return the finding for a claim that is unreadable or older than an extent."""
     means = "the held epoch is unknown: the server cannot fence writers, and no client can use the directory"
     todo = (
         "replace this server: dos store replace URL; if it is in no store, stop all writers and run with"
@@ -219,7 +209,6 @@ def of_claim(place: str, expected: str, found: str) -> Finding:
 
 
 def of_entry(place: str, entry: Entry) -> Finding:
-    """Return the finding for a leftover or an unknown file."""
     return Finding(Severity.NOTE, place, "nothing", "a file beside the objects", entry.value, "nothing")
 
 

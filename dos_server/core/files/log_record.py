@@ -63,8 +63,6 @@ assert HEADER_BYTES == 88
 
 
 class EntryKind(IntEnum):
-    """What an entry says about its object or directory."""
-
     EXTENTS = 1
     CREATED = 2
     REMOVED = 3
@@ -73,8 +71,6 @@ class EntryKind(IntEnum):
 
 
 class LogEntry(NamedTuple):
-    """One entry of a table. The fields are described above."""
-
     kind: EntryKind
     directory: str
     name: str
@@ -103,7 +99,6 @@ class LogHeader(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the record in its slot, with padding."""
         return padded(HEADER_BYTES + self.table_bytes + self.content_bytes)
 
 
@@ -130,11 +125,9 @@ class TableError(ValueError):
 
 
 def log_seed(key: bytes) -> int:
-    """Return the seed of the header digests of a log.
-
-    The key is random and secret. A client writes what it likes into contents, at every alignment, and a slot
-    may hold the rest of an old record: with a seed that clients know, such bytes could be a valid record.
-    """
+    """Return the seed of the header digests of a log, from its secret key."""
+    # A client writes what it likes into contents, at every alignment, and a slot may hold the rest of an old
+    # record: with a seed that clients know, such bytes could be a valid record.
     return digest64(key)
 
 
@@ -144,7 +137,6 @@ def padded(count: int) -> int:
 
 
 def encode_entry(entry: LogEntry) -> bytes:
-    """Return the bytes of an entry in a table."""
     kind, directory, name, root, position, end, content_bytes = entry
     names = (directory + name).encode("ascii")
     head = _ENTRY.pack(kind, len(directory), len(name), 0, root, position, end, content_bytes)
@@ -152,16 +144,14 @@ def encode_entry(entry: LogEntry) -> bytes:
 
 
 def entry_bytes(directory: str, name: str) -> int:
-    """Return the size of an entry in a table."""
     return _ENTRY.size + len(directory) + len(name)
 
 
 def encode_record(
     place: LogPlace, own: Sequence[bytes], contents: Iterable[Buffer], before: Sequence[bytes], seed: int
 ) -> tuple[bytearray, int]:
-    """Return the bytes of a record and its header digest.
-
-    `own`: its encoded entries. `before`: those of the record before.
+    """Return the bytes of a record and its header digest. `own`, `before`: its encoded entries, and those of
+    the record before.
     """
     table = b"".join((*own, *before))
     data = bytearray(HEADER_BYTES)
@@ -183,7 +173,6 @@ def encode_record(
 
 
 def decode_header(data: Buffer, seed: int) -> LogHeader | LogHeaderFault:
-    """Return the header in the first 88 bytes, or why there is none."""
     (digest,) = _DIGEST.unpack_from(data, _HEADER.size)
     if xxhash.xxh3_64_intdigest(memoryview(data)[: _HEADER.size], seed) != digest:
         return LogHeaderFault.DIGEST
@@ -195,7 +184,6 @@ def decode_header(data: Buffer, seed: int) -> LogHeader | LogHeaderFault:
 
 def decode_table(header: LogHeader, table: Buffer) -> tuple[list[LogEntry], list[LogEntry]] | None:
     """Return the entries of a record and those of the record before; None if the digest does not match.
-
     Raises TableError.
     """
     if len(table) != header.table_bytes or digest64(table) != header.table_digest:
@@ -220,7 +208,6 @@ def decode_table(header: LogHeader, table: Buffer) -> tuple[list[LogEntry], list
 
 
 def content_matches(header: LogHeader, content: Buffer) -> bool:
-    """Return whether these are the contents of the record."""
     return len(content) == header.content_bytes and xxhash.xxh3_64_intdigest(content) == header.content_digest
 
 

@@ -77,8 +77,6 @@ _REMEDY = "replace the server: a repair brings its objects back from the other m
 
 
 class RecordPlace(NamedTuple):
-    """Where a record begins."""
-
     slot: int
     offset: int
 
@@ -99,16 +97,12 @@ class FoundRecord(NamedTuple):
 
 
 class SeenRecord(NamedTuple):
-    """The record that was synced last, or an earlier one: the file `seen`."""
-
     header: LogHeader
     entries: tuple[LogEntry, ...]
 
 
 class LiveRecord(NamedTuple):
-    """A record to replay. `place`: None if its contents are damaged; the entries are known all the same.
-    `letter`: its row in the table above.
-    """
+    """A record to replay. `place`: None if its contents are damaged. `letter`: its row in the table above."""
 
     sequence: int
     entries: tuple[LogEntry, ...]
@@ -117,10 +111,8 @@ class LiveRecord(NamedTuple):
 
 
 class LogSurvey(NamedTuple):
-    """What a start has to replay, in order, and the first numbers that were never used.
-
-    `last`: the last record, if it is valid; it is written and synced again before anything acts on it,
-    because a power cut could still take it.
+    """What a start has to replay, in order, and the first numbers that were never used. `last`: the last
+    valid record.
     """
 
     records: tuple[LiveRecord, ...]
@@ -187,7 +179,6 @@ def survey(found: Iterable[FoundRecord], seen: SeenRecord | None, starts: int) -
 
 
 def unused_numbers(headers: Sequence[LogHeader]) -> tuple[int, int]:
-    """Return a segment and a sequence above all of these."""
     next_segment = max((one.segment for one in headers), default=0) + 1
     return next_segment, max((one.sequence for one in headers), default=0) + 1
 
@@ -236,8 +227,6 @@ def _lost(sequence: int) -> CorruptDataError:
 
 
 class LogState(IntEnum):
-    """Whether the log has to be read at a start."""
-
     NO_LOG = 0
     IN_USE = 1
     CLEAN = 2
@@ -262,7 +251,6 @@ class Life(NamedTuple):
 
 
 def encode_life(life: Life) -> bytes:
-    """Return the bytes of the file `life`."""
     return LIFE.seal(life.state, life.starts, life.key)
 
 
@@ -298,9 +286,7 @@ class ReplayEntry(NamedTuple):
 
 
 class FileFacts(NamedTuple):
-    """The file of an object. `root`: of its first extent; if that has no valid header, the one that its mark
-    names, or 0.
-    """
+    """The file of an object. `root`: of its first extent, else the one in its mark, or 0."""
 
     exists: bool
     root: int
@@ -311,9 +297,8 @@ NO_FILE = FileFacts(exists=False, root=0, file_bytes=0)
 
 
 class ObjectPlan(NamedTuple):
-    """What to do, in this order. `remove`: the file and its mark. `aside`: move the file aside. `create`: an
-    empty file if there is none. `writes`: (position, content). `synced`: the size that its mark requires;
-    None if there is no object afterwards. `damage`: why the object is damaged, or "".
+    """What to do, in this order: `remove` the file and its mark, move it `aside`, `create` an empty one,
+    `writes` of (position, content). `synced`: the size that its mark requires; None: no object is left.
     """
 
     remove: bool = False
@@ -389,8 +374,6 @@ def _after_replacement(entries: list[ReplayEntry], file: FileFacts) -> tuple[lis
 
 
 def claim_to_store(entries: Sequence[ReplayEntry], held_epoch: int) -> ReplayEntry | None:
-    """Return the claim that the claim file must get, None if it holds it or a later one. If the one that is
-    returned is lost, the start must be refused: the directory could not fence its earlier writers.
-    """
+    """Return the claim that the claim file must get, None if it holds it or a later one."""
     highest = max(entries, key=lambda one: (one.entry.end, not one.lost), default=None)
     return highest if highest is not None and highest.entry.end > held_epoch else None

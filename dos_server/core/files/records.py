@@ -80,14 +80,12 @@ class Entry(Enum):
 
 
 def entry_of_root(name: str) -> Entry:
-    """Return what a name in the data directory itself stands for."""
     if name in _OWN:
         return Entry.OWN
     return Entry.TEMPORARY if name in _TEMPORARY else Entry.UNKNOWN
 
 
 def entry_of_folder(name: str) -> Entry:
-    """Return what a name in the folder of a directory stands for."""
     if is_name(name):
         return Entry.OBJECT
     if name in (".claim", ".marks"):
@@ -101,7 +99,6 @@ def entry_of_folder(name: str) -> Entry:
 
 
 def torn_name(name: str, position: int) -> str:
-    """Return the name of the file that keeps the tail of an object that was cut at a position of its file."""
     return f"{TORN}{name}.{position}"
 
 
@@ -137,10 +134,7 @@ NO_CLAIM: Final = ClaimRecord(0, NO_ID)
 
 
 class ObjectMark(NamedTuple):
-    """A lower bound of an object's synced size, its state, and its root (0: unknown).
-
-    `poisoned`: a sync of it failed. `damaged`: it was found damaged. `removed`: it is being removed.
-    """
+    """A lower bound of an object's synced size, its state, and its root (0: unknown)."""
 
     name: str
     synced: int
@@ -151,7 +145,6 @@ class ObjectMark(NamedTuple):
 
 
 def encode_claim(claim: ClaimRecord) -> bytes:
-    """Return the bytes of the claim file."""
     return CLAIM.seal(claim.epoch, claim.writer_id)
 
 
@@ -162,12 +155,9 @@ def decode_claim(data: bytes, where: str) -> ClaimRecord:
 
 
 def check_claim(claim: ClaimRecord, where: str, epoch_max: int) -> None:
-    """Raise CorruptDataError if extents carry a higher epoch than the claim.
-
-    A claim is on stable storage before anything is written under it, and epochs never fall. So a lower epoch
-    in the claim file means that the file was deleted or replaced by an older one. The true epoch may be
-    higher than that of any extent.
-    """
+    """Raise CorruptDataError if extents carry a higher epoch than the claim."""
+    # A claim is on stable storage before anything is written under it: so the claim file was deleted or is an
+    # older one, and the true epoch may be higher than that of any extent. Serving it would fence nobody.
     if epoch_max > claim.epoch:
         expected = f"a claim of epoch {epoch_max} or above, under which extents were written"
         found = f"epoch {claim.epoch}" if claim != NO_CLAIM else "no claim"
@@ -175,7 +165,6 @@ def check_claim(claim: ClaimRecord, where: str, epoch_max: int) -> None:
 
 
 def encode_mark(mark: ObjectMark) -> bytes:
-    """Return the 256 bytes of the mark."""
     flags = mark.poisoned | mark.damaged << 1 | mark.removed << 2
     body = _MARK.pack(check_name(mark.name).encode("ascii"), mark.synced, flags, mark.root, b"")
     return body + _DIGEST.pack(digest64(body))
@@ -204,7 +193,6 @@ def marks_damaged(data: bytes) -> list[int]:
 
 
 def encode_identity(server_id: bytes, *, log_in_use: bool = False) -> bytes:
-    """Return the bytes of the identity file."""
     version = f"format {FORMAT}"
     lines = (
         f"{id_text(check_id(server_id, 'server_id'))} {digest64(server_id):016x}\n",
@@ -214,9 +202,8 @@ def encode_identity(server_id: bytes, *, log_in_use: bool = False) -> bytes:
 
 
 def check_format(identity: bytes | None) -> None:
-    """Raise LocalProtocolError if a data directory has formats that this program does not know.
-
-    Called before anything in the directory is changed. None: it is new.
+    """Raise LocalProtocolError if a data directory has formats that this program does not know, before
+    anything is changed. None: it is new.
     """
     found = _FORMAT_LINE.match(identity or b"")
     if found is None or int(found[3], 16) != digest64(found[1]):
@@ -230,16 +217,11 @@ def check_format(identity: bytes | None) -> None:
 
 
 def is_log_in_use(identity: bytes) -> bool:
-    """Return whether an identity file says that the group log is in use."""
     return identity.endswith(_LOG_IN_USE)
 
 
 def decode_identity(data: bytes, where: str) -> bytes:
-    """Return the server id in the bytes.
-
-    Raises CorruptDataError for anything but one whole identity: a server must not start under a wrong one.
-    Raises LocalProtocolError as `check_format`.
-    """
+    """Return the server id in the bytes. Raises CorruptDataError for anything but one whole identity."""
     check_format(data)
     try:
         server_id = parse_id(data[: 2 * id_bytes].decode("ascii"))

@@ -83,8 +83,6 @@ class TailDamage(Enum):
 
 
 class RecoveryDecision(Enum):
-    """What to do with the file."""
-
     KEEP = "keep"
     CUT = "cut"
     COPY_CUT = "copy aside, then cut"
@@ -144,10 +142,7 @@ CASES: Final = (
 
 
 def decide(facts: ExtentFacts) -> RecoveryCase:
-    """Return the one row that matches the facts.
-
-    All combinations are covered; a test enumerates them.
-    """
+    """Return the one row that matches the facts. A test enumerates all combinations."""
     matches = [
         case
         for case in CASES
@@ -178,13 +173,10 @@ _HEADER_WINDOW_BYTES: Final = 16 * KIB
 class RecoveredObject:
     """An object as its file shows it, and what to do with it.
 
-    `size`: logical bytes that are good; with `corrupt`, damage begins there.
-    `file_bytes`: file position of the next extent, which is also where to cut.
-    `fold`: the prefix digest at `size`. `letter`, `decision`: the row of the table that matched.
-    `durable`: the largest size that may have been synced at any time, as far as the file shows.
-    `uncut_bytes`: length of a tail that is left in place for lack of space.
-    `root`: of the object, 0 if unknown. `link`: of the next extent, None if unknown.
-    `epoch_max`: the highest epoch of its extents.
+    `size`: logical bytes that are good; with `corrupt`, damage begins there. `file_bytes`: where to cut.
+    `fold`: the prefix digest at `size`. `letter`, `decision`: the row of the table. `durable`: the largest
+    size that may have been synced at any time. `uncut_bytes`: of a tail that is left for lack of space.
+    `link`: of the next extent, None if unknown. `epoch_max`: the highest epoch of its extents.
     """
 
     size: int
@@ -201,13 +193,11 @@ class RecoveredObject:
 
     @property
     def corrupt(self) -> bool:
-        """Whether the object is CORRUPT from `size` on."""
         return self.decision is RecoveryDecision.QUARANTINE
 
     def uncut(self, file_bytes: int) -> "RecoveredObject":
-        """Return the object with its tail left in place for lack of space. Bytes below the tail are served.
-
-        `file_bytes`: the file's size with the tail.
+        """Return the object with its tail left in place for lack of space. `file_bytes`: the file's size with
+        the tail.
         """
         tail = file_bytes - self.file_bytes
         return replace(self, letter=NO_SPACE_LETTER, decision=RecoveryDecision.QUARANTINE, uncut_bytes=tail)
@@ -219,9 +209,8 @@ def lost(durable: int = 0) -> RecoveredObject:
 
 
 def recover(read: ReadAt, file_bytes: int, seed: int, mark: ObjectMark | None) -> RecoveredObject:
-    """Read a file and decide what to do with it.
-
-    Payloads below the durable bound are not read; GET verifies those.
+    """Read a file and decide what to do with it. Payloads below the durable bound are not read; GET verifies
+    those.
     """
     scan = _Scan(read, file_bytes, seed, mark)
     scan.headers()
@@ -275,10 +264,8 @@ class _Unsure(NamedTuple):
 
 
 class _Scan:
-    """The walk over one file and the facts it collects.
-
-    Invariants: `size` and `position` are the end of what is known to be good; `reach` is the highest end of
-    any extent whose header is valid.
+    """The walk over one file and the facts it collects. Invariants: `size` and `position` are the end of what
+    is known to be good; `reach` is the highest end of any extent whose header is valid.
     """
 
     def __init__(self, read: ReadAt, file_bytes: int, seed: int, mark: ObjectMark | None) -> None:
@@ -309,10 +296,7 @@ class _Scan:
                 return
 
     def _follow(self, data: bytes) -> bool:
-        """Walk the headers in `data`, which begins at `position`. Return False if the chain ends there.
-
-        Uses local names because it runs for each extent of an object that may have millions.
-        """
+        """Walk the headers in `data`, which begins at `position`. Return False if the chain ends there."""
         index, mark, unsure = self.index, self.mark.synced, self.unsure
         position, size, link, durable = self.position, self.size, self.link, self.durable
         keeps_from, foreign_chain, follows = index.keeps_from, False, False
@@ -348,18 +332,14 @@ class _Scan:
         return follows
 
     def _leave_chain(self) -> None:
-        """Handle an extent that does not follow the one before it and does not belong to this object.
-
-        If no mark records the object's root, the extents before it may not belong to the object either.
-        """
         self.foreign_chain = True
+        # Without a root in the mark, the extents before it may not belong to the object either.
         if not self.mark.root:
             self.root = self.epoch_max = 0
             self._stop(_Stop(0, 0, None))
             self.unsure.clear()
 
     def payloads(self) -> None:
-        """Verify the payloads that may never have been synced."""
         window = ReadWindow(self.read, CONTENT_WINDOW_BYTES)
         for begins, _ in self.unsure:
             located = locate(window, self.seed, begins.position)
@@ -372,7 +352,6 @@ class _Scan:
                 return
 
     def _stop(self, stop: "_Stop") -> None:
-        """Move the end of what is good back to that place."""
         self.size, self.position, self.link = stop
         self.index.cut(self.size)
 
@@ -396,7 +375,6 @@ class _Scan:
             position = located.after
 
     def facts(self) -> ExtentFacts:
-        """Return the facts for the decision table."""
         remainder = self._remainder()
         damage = self._damage() if remainder is Remainder.BYTES else TailDamage.NONE
         if remainder is Remainder.BYTES:
@@ -404,7 +382,6 @@ class _Scan:
         return ExtentFacts(remainder, damage, below=self.size < self.durable, poisoned=self.mark.poisoned)
 
     def _remainder(self) -> Remainder:
-        """Return what the file holds after the end of the chain."""
         if self.position == self.file_bytes:
             return Remainder.NOTHING
         for _, chunk in self._chunks(self.position):
@@ -413,7 +390,6 @@ class _Scan:
         return Remainder.ZEROS
 
     def _damage(self) -> TailDamage:
-        """Return the kind of damage at the end of the chain."""
         start = self.position
         if self.foreign_chain:
             return TailDamage.MISPLACED

@@ -1,9 +1,7 @@
-"""Walking an object's file: from header to header, reading content, computing digests of prefixes,
-verifying.
+"""Walking an object's file: from header to header, reading content, computing digests of prefixes, verifying.
 
-Every byte returned has been verified. The file is read only through the caller's `read(position, count)`,
-which returns fewer bytes at the end of the file. At most one window of it is in memory. The callers
-decide what to do about damage.
+Every byte returned has been verified. The file is read through the caller's `read(position, count)`, which
+returns fewer bytes at the end of the file; at most one window of it is in memory.
 """
 
 from array import array
@@ -23,7 +21,7 @@ _FIRST_SPACING: Final = 4 * KIB
 
 
 class ExtentStart(NamedTuple):
-    """The start of an extent: logical offset, file position, and its link; None if the link is unknown."""
+    """The start of an extent: logical offset, file position, and its link; None if unknown."""
 
     offset: int
     position: int
@@ -31,10 +29,8 @@ class ExtentStart(NamedTuple):
 
 
 class FoldStarts(NamedTuple):
-    """Where to read for a prefix digest.
-
-    `last`: an extent at or shortly before the last byte. `first`: one at or before the block that holds the
-    first byte of `last`.
+    """Where to read for a prefix digest. `last`: an extent shortly before the last byte. `first`: one at or
+    before the block that holds the first byte of `last`.
     """
 
     first: ExtentStart
@@ -58,7 +54,6 @@ class SparseIndex:
 
     @property
     def keeps_from(self) -> int:
-        """`add` ignores extents that start before this offset."""
         return self._offsets[-1] + self._spacing if self._offsets else 0
 
     def add(self, offset: int, position: int, link: int) -> None:
@@ -96,7 +91,6 @@ class SparseIndex:
         return FoldStarts(self.find(last.offset - last.offset % digest_block_bytes), last)
 
     def remember(self, extent: ExtentStart) -> None:
-        """Remember the extent at which a read ended, because the next read may continue there."""
         self._recent = extent
 
     def cut(self, offset: int) -> None:
@@ -119,10 +113,8 @@ CONTENT_WINDOW_BYTES: Final = payload_bytes_max + extent_payload_bytes_max + 16 
 
 
 class DamagedExtentError(Exception):
-    """Stored bytes are damaged.
-
-    `offset`: logical; everything below it that was read is good. `what`: what was found there. `expected`,
-    `position`: what should be there, and the position in the file; empty and -1 if unknown.
+    """Stored bytes are damaged. `offset`: logical; everything below it that was read is good. `what` was
+    found there; `expected`, `position`: empty and -1 if unknown.
     """
 
     def __init__(self, offset: int, what: str, position: int = -1, expected: str = "") -> None:
@@ -142,7 +134,6 @@ class LocatedExtent(NamedTuple):
 
     @property
     def after(self) -> int:
-        """The file position after the extent."""
         return self.position + extent_header_bytes + self.header.payload_bytes
 
 
@@ -183,9 +174,8 @@ def payload_of(window: ReadWindow, located: LocatedExtent) -> memoryview | None:
 
 
 def walk(window: ReadWindow, seed: int, start: ExtentStart, offset: int) -> Iterator[LocatedExtent]:
-    """Yield the extents in order, from the one that holds the logical offset, which is at or after `start`.
-
-    Raises DamagedExtentError where the chain breaks.
+    """Yield the extents in order, from the one that holds the logical offset. Raises DamagedExtentError where
+    the chain breaks.
     """
     expected, position, link = start
     while True:
@@ -214,10 +204,8 @@ class VerifiedContent(NamedTuple):
 def read_part(
     read: ReadAt, seed: int, extent: ExtentStart, start: int, end: int, extents_max: int | None = None
 ) -> VerifiedContent:
-    """Return the verified content from start to end; only its beginning if it lies in many extents.
-
-    `extents_max` limits the extents read. The caller ensures that end <= synced size. Raises
-    DamagedExtentError with `offset` at the first damaged extent.
+    """Return the verified content from start to end, at most `extents_max` extents of it. The caller ensures
+    that end <= synced size. Raises DamagedExtentError.
     """
     if start >= end:
         return VerifiedContent(b"", None)
@@ -243,15 +231,13 @@ def read_part(
 
 
 def read_content(read: ReadAt, seed: int, extent: ExtentStart, start: int, end: int) -> bytes:
-    """Return all of the content from start to end, verified. Raises DamagedExtentError."""
     return read_part(read, seed, extent, start, end).data
 
 
 def prefix_fold(read: ReadAt, seed: int, starts: FoldStarts, size: int) -> PrefixDigest:
-    """Return the prefix digest of the first `size` bytes, ready to be continued.
+    """Return the prefix digest of the first `size` bytes, ready to be continued. Raises DamagedExtentError.
 
     Reads less than an extent plus a block, and the headers between two places of the index at most twice.
-    Raises DamagedExtentError if the bytes it reads are damaged.
     """
     if size == 0:
         return PrefixDigest()
@@ -272,11 +258,9 @@ part_bytes_min = extent_header_bytes + extent_payload_bytes_max
 
 
 class VerifiedChain(NamedTuple):
-    """How far an object was verified: everything below `offset` was read and is good.
-
-    `position`: the file position there. `fold`: of the content below `offset`; must not be changed. `root`:
-    of the object, 0 if unknown. `link`: of the next extent, None if any is accepted. `proven`: content below
-    this size is confirmed by the prefix digest of a later header.
+    """How far an object was verified: everything below `offset` was read and is good. `fold` must not be
+    changed. `link`: of the next extent, None if any is accepted. `proven`: below this size, a later header
+    confirms the content.
     """
 
     offset: int
@@ -295,7 +279,6 @@ class VerifyGoal(NamedTuple):
 
 
 def beginning(root: int) -> VerifiedChain:
-    """Return the chain before the first extent. `root`: 0 if unknown."""
     return VerifiedChain(0, 0, PrefixDigest(), root, root or None)
 
 
@@ -303,8 +286,7 @@ def verify_part(
     read: ReadAt, seed: int, chain: VerifiedChain, goal: VerifyGoal, part_bytes: int, extents: int
 ) -> VerifiedChain:
     """Verify the next part of the file: at least one extent, at most `extents`. Return the chain after it.
-
-    Raises DamagedExtentError where the content that should be there is not.
+    Raises DamagedExtentError.
     """
     window = ReadWindow(read, part_bytes)
     offset, position, fold_, root, link, proven = chain

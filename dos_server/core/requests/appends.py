@@ -1,9 +1,7 @@
 """Appends: from the request to the durability ack, and the disk's reports about them.
 
-Claims are decided in `claims`, sizes and digests in `object_state`. A pipelining writer sends *runs* of
-appends to one object. For a run, the checks that are the same for all are made once; per append only
-size, digest and space are checked. An append that fails any check ends the run and is handled alone, so
-the result is the same in less time.
+For a *run* of appends to one object, the checks that are the same for all are made once; per append only
+size, digest and space are checked. An append that fails any check ends the run and is handled alone.
 """
 
 import struct
@@ -40,10 +38,7 @@ class Appends:
         self._reads = reads
 
     def append(self, session: Session, request: m.Append, request_id: int) -> None:
-        """Carry out an APPEND: accept its bytes, or refuse it without effect.
-
-        An empty append to an existing object only requests a durability ack.
-        """
+        """Carry out an APPEND. An empty one to an existing object only requests a durability ack."""
         directory = self._tables.directory_of(session, request_id)
         if directory is None or not self._claims.may_write(session, directory, request_id):
             return
@@ -82,7 +77,6 @@ class Appends:
         self._tables.touched[state] = directory
 
     def batch_ended(self, event: v.BatchEnded | None = None) -> None:
-        """Write what was accepted. Adjacent appends of a batch share extents."""
         del event
         touched = self._tables.touched
         if touched:
@@ -91,7 +85,6 @@ class Appends:
                 self._write_and_sync(directory, state)
 
     def _write_and_sync(self, directory: DirectoryState, state: ObjectState) -> None:
-        """Order the next write and the next sync of the object, if they are due."""
         # The epoch of the stored claim, not of a held claim whose file is not stored yet: after a crash the
         # extent would carry a higher epoch than the claim file, which counts as damage.
         write = state.next_write(directory.stored.epoch, for_log=self._tables.log is not None)
@@ -137,7 +130,6 @@ class Appends:
         self._claims.grant_if_ready(directory)
 
     def sync_begins(self, event: v.SyncBegins) -> None:
-        """Record which bytes the starting sync covers."""
         state = self._tables.find(event.directory, event.name)
         if state is not None:
             state.sync_begins()
@@ -149,6 +141,7 @@ class Appends:
         if state.poisoned:  # a write failed during this sync
             state.forget_sync()
         elif event.failure is v.DiskFailure.TEMPORARY:  # not attempted, so it may be retried
+            # Not attempted, so it may be retried. A sync that failed never is: the kernel forgets it.
             state.sync_covers = None
             self._tables.again(v.Sync(directory.name, state.name, not state.entry_durable))
         elif event.failure is v.DiskFailure.GONE:
@@ -180,14 +173,12 @@ class Appends:
         self._claims.grant_if_ready(directory)
 
     def gone(self, state: ObjectState) -> None:
-        """Poison an object whose file was removed or replaced under the running server.
-
-        A replay of the group log could not bring back what was below its entries, so the log forgets it.
-        """
+        """Poison an object whose file was removed or replaced under the running server."""
         if state.poisoned:
             return
         state.filed = state.synced  # what was acknowledged and is lost: the mark must have it
         if self._tables.log is not None:
+            # A replay could not bring back what was below the log's entries, so the log forgets them.
             self._tables.log.gone((state.directory, state.name))
         self._poison(state, needs_log=False)
 
@@ -207,7 +198,6 @@ class Appends:
     def _acknowledge(
         self, directory: DirectoryState, state: ObjectState, settled: Sequence[PendingAppend]
     ) -> None:
-        """Send one durability ack to each session whose appends the sync settled."""
         for number, group in [(settled[0].session, settled)] if len(settled) == 1 else _by_session(settled):
             session = self._release(number, sum(map(_bytes_of, group)), len(group))
             if session is not None and self.may_receive_acks(session, directory):
@@ -216,16 +206,14 @@ class Appends:
             self._tables.unacknowledged.pop(state, None)
 
     def may_receive_acks(self, session: Session, directory: DirectoryState) -> bool:
-        """Return whether the session may receive durability acks of the directory.
-
-        In a claimed directory only the claim's holder may; in an unclaimed directory every session in it may.
-        """
+        """Return whether the session may receive durability acks of the directory."""
         if session.closed or session.directory != directory.name:
             return False
+        # From a held claim on, an older writer gets no ack: its taker-over has read sizes that lack these
+        # bytes (R3).
         return directory.holder is session if directory.claimed else True
 
     def send_ack(self, state: ObjectState, session: Session) -> None:
-        """Send a durability ack: the written and the synced size."""
         self._tables.unacknowledged.pop(state, None)
         self._tables.send(session, m.DurabilityAck(state.name, state.written, state.synced))
 
@@ -242,18 +230,15 @@ class Appends:
     def _refuse_tickets(
         self, tickets: Iterable[PendingAppend], code: ErrorCode, text: str, actual: int = 0
     ) -> None:
-        """Refuse appends that were accepted before."""
         for ticket in tickets:
             session = self._release(ticket.session, ticket.bytes, 1)
             if session is not None:
                 self._tables.refuse(session, code, text, ticket.request_id, actual)
 
     def _poison(self, state: ObjectState, *, needs_log: bool = True) -> None:
-        """Poison the object, store that in its mark, and refuse everything that waits for it.
-
-        If the group log has bytes of it that its file lacks, the server ends: a restart replays them.
-        """
+        """Poison the object, store that in its mark, and refuse everything that waits for it."""
         if needs_log and not state.is_filed:
+            # Only a restart replays what the log has and the file lacks.
             text = f"a write or sync of {state.directory}/{state.name} failed, and the log has bytes of it"
             self._tables.effects.append(v.Halt(text))
         accepted = state.accepted
@@ -266,7 +251,6 @@ class Appends:
         self._reads.end_waiting(state, ErrorCode.POISONED, text)
 
     def tick(self) -> None:
-        """Send the received size of appends that have been written for a while though no sync has ended."""
         tables = self._tables
         for state in [state for state, due in tables.unacknowledged.items() if due <= tables.now]:
             del tables.unacknowledged[state]

@@ -1,8 +1,4 @@
-"""Opening and claiming directories: CWD, and the disk's reports about it.
-
-This part decides which session is in which directory and which session may write there. A refused CWD leaves
-the session where it was.
-"""
+"""Opening and claiming directories: CWD, and the disk's reports about it. A refused CWD changes nothing."""
 
 from functools import partial
 
@@ -26,7 +22,6 @@ class Claims:
         """Directories whose folders were removed under this server."""
 
     def change_directory(self, session: Session, request: m.ChangeDirectory, request_id: int) -> None:
-        """Carry out a CWD: load the directory if necessary, then open or claim it."""
         tables = self._tables
         if not tables.accepts_name(session, request.directory, request_id):
             return
@@ -55,7 +50,6 @@ class Claims:
             self._open(directory, opening)
 
     def directory_loaded(self, event: v.DirectoryLoaded) -> None:
-        """Answer the CWDs that waited for the directory."""
         directory = self._tables.directories[event.directory]
         if event.temporary:
             del self._tables.directories[event.directory]  # the next CWD loads it again
@@ -67,6 +61,8 @@ class Claims:
         if not problem and directory.name in self._lost:
             problem = _lost_text(directory.name)
         directory.loading = LoadState.BROKEN if problem else LoadState.READY
+        # Refused as a whole if it is damaged: a member that may have lost an object must not report sizes
+        # (R4).
         directory.problem = problem
         directory.exists = event.exists
         self._tables.quotas.count_directory(directory.name, exists=event.exists)
@@ -87,10 +83,7 @@ class Claims:
         self._tables.forget_idle()
 
     def lost(self, event: v.DirectoriesLost) -> None:
-        """Refuse directories whose folders were removed under the server, and end the sessions in them.
-
-        What it has in memory of such a directory can no longer be stored or read.
-        """
+        """Refuse directories whose folders were removed under the server, and end the sessions in them."""
         tables = self._tables
         for name in event.directories:
             self._lost.add(name)
@@ -116,7 +109,6 @@ class Claims:
             self._opened(directory, opening, SessionEvent.OPENED)
 
     def _claim(self, directory: DirectoryState, opening: Opening) -> None:
-        """Hold the claim and order it to be stored, or refuse it."""
         claim = ClaimRecord(opening.request.epoch, opening.request.writer_id)
         if not directory.may_claim(claim):
             refusal = directory.why_no_claim(claim)
@@ -143,10 +135,8 @@ class Claims:
     def end_writers(
         self, directory: DirectoryState, text: str, epoch: int, newcomer: Session | None = None
     ) -> None:
-        """Send FENCED with that epoch to every session that writes in the directory, except `newcomer`.
-
-        They receive no more durability acks. If the epoch is the one a writer holds, it must claim again and
-        compare sizes.
+        """Send FENCED with that epoch to every writer of the directory, except `newcomer`. They receive no
+        more durability acks.
         """
         for other in list(directory.sessions.values()):
             if other is newcomer or other.state is SessionState.SUPERSEDED:
@@ -158,10 +148,9 @@ class Claims:
                 self._tables.refuse(other, ErrorCode.FENCED, text, 0, epoch)
 
     def may_write(self, session: Session, directory: DirectoryState, request_id: int) -> bool:
-        """Return whether the session may change objects of the directory; refuse the request otherwise.
-
-        The claim is checked when the request is carried out, not when it was sent (R2).
-        """
+        """Return whether the session may change objects of the directory; refuse the request otherwise."""
+        # Checked when the request is carried out, not when it was sent: a claim may have come in between
+        # (R2).
         if not directory.claimed or directory.holder is session:
             return True
         held = directory.claim
@@ -176,14 +165,12 @@ class Claims:
         return False
 
     def _not_opened(self, opening: Claimant, code: ErrorCode, text: str, actual: int = 0) -> None:
-        """Refuse the CWD. The session stays where it was."""
         self._tables.quotas.move(opening.session.opening, None)
         opening.session.opening = None
         self._tables.opened.append(opening.session)
         self._tables.refuse(opening.session, code, text, opening.request_id, actual)
 
     def _opened(self, directory: DirectoryState, opening: Claimant, event: SessionEvent) -> None:
-        """Move the session into the directory and answer its CWD."""
         session = opening.session
         if session.directory != directory.name:
             self._tables.leave_directory(session)
@@ -210,13 +197,11 @@ class Claims:
             self._tables.effects.append(v.WriteClaim(directory.name, claim))
 
     def written(self, event: v.ClaimStored) -> None:
-        """Handle the end of WriteClaim: the claim is in its file."""
         if event.failure is v.DiskFailure.NONE:
             self._filed(event.directory, event.claim)
         self.claim_stored(event)
 
     def file(self, name: str) -> None:
-        """Order the claim that the group log has to be stored in its file."""
         directory = self._tables.directories[name]
         if directory.loading is LoadState.BROKEN:  # it is refused at every start, whatever its claim is
             self._filed(name, directory.stored)
@@ -225,7 +210,6 @@ class Claims:
             self._tables.effects.append(v.FileClaim(name, directory.stored))
 
     def claim_filed(self, event: v.ClaimFiled) -> None:
-        """Handle the end of FileClaim. After a failure it is tried again with the next tick."""
         self._tables.directories[event.directory].filing = False
         if event.failure is v.DiskFailure.NONE:
             self._filed(event.directory, event.claim)
@@ -237,9 +221,7 @@ class Claims:
             self._tables.log.filed((name, ""), claim.epoch)
 
     def claim_stored(self, event: v.ClaimStored) -> None:
-        """Handle a claim that is on stable storage, in the group log or in its file. If the held claim could
-        not be stored, refuse its CWD.
-        """
+        """Handle a claim that is on stable storage, in the log or in its file, or could not be stored."""
         directory = self._tables.directories[event.directory]
         directory.storing = None
         if event.failure is v.DiskFailure.NONE:
@@ -253,15 +235,14 @@ class Claims:
         self.grant_if_ready(directory)
 
     def now_exists(self, directory: DirectoryState) -> None:
-        """Record that the directory's folder exists, so that LIST includes it."""
         directory.exists = True
         self._tables.quotas.count_directory(directory.name, exists=True)
         self._tables.directory_names.add(directory.name)
 
     def _claim_failed(self, directory: DirectoryState, failure: v.DiskFailure) -> None:
-        """Refuse the claim. It stays held, so the older writers stay fenced."""
         self._tables.quotas.count_directory(directory.name, exists=directory.exists)
         claimant, directory.claimant = directory.claimant, None
+        # The claim stays held, so the older writers stay fenced.
         if claimant is not None:
             text = f"the claim of {directory.name} could not be stored durably: {failure.value}"
             self._not_opened(claimant, REFUSALS[failure], text)

@@ -1,12 +1,7 @@
 """Requests about the session and the store: HELLO, CONFIGURE, PING. Objects are not known here.
 
-A session of a store names the store and the generation of its record. A server that is in another store,
-has another generation, or is not a member refuses it, because its answers would not count.
-
-A host that sends several wrong tokens is answered later and later. Tokens are too long to be guessed. The
-delay keeps a program that tries, or that is configured wrongly and connects again and again, from using
-up the server and its log. Right tokens are never delayed, so such a program does not lock out others on
-its host.
+A host that sends several wrong tokens is answered later and later, which keeps a program that tries, or that
+is configured wrongly, from using up the server and its log. Right tokens are never delayed.
 """
 
 from typing import Final, NamedTuple
@@ -36,7 +31,7 @@ _HOSTS_MAX: Final = 1_024
 
 
 class HeldRefusal(NamedTuple):
-    """A refusal to send at a time. session: its number."""
+    """A refusal to send at a time."""
 
     at_s: float
     session: int
@@ -44,8 +39,8 @@ class HeldRefusal(NamedTuple):
 
 
 class Attempts:
-    """The wrong tokens of each host in the last minute, and the refusals that wait: of each connection one at
-    most. A connection that waits has not greeted, so it gives way to a new one when there are too many.
+    """The wrong tokens of each host in the last minute, and the refusals that wait: one at most of each
+    connection.
     """
 
     def __init__(self) -> None:
@@ -73,7 +68,6 @@ class Attempts:
         self._held[refusal.session] = refusal
 
     def ended(self, session: int) -> None:
-        """Forget the refusal of a session that has ended."""
         self._held.pop(session, None)
 
     def due(self, now_s: float) -> list[HeldRefusal]:
@@ -93,7 +87,6 @@ class Greetings:
         self._attempts = Attempts()
 
     def hello(self, session: Session, hello: m.Hello, request_id: int) -> None:
-        """Check the HELLO and answer WELCOME."""
         tables = self._tables
         if session.state is not SessionState.NEW:
             tables.refuse(session, ErrorCode.BAD_FRAME, "HELLO was already received", request_id)
@@ -130,7 +123,6 @@ class Greetings:
         tables.send(session, welcome, request_id)
 
     def _wrong_token(self, session: Session, request_id: int) -> None:
-        """Refuse the session, later and later if its host sends wrong tokens again and again."""
         self._tables.audit_seldom(session, "sent a token that is missing, wrong, expired or revoked")
         at = self._attempts.failed(session.host, self._tables.now)
         if at is None:
@@ -145,7 +137,6 @@ class Greetings:
         self._tables.refuse(session, ErrorCode.UNAUTHORISED, text, request_id)
 
     def ended(self, session: int) -> None:
-        """Forget a session that has ended."""
         self._attempts.ended(session)
 
     @property
@@ -157,16 +148,13 @@ class Greetings:
         return self._attempts.holds
 
     def tick(self) -> None:
-        """Refuse the sessions whose time has come."""
         for held in self._attempts.due(self._tables.now):
             session = self._tables.sessions.get(held.session)
             if session is not None:
                 self._refuse_token(session, held.request_id)
 
     def tokens_changed(self, event: v.TokensChanged) -> None:
-        """Continue with other tokens: sessions get the rights that their tokens grant now, and those whose
-        token is gone end.
-        """
+        """Continue with other tokens. Sessions whose token is gone end."""
         tables = self._tables
         before, names = tables.tokens.names, event.tokens.names
         for what, changed in (("added", names - before), ("removed", before - names)):
@@ -188,6 +176,8 @@ class Greetings:
         tables, record = self._tables, self._tables.record
         if hello.store_id == NO_ID:
             return None
+        # A server of another store, of another generation, or that is no member refuses: its answers would
+        # not count.
         if record is None or record.store_id != hello.store_id:
             held = "no store" if record is None else id_text(record.store_id)
             return (
@@ -253,17 +243,14 @@ class Greetings:
             tables.send(session, m.Configured(offered.generation), event.request_id)
 
     def _end_older_generations(self, record: StoreRecord) -> None:
-        """Send STALE_GENERATION to sessions of an older record, which ends them.
-
-        Their quorums would count members that no longer count.
-        """
+        """Send STALE_GENERATION to sessions of an older record, which ends them."""
+        # Their quorums would count members that no longer count.
         for other in list(self._tables.sessions.values()):
             if other.store_id != NO_ID and not other.closed and other.generation < record.generation:
                 text = f"this server now has generation {record.generation} of its store record"
                 self._tables.refuse(other, ErrorCode.STALE_GENERATION, text, 0)
 
     def ping(self, session: Session, request: m.Ping, request_id: int) -> None:
-        """Answer PONG with the same payload."""
         if len(request.payload) > wire.ping_bytes_max:
             text = f"a ping carries at most {wire.ping_bytes_max} bytes"
             self._tables.refuse(session, ErrorCode.TOO_LARGE, text, request_id, wire.ping_bytes_max)

@@ -1,7 +1,4 @@
-"""Reading: GET with waiting, STAT, LIST; and the disk's answers to reads.
-
-Nothing here changes an object, except that damage found by a read is recorded.
-"""
+"""Reading: GET with waiting, STAT, LIST; and the disk's answers to reads."""
 
 from collections.abc import Iterable
 
@@ -23,7 +20,6 @@ class Reads:
         self._tables = tables
 
     def get(self, session: Session, request: m.Get, request_id: int) -> None:
-        """Carry out a GET: read, wait at the synced end, or refuse."""
         target = self._tables.target(session, request.name, request_id)
         if target is not None:
             self._get(session, target.state, request, request_id)
@@ -36,7 +32,6 @@ class Reads:
         request_id: int,
         deadline: float | None = None,
     ) -> None:
-        """Carry out a GET for the object. `deadline`: that of a GET that has waited before."""
         if state.changing is not None:
             self._tables.refuse(session, ErrorCode.BUSY, state.changing, request_id)
             return
@@ -66,7 +61,6 @@ class Reads:
     def _read(
         self, session: Session, state: ObjectState, request: m.Get, request_id: int, good_size: int
     ) -> None:
-        """Order a read of the range, at most as much as one answer carries."""
         session.pending += 1
         session.reading += 1
         count = min(request.max_bytes, wire.payload_bytes_max, good_size - request.offset)
@@ -90,6 +84,8 @@ class Reads:
         read = event.read
         session = self._tables.answerable(read.session, read=True)
         damaged_at = event.damaged_at
+        # A file that was exchanged during the read says nothing about the copy in use: it must not be
+        # quarantined.
         refusal = self._changed_meanwhile(read, damaged=damaged_at is not None) or _missed(event)
         if damaged_at is not None and refusal is None:
             self.quarantine(read.directory, read.name, damaged_at)
@@ -120,9 +116,8 @@ class Reads:
         return None
 
     def quarantine(self, directory_name: str, name: str, offset: int) -> None:
-        """Record damage found in good bytes. The copy does not count until it is repaired.
-
-        The mark records it, so it holds after a restart, too.
+        """Record damage found in good bytes, also in the mark. The copy does not count until it is
+        repaired.
         """
         state = self._tables.find(directory_name, name)
         if state is not None:
@@ -134,10 +129,7 @@ class Reads:
             self.end_waiting(state, ErrorCode.CORRUPT, text, state.corrupt_from)
 
     def wake(self, state: ObjectState) -> None:
-        """Answer the GETs that wait for more bytes of the object, perhaps from a new copy.
-
-        They are answered about this object, whichever directory their sessions are in by now.
-        """
+        """Answer the GETs that wait for more bytes of the object, perhaps from a new copy."""
         waiters = self._tables.waiting.take_of_object(state)
         if waiters:
             now = self._tables.find(state.directory, state.name) or state
@@ -167,9 +159,8 @@ class Reads:
                 self._get(session, state, waiter.get, waiter.request_id, waiter.deadline)
 
     def end_waiting(self, state: ObjectState, code: ErrorCode, text: str, actual: int | None = None) -> None:
-        """Refuse the GETs that wait on the object, because no more bytes will come.
-
-        `actual`: the number in the error; None means the synced size.
+        """Refuse the GETs that wait on the object: no more bytes will come. `actual`: None means the synced
+        size.
         """
         for waiter in self._tables.waiting.take_of_object(state):
             session = self._tables.answerable(waiter.session)
@@ -178,12 +169,10 @@ class Reads:
                 self._tables.refuse(session, code, text, waiter.request_id, actual_size)
 
     def tick(self) -> None:
-        """Answer the GETs whose deadline has passed, and more of the woken ones."""
         self._answer_empty(self._tables.waiting.take_due(self._tables.now))
         self._answer_woken()
 
     def _answer_empty(self, waiters: Iterable[WaitingRead]) -> None:
-        """Answer the waiting GETs with no bytes."""
         for waiter in waiters:
             session = self._tables.answerable(waiter.session)
             if session is not None:
@@ -191,7 +180,6 @@ class Reads:
                 self._tables.send(session, data, waiter.request_id)
 
     def stop_waiting(self, session: Session) -> None:
-        """Answer the waiting GETs of a session that is leaving with no bytes."""
         self._answer_empty(self._tables.waiting.take_of_session(session.number))
 
     def stat(self, session: Session, request: m.Stat, request_id: int) -> None:
@@ -242,7 +230,6 @@ class Reads:
             self._tables.send(session, m.StatResult(state.info(), read.size, event.digest), read.request_id)
 
     def _directory_info(self, name: str) -> m.ObjectInfo:
-        """Return a directory's entry in a list, with its damage: a repair need not open every directory."""
         return m.ObjectInfo(name, corrupt=self._tables.has_damage(name))
 
     def list_entries(self, session: Session, request: m.List, request_id: int) -> None:

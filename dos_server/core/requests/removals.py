@@ -1,18 +1,12 @@
 """Removing objects.
 
-A removal is refused while a version 0 session streams to the object, while an operation on it is in progress,
-while it is being repaired, and if it is poisoned, because then only a restart can determine what is on the
-disk. A damaged object can be removed. From the request to the disk's answer the object accepts no appends and
-answers no reads; a claim of the directory waits. A crash leaves the whole object or nothing
-(`dos_server.marks`). An object created anew under the same name has another version, so a read of the old
-one is never answered from the new one's file.
+From the request to the disk's answer the object accepts no appends and answers no reads; a claim of the
+directory waits. A crash leaves the whole object or nothing (`dos_server.marks`). A damaged object can be
+removed.
 
 In a store, only the directory's writer may remove an object: a session of that store, at its generation, that
 holds the claim when the request is carried out. A removed copy cannot be distinguished from one that never
-existed, so the writer removes only what an acknowledged release names (R14, docs/decisions/0110). All others
-are refused: older writers, sessions that name no store, version 0, any session in an unclaimed directory.
-
-Replies in the words of version 0 belong in `version0`.
+existed, so the writer removes only what an acknowledged release names (R14, docs/decisions/0110).
 """
 
 from typing import NamedTuple
@@ -47,7 +41,6 @@ class Removals:
         self._reads = reads
 
     def delete(self, session: Session, request: m.Delete, request_id: int) -> None:
-        """Carry out a DELETE of version 1, for any session that may append there."""
         tables = self._tables
         directory = tables.directory_of(session, request_id)
         if directory is None or not tables.accepts_name(session, request.name, request_id):
@@ -65,7 +58,6 @@ class Removals:
             tables.refuse(session, refusal.code, refusal.message, request_id, refusal.actual)
 
     def answer(self, outcome: RemovalOutcome, name: str) -> None:
-        """Answer the DELETE of a version 1 session."""
         session, request_id, refusal = outcome
         if session is None:
             return
@@ -87,9 +79,7 @@ class Removals:
         return refusal
 
     def _order(self, state: ObjectState, session: int, request_id: int) -> RequestRefusal | None:
-        """Order the removal. If the group log has entries of the object, a record with the removal is synced
-        first: otherwise a restart would replay them.
-        """
+        """Order the removal, after a record of it if the group log has entries of the object."""
         log = self._tables.log
 
         def order() -> None:
@@ -171,6 +161,7 @@ def _refuses(state: ObjectState) -> RequestRefusal | None:
         return RequestRefusal(ErrorCode.BUSY, state.changing)
     if state.being_appended or not state.settled_or_filing:
         return RequestRefusal(ErrorCode.BEING_APPENDED, f"{state.name} is being appended", state.accepted)
+    # Only a restart can tell what of it is on the disk.
     if state.poisoned:
         text = f"{state.name} is poisoned: a write or sync of it failed"
         return RequestRefusal(ErrorCode.POISONED, text, state.synced)

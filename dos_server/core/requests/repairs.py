@@ -1,28 +1,14 @@
-"""Another copy of an object takes the place of the one in use: repairs (MEND), and torn tails judged again.
+"""Another copy of an object takes the place of the one in use: repairs, and torn tails judged again.
 
-A repair replaces an object that is damaged, missing, short or different by a complete new copy. The new
-copy is received in pieces into a file of its own, which is not visible to readers and counts for nothing.
-The object stays what it is, including damaged, until the new copy is complete, has the announced digest,
-and is on stable storage. Then the two change places in one step, and the old copy is kept aside. So at no
-moment, and after no crash, can a copy that lost its tail be taken for a sound one that is merely short
-(docs/decisions/0012).
+A complete new copy is received into a file of its own, which no reader sees and which counts for nothing. The
+object stays what it is, including damaged, until the new copy has the announced digest and is on stable
+storage. Then the two change places in one step. So at no moment, and after no crash, can a copy that lost its
+tail be taken for a sound one that is merely short (docs/decisions/0012). A writer of the directory learns of
+it from FENCED with its own epoch.
 
-So that no acknowledged byte is lost with the old copy, a repair is refused if
-
-1. the old copy is not the one that the caller inspected, or an append to it is in progress;
-2. the new copy ends below what the old one had durable at any time, or has other bytes below the old copy's
-   size, unless the caller sets `overwrite`: it has shown that those bytes were never acknowledged.
-
-A writer of the directory learns of the change from FENCED with its own epoch: it claims again and
-compares.
-
-A torn tail whose copy found no space (row N of `files.recovery`) is judged again when there is space, as
-is an object that found no space to be rewritten in place. Until then the object is CORRUPT from that
-offset on: the tail may not be cut before a copy of it is on stable storage, and nothing may be appended
-after it. Nothing of it is damaged, though, so no repair and no restart is needed. Only the space for the
-copy counts, not the reserve: a start would use the reserve, too. If an attempt fails although the space
-seemed sufficient (a user's quota is in no figure), the next one follows after twice the time. While an
-object is judged, no request can use it, as during a repair.
+A torn tail whose copy found no space (row N of `files.recovery`) is judged again when there is space. Until
+then the object is CORRUPT from there on: the tail may not be cut before a copy of it is on stable storage.
+Only the space for the copy counts, not the reserve, which a start would use, too.
 """
 
 from dataclasses import dataclass
@@ -121,7 +107,6 @@ class Repairs:
     def _receive(
         self, session: Session, directory: DirectoryState, request: m.RepairChunk, request_id: int
     ) -> None:
-        """Pass a copy of the bytes to the disk: the receive buffer is reused before they are written."""
         repair = self._tables.repairs[session.number]
         repair.request_id = request_id
         if not len(request.payload) and not repair.complete:
@@ -129,7 +114,9 @@ class Repairs:
             return
         create, position = repair.position == 0, repair.position
         buffers: list[Buffer] = [
-            bytes(one) for one in repair.extents_for(request.payload, directory.stored.epoch)
+            # Copied: the receive buffer is reused before they are written.
+            bytes(one)
+            for one in repair.extents_for(request.payload, directory.stored.epoch)
         ]
         repair.busy = True
         session.pending += 1
@@ -141,7 +128,6 @@ class Repairs:
         )
 
     def written(self, event: v.RepairWritten) -> None:
-        """Handle the end of a write to the new copy: acknowledge it, or install the complete copy."""
         repair = self._tables.repairs[event.session]
         repair.busy = False
         session = self._tables.answerable(event.session)
@@ -159,7 +145,6 @@ class Repairs:
             self._install(session, repair)
 
     def _install(self, session: Session, repair: RepairInProgress) -> None:
-        """Check the old copy and the complete new one again, then order the exchange."""
         directory = self._tables.directories[repair.directory]
         state = directory.objects.get(repair.name)
         refusal = refuses(state, repair.request) or _disagrees(repair)
@@ -174,7 +159,7 @@ class Repairs:
         self._exchange_when_filed(session.number, repair, state)
 
     def _exchange_when_filed(self, number: int, repair: RepairInProgress, state: ObjectState) -> None:
-        """File the old copy first: the record of the exchange voids entries that its file may lack."""
+        # The old copy is filed first: the record of the exchange voids entries that its file may lack.
         sync = None if state.is_filed else state.filing_sync()
         if sync is not None:
             self._tables.effects.append(sync)
@@ -184,7 +169,6 @@ class Repairs:
             self._exchange(number, repair, state)
 
     def _exchange(self, number: int, repair: RepairInProgress, state: ObjectState) -> None:
-        """Order the exchange, after a record of it if the group log has entries of the object."""
         install = v.InstallRepair(
             number,
             repair.directory,
@@ -217,7 +201,6 @@ class Repairs:
         self._tables.refuse(session, refusal.code, refusal.message, repair.request_id, refusal.actual)
 
     def installed(self, event: v.RepairInstalled) -> None:
-        """Handle the end of the exchange. If its outcome is unknown, the object is poisoned."""
         tables = self._tables
         repair = tables.repairs.pop(event.session)
         directory = tables.directories[event.directory]
@@ -249,7 +232,7 @@ class Repairs:
 
 
 def _is_already_complete(state: ObjectState | None, request: m.RepairChunk) -> bool:
-    """Return whether the copy is already what it should become, because an earlier answer was lost."""
+    """Return whether the copy is already what it should become: an earlier answer was lost."""
     return (
         state is not None
         and state.exists
@@ -269,12 +252,14 @@ def refuses(state: ObjectState | None, request: m.RepairChunk) -> RequestRefusal
         )
     if state is not None and (not state.settled_or_filing or state.appender is not None):
         return RequestRefusal(ErrorCode.BEING_APPENDED, f"{request.name} is being written", state.accepted)
+    # The old copy is not the one that the caller inspected: it may hold bytes that were acknowledged since.
     if request.old_size != size:
         text = f"{request.name} has {size} bytes here, not {request.old_size}"
         return RequestRefusal(ErrorCode.SIZE_MISMATCH, text, size)
     if request.old_digest != digest:
         text = f"{request.name} has digest {digest:016x} here, not {request.old_digest:016x}"
         return RequestRefusal(ErrorCode.DIGEST_MISMATCH, text, digest)
+    # Bytes that were durable here may have been acknowledged.
     if state is not None and not request.overwrite and request.goal_size < state.durable:
         text = (
             f"{state.durable} bytes of {request.name} were durable here, the new copy has {request.goal_size}"
@@ -284,7 +269,6 @@ def refuses(state: ObjectState | None, request: m.RepairChunk) -> RequestRefusal
 
 
 def _disagrees(repair: RepairInProgress) -> RequestRefusal | None:
-    """Return why the complete new copy may not replace the old one; None if it may."""
     request = repair.request
     if not repair.digest_matches:
         text = f"the bytes sent for {repair.name} do not have the digest {request.goal_digest:016x}"
@@ -316,7 +300,6 @@ class Tails:
         self._tails: dict[tuple[str, str], _Tail] = {}
 
     def directory_loaded(self, event: v.DirectoryLoaded) -> None:
-        """Register the objects of the directory that have such a tail."""
         for name, found in sorted(event.objects.items()):
             state = self._tables.find(event.directory, name)
             if found.uncut_bytes and state is not None:
@@ -335,6 +318,8 @@ class Tails:
             if not fits or tail.due > self._tables.now or state.changing is not None or state.tail_damaged:
                 continue
             free_bytes -= wanted
+            # A user's quota is in no figure: if an attempt fails all the same, the next one follows after
+            # twice the time.
             tail.due, tail.wait_s = (
                 self._tables.now + tail.wait_s,
                 min(tail.wait_s * 2, tail_tries_seconds_max),
@@ -343,7 +328,6 @@ class Tails:
             self._tables.effects.append(v.LoadObject(*key))
 
     def object_loaded(self, event: v.ObjectLoaded) -> None:
-        """Handle the result of a judgment. `found` is None if the object could not be judged."""
         directory = self._tables.directories[event.directory]
         old = directory.objects[event.name]
         old.judging = False
@@ -354,7 +338,6 @@ class Tails:
         self._claims.grant_if_ready(directory)
 
     def _replace(self, directory: DirectoryState, old: ObjectState, new: ObjectState) -> None:
-        """Replace the old object by the newly judged one, and end its writers."""
         directory.objects[old.name] = new
         self._tables.quotas.add(directory.name, new.accepted - old.accepted)
         path = f"{directory.name}/{old.name}"

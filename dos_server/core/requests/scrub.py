@@ -2,20 +2,13 @@
 
     what  every directory in order, starting at a random one; in it every sound object, from its beginning
           to the size that was synced when its verification began
-    how   one part of one object at a time, read from the disk and verified (`files.scan`)
     when  at most at the configured rate and at most a tenth of the time; a read is delayed while the disk
           works for clients, but not without limit; a round begins no earlier than `round_seconds_min`
           after the begin of the previous one
 
-A result may be late: the object may have been repaired, removed, dropped from memory, recreated or poisoned
-in between. All of these replace or change the object in memory, and the scrub remembers that very object. So
-a result only quarantines the copy that was read. The scrub reads below the synced size, where nothing is
-written again, so an append cannot be mistaken for damage.
-
-The progress is in memory only; a file for it would be one more thing to keep correct without benefit. A start
-begins at a random directory, so a server that restarts often still verifies all of its data over time.
-
-This part decides what is verified, when, and what follows from it. It has no access to disk or clock.
+A result may be late: the object may have been replaced or changed in between. The scrub remembers that very
+object, so a result only quarantines the copy that was read. It reads below the synced size, where nothing is
+written again. The progress is in memory only: a random first directory covers all data over time.
 """
 
 from collections import deque
@@ -39,11 +32,8 @@ from dos_server.limits import (
 
 
 class ScrubPlan(NamedTuple):
-    """How to scrub.
-
-    `bytes_per_s`: 0 disables the scrub. `round_seconds_min`: least time from the begin of one round to that
-    of the next. `start_fraction`: random number in [0, 1) that selects the directory at which the first round
-    begins.
+    """How to scrub. `bytes_per_s`: 0 disables it. `round_seconds_min`: from the begin of one round to that of
+    the next. `start_fraction`: random number in [0, 1) that selects the first directory.
     """
 
     bytes_per_s: int = 0
@@ -52,7 +42,6 @@ class ScrubPlan(NamedTuple):
 
     @property
     def first_seconds(self) -> float:
-        """Seconds from the start of the server to the first round."""
         return min(self.round_seconds_min, scrub_first_seconds_max)
 
 
@@ -80,15 +69,13 @@ class Scrub:
         self.rounds = self.objects = self.bytes = self.damaged = 0
 
     def request(self, session: Session, request: m.ScrubRequest, request_id: int) -> None:
-        """Begin a round over everything, if that is requested, and report the progress.
-
-        What an earlier round has verified does not count: the caller wants to know how the disk is now.
-        """
+        """Begin a round over everything, if that is requested, and report the progress."""
         if not self._plan.bytes_per_s:
             text = "the scrub of this server is off (--scrub-rate 0)"
             self._tables.refuse(session, ErrorCode.UNSUPPORTED, text, request_id)
             return
         if request.begin:
+            # What an earlier round has verified does not count: the caller wants to know how the disk is now.
             self._left = deque(sorted(self._tables.directory_names))
             self._round_began = self._tables.now
             self._bytes_per_s = request.bytes_per_s or self._plan.bytes_per_s
@@ -119,7 +106,6 @@ class Scrub:
         self._tables.effects.append(read)
 
     def read_done(self, event: v.ScrubReadDone) -> None:
-        """Handle the result of a read, if the object is still the one that was read."""
         read = 0 if event.chain is None else event.chain.position - event.read.chain.position
         self.bytes += read
         state, self._object = self._object, None
@@ -135,7 +121,6 @@ class Scrub:
         self._later(max(read / self._bytes_per_s, event.seconds * scrub_rest_share))
 
     def _damaged(self, state: ObjectState, offset: int, what: str) -> None:
-        """Quarantine the object and log it."""
         self.damaged += 1
         self._reads.quarantine(state.directory, state.name, offset)
         self._log(
@@ -143,7 +128,6 @@ class Scrub:
         )
 
     def _is_current(self, state: ObjectState) -> bool:
-        """Return whether the object is the one in use and is sound as far as is known."""
         current = self._tables.find(state.directory, state.name)
         return current is state and state.exists and not state.damaged and state.changing is None
 
@@ -188,7 +172,6 @@ class Scrub:
         self._later(max(self._plan.round_seconds_min - took, scrub_load_seconds))
 
     def _loaded(self) -> DirectoryState | None:
-        """Return the directory if it is in memory; otherwise order it to be loaded and return None."""
         tables, name = self._tables, self._directory
         assert name is not None, "a directory was chosen"
         directory = tables.directories.get(name)
@@ -227,7 +210,6 @@ class Scrub:
         return False
 
     def _leave(self, directory: DirectoryState) -> None:
-        """Finish the directory. Drop it from memory if it was loaded only for the scrub."""
         self._directory = self._object = self._names = self._tables.scrubbed = None
         if self._loaded_it and self._tables.is_idle(directory):
             self._tables.forget(directory)

@@ -1,19 +1,12 @@
 """The stamps of this server's disk, and the stamps of other members that this server witnesses.
 
-Two small files, each replaced whole (temporary file, fsync, rename, fsync of the folder). `stamps` is written
-before a start serves, and before a later stamp is reported to any client, `witnessed` before WITNESSED is
-answered.
+Two small files, each replaced whole. The stamps are numbered from the first one on without a gap. *Missing*:
+a stamp that another member witnessed and this disk lacks. If there is one, the disk is permanently an older
+copy of itself.
 
-The stamps are numbered from the first one on without a gap. *Missing*: a stamp that another member witnessed
-and this disk lacks; number 0: none. If there is one, the disk is permanently an older copy of itself.
-
-The second half of a stamp's id is a MAC of the rest with the key of the disk, so clients cannot invent a
-stamp that the disk lacks (docs/decisions/0258). *Proven*: no newer copy of this disk has another key. Until
-then a stamp that the disk lacks counts against it whatever its MAC is: a newer copy may have made it.
-
-This part answers STAMP and WITNESS, and refuses sessions if the disk went back in time. A stamp must be on
-stable storage before it is reported: otherwise a crash could make a current disk look like one that went
-back.
+The second half of a stamp's id is a MAC with the key of the disk, so clients cannot invent a stamp that the
+disk lacks (docs/decisions/0258). *Proven*: no newer copy of this disk has another key. Until then a stamp
+that the disk lacks counts against it whatever its MAC is: a newer copy may have made it.
 """
 
 import hashlib
@@ -69,11 +62,8 @@ NO_FILES: Final = StampFiles()
 
 
 class History(NamedTuple):
-    """The stamps of a disk, at most the latest `stamps_kept_max`.
-
-    `first`: the number of the oldest. `missing`: a stamp that another member witnessed and the disk lacks.
-    `key`: of the MACs; NO_KEY: a disk that is new. `proven`: no newer copy of the disk
-    has another key.
+    """The stamps of a disk, at most the latest `stamps_kept_max`. `first`: the number of the oldest.
+    `missing`, `proven`: see above. `key`: of the MACs; NO_KEY: a disk that is new.
     """
 
     first: int = 1
@@ -84,13 +74,11 @@ class History(NamedTuple):
 
     @property
     def newest(self) -> DiskStamp:
-        """The latest stamp."""
         return DiskStamp(self.first + len(self.ids) - 1, self.ids[-1]) if self.ids else NO_STAMP
 
     def keyed(self, fresh: bytes, *, is_new: bool) -> "History":
-        """Return the history with a key, made from 16 random bytes if it has none.
-
-        is_new: the server id was made at this start, so there is no other copy of the disk.
+        """Return the history with a key, made from 16 random bytes if it has none. is_new: no other copy of
+        the disk exists.
         """
         if self.key != NO_KEY:
             return self
@@ -104,11 +92,8 @@ class History(NamedTuple):
         return self.grown(half + self._mac(server_id, number, half))
 
     def _mac(self, server_id: bytes, number: int, half: bytes) -> bytes:
-        """Return the second half of a stamp's id.
-
-        It covers the number: otherwise a client could announce the id of a stamp that it knows under a number
-        that the disk has not reached.
-        """
+        # With the number: otherwise a client could announce the id of a stamp that it knows under a number
+        # that the disk has not reached.
         told = server_id + _NUMBER.pack(number) + half
         return hashlib.blake2b(told, digest_size=_MAC_BYTES, key=self.key, person=b"dos stamp mac").digest()
 
@@ -118,7 +103,6 @@ class History(NamedTuple):
         return self.key != NO_KEY and hmac.compare_digest(mac, self._mac(server_id, stamp.number, half))
 
     def grown(self, stamp_id: bytes) -> "History":
-        """Return the history with one more stamp."""
         ids = (*self.ids, stamp_id)[-stamps_kept_max:]
         return self._replace(first=self.first + len(self.ids) + 1 - len(ids), ids=ids)
 
@@ -131,13 +115,11 @@ class History(NamedTuple):
 
 
 def encode_history(history: History) -> bytes:
-    """Return the contents of the file `stamps`."""
     first, ids, missing, key, proven = history
     return STAMPS_LAYOUT.seal(proven, key, *missing, first, len(ids), rest=b"".join(ids))
 
 
 def decode_history(data: bytes) -> History:
-    """Return the history in the file. Raises CorruptDataError for anything but one whole history."""
     values, rest = STAMPS_LAYOUT.open(data, STAMPS)
     proven, key, number, stamp_id, first, count = values
     if not first or len(rest) != count * id_bytes:
@@ -147,25 +129,20 @@ def decode_history(data: bytes) -> History:
 
 
 def history_of(stamps: bytes | None, witnessed: bytes | None) -> History:
-    """Return the history that the two files show. None: the file is missing. Raises CorruptDataError.
-
-    A disk gets `stamps` before `witnessed`, so one that has only `witnessed` has lost it. A disk with neither
-    is new, or a person begins its history again.
-    """
+    """Return the history that the two files show. None: the file is missing. Raises CorruptDataError."""
     if stamps is not None:
         return decode_history(stamps)
+    # A disk gets `stamps` before `witnessed`, so one that has only `witnessed` has lost it.
     if witnessed is not None:
         raise CorruptDataError(STAMPS, 0, f"the stamps of this disk, beside {WITNESSED}", "no file", _HINT)
     return History()
 
 
 def encode_witnesses(witnessed: dict[bytes, DiskStamp]) -> bytes:
-    """Return the contents of the file `witnessed`."""
     return WITNESSED_LAYOUT.seal(rest=encode_witnessed(witnessed))
 
 
 def decode_witnesses(data: bytes) -> dict[bytes, DiskStamp]:
-    """Return the stamps in the file, by server id. Raises CorruptDataError."""
     rest = WITNESSED_LAYOUT.open(data, WITNESSED).rest
     try:
         return decode_witnessed(rest)
@@ -221,16 +198,14 @@ class Stamps:
             session.pending += 1
             self._stamped_at = tables.now
             grown = self.history.made(tables.server_id, unique)
+            # On stable storage before it is reported: a crash could make a current disk look like one that
+            # went back.
             self._store(session.number, request_id, STAMPS, encode_history(grown))
         else:
             tables.send(session, m.Stamped(*self.history.newest), request_id)
 
     def _went_back_before(self, session: Session, announced: DiskStamp) -> bool:
-        """Return whether the stamp proves that the disk went back in time.
-
-        A stamp that the disk lacks and never made is a lie of a client. The session that announces it may
-        have it from another member, to which a third client sent it, so this session is served.
-        """
+        """Return whether the stamp proves that the disk went back in time."""
         history, server_id = self.history, self._tables.server_id
         is_ours = history.has_made(server_id, announced)
         if not history.lacks(announced):
@@ -241,18 +216,16 @@ class Stamps:
             return False
         if is_ours or not history.proven:
             return True
+        # A lie of some client. The session may have it from another member, so it is served.
         self._tables.audit_seldom(session, "ignored: a stamp of this server that its disk never made")
         return False
 
     def _has_granted(self, announced: DiskStamp) -> bool:
-        """Return whether a claim was stored since the newest stamp, and a client asks for a newer one.
-
-        An older copy of the disk then lacks the stamp as it lacks the claim.
-        """
+        """Return whether a claim was stored since the newest stamp, and a client asks for a newer one."""
+        # An older copy of the disk then lacks the stamp as it lacks the claim.
         return not announced.number and self._tables.claims_stored != self._claims_stamped
 
     def _is_due(self) -> bool:
-        """Return whether the newest stamp is old and no newer one is being stored."""
         if self._stamped_at is None:
             self._stamped_at = self._tables.now  # the start has just created one
         late = self._tables.now - self._stamped_at >= stamp_seconds
@@ -315,7 +288,6 @@ class Stamps:
         self._tables.effects.append(v.WriteStamps(session, request_id, name, data))
 
     def stored(self, event: v.StampsStored) -> None:
-        """Handle the end of WriteStamps."""
         self._storing.discard(event.name)
         if event.name == WITNESSED:
             self._witnesses_stored(event)
@@ -328,7 +300,6 @@ class Stamps:
             self._next_stamp()
 
     def _next_stamp(self) -> None:
-        """Carry out the STAMP requests that waited for the file."""
         while self._stamps_waiting and STAMPS not in self._storing:
             number, request, request_id = self._stamps_waiting.popleft()
             session = self._tables.answerable(number)
@@ -355,7 +326,6 @@ class Stamps:
             tables.refuse(session, REFUSALS[event.failure], text, event.request_id)
 
     def _next_witness(self) -> None:
-        """Carry out the WITNESS requests that waited for the file."""
         while self._waiting and WITNESSED not in self._storing:
             number, request, request_id = self._waiting.popleft()
             session = self._tables.answerable(number)

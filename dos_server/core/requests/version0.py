@@ -1,8 +1,7 @@
 """Version 0 requests, carried out over the same objects as version 1, on the same port.
 
 A version 0 session holds no claim: it may write in directories that were never claimed, and only read in
-others. Messages of the rest of the core to such a session (an `Error`, a `Data`) are translated here.
-Version 0 has few words for failures:
+others. Messages of the rest of the core to such a session are translated here. It has few words for failures:
 
     failure                      what the peer receives
     a request is refused         ERROR: and the reason; the connection stays usable
@@ -10,25 +9,11 @@ Version 0 has few words for failures:
     a `g` cannot be completed    the connection ends: any message would be taken for content
     a stream cannot continue     the connection ends: there is no error among the status frames
 
-`g` is one frame that begins with its length, sent in pieces as they are read. The range is fixed when the
-request arrives: what is durable then. Each piece is a GET of version 1, with its checks and its back-
-pressure.
-
-`a` begins a stream:
-
-    a, refused   ERROR: and the reason, and the connection ends
-    a, accepted  the file is created if necessary, durably before `ok`, and locked
-    bytes        appended as they arrive, in the batches that the socket delivers
-    status       bytes in the file and bytes on stable storage; sent when bytes arrive and a second has
-                 passed since the last status, and after a second's pause if a number has changed
-    the end      received bytes go to stable storage, then the last status, then the connection ends
-    a failure    the connection ends without a message: status frames cannot carry an error, and no number
-                 may be sent that covers bytes found damaged
-
-The session holds the lock until it ends, for whatever reason. Bytes accepted from an interrupted stream
-still go to the disk, and no other session may append before they are there.
-
-The rest of the core knows version 0 only by `Session.version` and by the lock of a stream on its object.
+`g` is one frame that begins with its length, sent in pieces as they are read. Each piece is a GET of version
+1. `a` begins a stream, which locks the object until the session ends; after `ok`, which follows a durable
+creation, bytes are appended as they arrive. A status frame has the bytes in the file and on stable storage.
+It is sent when bytes arrive and a second has passed since the last one, and after a second's pause if a
+number has changed.
 """
 
 from collections.abc import Callable
@@ -76,8 +61,6 @@ class V0State(Enum):
 
 
 class V0Event(Enum):
-    """An event of a version 0 connection."""
-
     REQUESTED = "a request"
     ANSWERED = "its reply"
     APPENDING = "a answered ok"
@@ -97,10 +80,7 @@ TABLE: Final[dict[V0State, dict[V0Event, V0State]]] = {
 
 
 def step(state: V0State, event: V0Event) -> V0State:
-    """Return the state after the event.
-
-    An event that the table does not allow is a bug of the server: the peer cannot cause one.
-    """
+    """Return the state after the event. The peer cannot cause an event that the table does not allow."""
     after = TABLE[state].get(event)
     assert after is not None, f"event {event.name} is not valid in state {state.name}"
     return after
@@ -119,13 +99,11 @@ def diagram() -> str:
 
 @dataclass(eq=False)
 class V0Session:
-    """The state of one version 0 connection.
+    """The state of one version 0 connection. `request`, `state`: the request being answered, and its object.
 
-    `session`: the session in the rest of the core. `request`: the request being answered. `state`: the object
-    of that request.
-    `position`, `end`: for `g`, the range still to be sent; for `s`, `end` must be synced.
-    `bytes_at`, `status_at`: for a stream, when bytes last arrived and when a status was last sent, with the
-    numbers `reported`. `status_due`: send a status with the next write.
+    `position`, `end`: for `g`, the range still to be sent; for `s`, `end` must be synced. `bytes_at`,
+    `status_at`: when bytes last arrived, and when a status with the numbers `reported` was last sent.
+    `status_due`: send one with the next write.
     """
 
     session: Session
@@ -141,12 +119,10 @@ class V0Session:
     status_due: bool = False
 
     def move(self, event: V0Event) -> None:
-        """Apply the event to the state table."""
         self.protocol_state = step(self.protocol_state, event)
 
     @property
     def target(self) -> ObjectState:
-        """The object of the request or stream, which must exist."""
         assert self.state is not None, "no object in this request"
         return self.state
 
@@ -167,28 +143,23 @@ class V0Answers:
         self.waiting: dict[ObjectState, list[V0Session]] = {}
 
     def reply(self, one: V0Session, body: bytes) -> None:
-        """Answer the request. The next one may follow."""
         self.send(one, wire.reply(body))
         self.answered(one)
 
     def refuse(self, one: V0Session, text: str) -> None:
-        """Answer with an error. The connection stays usable."""
         self.reply(one, _error(text))
 
     def refuse_and_end(self, one: V0Session, text: str) -> None:
-        """Answer with an error and end the connection."""
         self.send(one, wire.reply(_error(text)))
         self.end(one)
 
     def answered(self, one: V0Session) -> None:
-        """Record that the whole reply was sent."""
         one.move(V0Event.ANSWERED)
         one.request = one.state = None
         if one.half_closed:
             self.end(one)
 
     def send(self, one: V0Session, data: bytes) -> None:
-        """Send bytes to the peer."""
         self._tables.effects.append(v.SendBytes(one.session.number, data))
 
     def end(self, one: V0Session, why: str = "") -> None:
@@ -200,7 +171,6 @@ class V0Answers:
         self._tables.close(one.session)
 
     def directory_of(self, one: V0Session) -> DirectoryState | None:
-        """Return the session's directory, or None."""
         directory = one.session.directory
         return self._tables.directories.get(directory) if directory else None
 
@@ -209,7 +179,6 @@ class V0Answers:
         self.waiting.setdefault(one.target, []).append(one)
 
     def stop_waiting(self, one: V0Session) -> None:
-        """Stop checking the session after writes and syncs."""
         waiting = self.waiting.get(one.state) if one.state is not None else None
         if waiting is not None and one in waiting:
             waiting.remove(one)
@@ -218,7 +187,6 @@ class V0Answers:
 
 
 def read_only(directory: DirectoryState) -> str:
-    """Return why version 0 may not write in the directory, or ''."""
     if directory.claimed:
         return f"directory {directory.name} is claimed by a writer of version 1: version 0 may only read it"
     return ""
@@ -232,15 +200,12 @@ def _error(text: str) -> bytes:
 
 
 class V0Gets:
-    """Carries out `g`."""
-
     def __init__(self, tables: Tables, reads: Reads, answers: V0Answers) -> None:
         self._tables = tables
         self._reads = reads
         self._answers = answers
 
     def get(self, one: V0Session, request: wire.V0Get) -> None:
-        """Carry out a `g`: send the length and order the first piece, or end the connection."""
         directory = self._answers.directory_of(one)
         state = directory.objects.get(request.name) if directory is not None else None
         if state is None or not state.exists:
@@ -262,12 +227,10 @@ class V0Gets:
             self._next(one)
 
     def _next(self, one: V0Session) -> None:
-        """Order the next piece. It is refused if the object was removed or repaired since."""
         count = min(one.end - one.position, payload_bytes_max)
         self._reads.get(one.session, m.Get(one.target.name, one.position, count), 0)
 
     def got(self, one: V0Session, piece: m.Data) -> None:
-        """Send a piece that was read, and order the next one."""
         count = len(piece.payload)
         if not count:
             self._answers.end(one, f"{piece.name} ended at {one.position}, {one.end} were announced")
@@ -293,7 +256,6 @@ class V0Streams:
         self.unacknowledged: dict[V0Session, None] = {}
 
     def append(self, one: V0Session, request: wire.V0Append) -> None:
-        """Carry out an `a`: lock the object and begin the stream, or refuse."""
         directory = self._answers.directory_of(one)
         if directory is None:
             self._answers.refuse_and_end(one, NO_DIRECTORY)
@@ -318,19 +280,17 @@ class V0Streams:
             self._appends.batch_ended()
 
     def _no_space(self, state: ObjectState) -> str:
-        """Return why there is no space, or ''. Checked here because a stream that fails later only ends."""
+        # Checked here, because a stream that fails later only ends.
         refusal = self._tables.reserve_space(state, 0)
         return "" if refusal is None else refusal.message
 
     def _begin(self, one: V0Session) -> None:
-        """Answer `ok` and begin the stream."""
         self._answers.send(one, wire.reply(b"ok"))
         one.move(V0Event.APPENDING)
         one.bytes_at = one.status_at = self._tables.now
         one.reported = (one.target.written, one.target.synced)
 
     def streamed(self, event: v.Streamed) -> None:
-        """Append bytes of a stream, or end the stream."""
         one = self._answers.sessions.get(event.session)
         if one is None or one.protocol_state is not V0State.STREAMING:
             return
@@ -352,16 +312,15 @@ class V0Streams:
         self._appends.batch_ended()
 
     def finish(self, one: V0Session) -> None:
-        """Handle the end of the client's data."""
         one.move(V0Event.STREAM_ENDED)
         self.inspect(one)
 
     def inspect(self, one: V0Session) -> None:
-        """Advance the session after a write or sync of its object."""
         settled = not one.session.unsynced_appends
         if one.protocol_state is V0State.ANSWERING and settled:
             self._begin(one)
         elif one.protocol_state is not V0State.ANSWERING and one.target.damaged:
+            # No status may be sent that covers bytes found damaged.
             self._answers.end(one, f"{one.target.name} was found damaged")
         elif one.protocol_state is V0State.FINISHING and settled:
             self._send_status(one)
@@ -370,7 +329,6 @@ class V0Streams:
             self._send_status(one)
 
     def tick(self) -> None:
-        """Send the status frames that are due."""
         now = self._tables.now
         for one in list(self.unacknowledged):
             state = one.target
@@ -390,7 +348,6 @@ class V0Streams:
 
 
 def _why_not(one: V0Session, state: ObjectState, offset: int) -> str:
-    """Return why the session cannot append at that offset, or ''."""
     refusal = refuses_session(state, one.session.number)
     if refusal is not None:
         return refusal.message
@@ -428,7 +385,6 @@ class V0Service:
         }
 
     def may_read(self, session: int) -> bool:
-        """Return whether the shell may read more from the connection."""
         one = self._answers.sessions.get(session)
         if one is None or one.protocol_state is V0State.COMMAND:
             return True
@@ -439,7 +395,6 @@ class V0Service:
         )
 
     def is_streaming(self, session: int) -> bool:
-        """Return whether the next bytes are content, not a request."""
         one = self._answers.sessions.get(session)
         return one is not None and one.protocol_state is V0State.STREAMING
 
@@ -450,7 +405,6 @@ class V0Service:
     # Events of the peer
 
     def requested(self, event: v.Requested) -> None:
-        """Carry out a request. An empty one ends the connection."""
         session = self._tables.sessions.get(event.session)
         if session is None or session.closed:
             return
@@ -467,7 +421,6 @@ class V0Service:
         self._on_request[type(request)](one, request)
 
     def _session_of(self, session: Session) -> V0Session:
-        """Return the version 0 session, creating it on first use."""
         one = self._answers.sessions.get(session.number)
         if one is None:
             session.version = 0
@@ -476,7 +429,6 @@ class V0Service:
         return one
 
     def half_closed(self, session: Session) -> None:
-        """Handle the end of the peer's data: finish a stream, or end the session after its answer."""
         one = self._session_of(session)
         if one.protocol_state is V0State.STREAMING:
             self._streams.finish(one)
@@ -503,7 +455,6 @@ class V0Service:
             self._answers.refuse(one, request.text)
 
     def _use(self, one: V0Session, request: wire.V0Use) -> None:
-        """Open the directory, after creating it durably if it is new."""
         if request.directory in self._tables.directory_names:
             self._open(one, request.directory)
         else:
@@ -511,7 +462,6 @@ class V0Service:
             self._tables.effects.append(v.MakeDirectory(one.session.number, request.directory))
 
     def directory_made(self, event: v.DirectoryMade) -> None:
-        """Enter the directory that was created for `u`."""
         tables = self._tables
         tables.answerable(event.session)
         if event.failure is v.DiskFailure.NONE:
@@ -531,16 +481,12 @@ class V0Service:
         self._claims.change_directory(one.session, m.ChangeDirectory(directory), 0)
 
     def answers_long(self, session: int, body: bytes) -> bool:
-        """Return whether the answer may have many entries, which only `l` has.
-
-        `g` is sent piece by piece; all other answers have less than 1 KiB.
-        """
+        """Return whether the answer may have many entries, which only `l` has."""
         one = self._answers.sessions.get(session)
         directory = self._answers.directory_of(one) if one is not None and body[:1] == b"l" else None
         return directory is not None and len(directory.objects) > entries_few
 
     def _list(self, one: V0Session, request: wire.V0List) -> None:
-        """Answer the objects of the directory, a line each."""
         del request
         directory = self._answers.directory_of(one)
         if directory is None:
@@ -555,7 +501,6 @@ class V0Service:
         self._answers.reply(one, "".join(lines).encode("ascii"))
 
     def _delete(self, one: V0Session, request: wire.V0Delete) -> None:
-        """Order a removal, or refuse it."""
         directory = self._answers.directory_of(one)
         if directory is None:
             self._answers.refuse(one, NO_DIRECTORY)
@@ -570,7 +515,6 @@ class V0Service:
             self._answers.refuse(one, refusal.message)
 
     def removed(self, outcome: RemovalOutcome) -> None:
-        """Answer a `d`."""
         session, _, refusal = outcome
         one = self._answers.sessions.get(session.number) if session is not None else None
         if one is None or one.closed:
@@ -597,7 +541,6 @@ class V0Service:
             self._reply_if_synced(one)
 
     def _reply_if_synced(self, one: V0Session) -> None:
-        """Answer the `s` if the sync it waits for has ended."""
         state = one.target
         if state.poisoned:
             self._answers.stop_waiting(one)
@@ -609,7 +552,6 @@ class V0Service:
     # Messages of the rest of the core
 
     def translate_messages(self) -> None:
-        """Translate the messages to version 0 sessions."""
         while self._tables.untranslated:
             untranslated, self._tables.untranslated = self._tables.untranslated, []
             for session, message in untranslated:
@@ -618,10 +560,10 @@ class V0Service:
                     self._translate(one, message)
 
     def _translate(self, one: V0Session, message: m.Message) -> None:
-        """Translate one message."""
         if isinstance(message, m.DirectoryOpened):
             self._answers.reply(one, b"ok")
         elif isinstance(message, m.Data):
+            # The range was fixed when the request arrived: what was durable then.
             self._gets.got(one, message)
         elif isinstance(message, m.Error):
             self._refused(one, message.message)
@@ -637,7 +579,6 @@ class V0Service:
             self._answers.refuse(one, text)
 
     def progress(self, directory: str, name: str) -> None:
-        """Check the sessions that wait on the object after a write or sync has ended or failed."""
         self.translate_messages()
         if not self._answers.waiting:
             return

@@ -2,18 +2,12 @@
 Pure.
 
     offset 0   4   length of the body, big-endian; of a request at most 255
-    offset 4       body
+    offset 4       body: the command, a character, and its arguments, ASCII text separated by TAB
 
-The first byte of a connection identifies the version: it is 0 in version 0, because request lengths are
-below 256, and D0 in version 1. After an `a` that was answered `ok`, bytes are not framed: `take` returns
-them as they are. The caller knows which of the two applies.
-
-The first byte of a request's body is the command, the rest is ASCII text: exactly the arguments of the
-command, separated by TAB. Names follow the grammar of version 1. Numbers are decimal digits without sign,
-space or leading zero, below 2^63; only the offset of `g` may be negative.
-
-The bodies do not depend on how the bytes are divided into calls. Memory: 16 KiB, or `capacity_grown`
-after the peer has filled that.
+The first byte of a connection identifies the version: it is 0 in version 0, because request lengths are below
+256, and D0 in version 1. After an `a` that was answered `ok`, bytes are not framed. Names follow the grammar
+of version 1. Numbers are decimal digits without sign, space or leading zero, below 2^63; only the offset of
+`g` may be negative.
 """
 
 import re
@@ -71,8 +65,6 @@ class V0Sync(NamedTuple):
 
 
 class V0InvalidRequest(NamedTuple):
-    """An invalid request, and what is wrong with it."""
-
     command: str
     text: str
 
@@ -127,7 +119,7 @@ def _quoted(text: str) -> str:
 
 
 def _escaped(command: str) -> str:
-    """Escape the command unless it is printable ASCII: bytes from outside are never echoed raw."""
+    # Bytes from outside are never echoed raw.
     return command if command.isascii() and command.isprintable() else ascii(command)[1:-1]
 
 
@@ -160,19 +152,16 @@ class RequestTooLongError(Exception):
 
 
 def head(count: int) -> bytes:
-    """Return the length prefix of a reply of that many bytes."""
     return count.to_bytes(LENGTH_BYTES, "big")
 
 
 def reply(body: bytes) -> bytes:
-    """Return a whole reply."""
     return head(len(body)) + body
 
 
 class Inlet:
-    """The receive buffer of a version 0 connection.
-
-    Invariant: `_start <= _end <= len(_buffer)`; the bytes in between have not been consumed.
+    """The receive buffer of a version 0 connection. `_start <= _end <= len(_buffer)`; what is between is not
+    consumed.
     """
 
     def __init__(self, capacity_grown: int) -> None:
@@ -185,16 +174,13 @@ class Inlet:
 
     @property
     def buffered(self) -> int:
-        """Bytes received and not consumed."""
         return self._end - self._start
 
     @property
     def capacity(self) -> int:
-        """Bytes of memory in use."""
         return len(self._buffer)
 
     def writable(self) -> memoryview:
-        """Return space for the next bytes, at least one. Overwrites views returned before."""
         if self._start:
             count = self.buffered
             # the ranges may overlap, which slice assignment of a memoryview handles
@@ -210,7 +196,6 @@ class Inlet:
         self._filled = self._end == self.capacity
 
     def receive(self, data: Buffer) -> None:
-        """Copy bytes in."""
         if len(self.writable()) < len(data):
             self._resize(self._end + len(data))
         self._view[self._end : self._end + len(data)] = data
@@ -230,13 +215,11 @@ class Inlet:
         return bytes(self._view[start : self._start])
 
     def take(self) -> memoryview:
-        """Return all received bytes; valid until the next call of `writable`."""
         data = self._view[self._start : self._end]
         self._start = self._end = 0
         return data
 
     def shrink(self) -> None:
-        """Release memory, if the buffer is empty."""
         if not self.buffered and self.capacity > _FIRST_CAPACITY:
             self._start = self._end = 0
             self._filled = False
