@@ -1,11 +1,8 @@
 """The disk interface and its real implementation: the only module of the server that touches the file system.
 
-A path is relative to the data directory. Its components are separated by slashes; each follows the grammar of
-names, or begins with a dot (files of the server). Symbolic links are never followed, and only regular files
-with exactly one name are opened.
-
-Every method may raise OSError; `failure_of` says what an error means. Nothing here retries, and a failed
-`sync` is never retried anywhere. The same tests run on this implementation and on the fault-injecting one.
+A path is relative to the data directory. Symbolic links are never followed, and only regular files with
+exactly one name are opened. Every method may raise OSError; `failure_of` says what an error means. Nothing
+here retries, and a failed `sync` is never retried anywhere.
 """
 
 import contextlib
@@ -55,7 +52,6 @@ _DAMAGE_AT_OPEN: Final = frozenset(
 
 
 def proves_damage(error: OSError) -> bool:
-    """Whether an error that was raised when a file was opened says that the file is lost or damaged."""
     return error.errno in _DAMAGE_AT_OPEN
 
 
@@ -116,8 +112,9 @@ class Disk(Protocol):
         """Close a handle."""
 
     def is_named(self, handle: int, path: str) -> bool:
-        """Whether the path still names the file of the handle. False: the file or a folder above it was
-        removed or replaced, and what is synced through the handle cannot be found by name."""
+        """Whether the path still names the file of the handle; otherwise what is synced through it cannot be
+        found.
+        """
 
     def why_gone(self) -> str:
         """Return why the data directory is gone (removed, moved or replaced since it was opened), or ''."""
@@ -174,12 +171,10 @@ class RealDisk:
         self._reserve_spares()
 
     def shut(self) -> None:
-        """Close the data directory. Open handles stay valid."""
         self._release_spares()
         os.close(self._root)
 
     def _reserve_spares(self) -> None:
-        """Reserve descriptors for `sync_folder`, which has two open at a time."""
         while len(self._spares) < 2:
             self._spares.append(os.dup(self._root))
 
@@ -188,11 +183,11 @@ class RealDisk:
             os.close(self._spares.pop())
 
     def lock(self, name: str) -> int:
-        """Lock the data directory. Raises BlockingIOError if another process holds the lock.
-
-        Locks the directory itself, which cannot be removed while it is locked, and the file of that name:
-        some file systems cannot lock a folder. `close` of the handle releases both.
+        """Lock the data directory. Raises BlockingIOError if another process holds the lock; `close` releases
+        it.
         """
+        # The directory, because its lock file could be removed; and the file, because some file systems
+        # cannot lock a folder.
         return self._lock_both(lambda: self.open(name, create=True))
 
     def _lock_both(self, open_file: Callable[[], int]) -> int:
@@ -220,7 +215,6 @@ class RealDisk:
 
     @contextlib.contextmanager
     def _folder(self, folder: str) -> Iterator[int]:
-        """Yield a descriptor of a folder; each component is opened without following links."""
         current = os.dup(self._root)
         try:
             for part in folder.split("/") if folder else ():
@@ -287,13 +281,10 @@ class RealDisk:
         return b"".join(parts)
 
     def read_stored(self, handle: int, position: int, count: int) -> bytes:
-        """Read past the page cache, which would hide bit rot for as long as it holds the pages.
-
-        The pages are dropped first, and again afterwards, to leave the cache to other readers. The kernel
-        drops only clean pages, and only folios that are wholly in the range, hence the rounding. O_DIRECT is
-        not used: it needs aligned memory and another descriptor, some file systems refuse it, and for clean
-        pages, as synced ones are, it achieves no more.
-        """
+        """Read past the page cache, which would hide bit rot for as long as it holds the pages."""
+        # Dropped before and afterwards, to leave the cache to other readers. The kernel drops only clean
+        # pages, and only folios that are wholly in the range, hence the rounding. O_DIRECT needs aligned
+        # memory and another descriptor, some file systems refuse it, and for clean pages it achieves no more.
         start = position - position % _FOLIO_BYTES
         length = -(-(position + count - start) // _FOLIO_BYTES) * _FOLIO_BYTES
         _drop_cached(handle, start, length)
@@ -353,9 +344,7 @@ class WriteCalls(Protocol):
 
 
 def write_all(system: WriteCalls, handle: int, position: int, buffers: Sequence[Buffer]) -> None:
-    """Write all bytes of the buffers at a position, in as many calls as it takes.
-
-    `system`: `os`, or its replacement in a simulation. Raises OSError; any part of the bytes may then be in
+    """Write all bytes at a position, in as many calls as it takes. Raises OSError; any part may then be in
     the file.
     """
     for start in range(0, len(buffers), _IOV_MAX):
@@ -392,17 +381,14 @@ def _locked(handle: int) -> int:
 
 
 def _drop_cached(handle: int, start: int, length: int) -> None:
-    """Drop cached pages. A failure, or a system without the call (macOS), proves nothing about the file."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.posix_fadvise(handle, start, length, os.POSIX_FADV_DONTNEED)
 
 
 def path_argument(text: str) -> Path:
-    """Return the path given to a command.
-
-    Raises ValueError for an empty one, which would mean the working directory: an unset variable in a script
-    must not select that.
+    """Return the path given to a command. Raises ValueError for an empty one: an unset variable in a script
+    must not mean the working directory.
     """
     if not text:
         raise ValueError("the path is empty: give a directory, or . for the working directory")

@@ -1,7 +1,7 @@
 """A server inside this process, on its own thread: the default store of a local Spark session, and for tests.
 
-It runs the same server as `dos serve`, on the same files; only starting and stopping differ. It listens on
-loopback. It does not scrub by default, because a store of one copy has nothing to repair from.
+It runs the same server as `dos serve`. It does not scrub by default, because a store of one copy has nothing
+to repair from.
 """
 
 import contextlib
@@ -34,9 +34,7 @@ class DataDirectoryInUseError(Exception):
 
 class OpenServer:
     """A server whose data directory is locked and whose listener is bound, but which does not serve yet.
-
-    `dos serve` and the embedded server both start with it. Raises DataDirectoryInUseError, CorruptDataError,
-    OSError; nothing stays open then.
+    Raises DataDirectoryInUseError, CorruptDataError, OSError; nothing stays open then.
     """
 
     def __init__(
@@ -84,12 +82,10 @@ class OpenServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and port of the listener."""
         host, port, *_ = self.listener.getsockname()
         return host, port
 
     def shut(self) -> None:
-        """Close the listener and unlock the data directory."""
         listener = getattr(self, "listener", None)
         if listener is not None:
             listener.close()
@@ -98,7 +94,6 @@ class OpenServer:
 
 
 def listen_on(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
@@ -127,7 +122,6 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """The URL of this server."""
         return f"dos://{address_text(*self.address)}"
 
     def stop(self) -> None:
@@ -172,12 +166,9 @@ def start(
 ) -> EmbeddedServer:
     """Serve the data directory from a thread of this process. Connections are accepted when this returns.
 
-    `port` 0 picks a free port. Without `tls` it speaks plain text.
-    `log_bytes`: size of the group log; 0: every object is synced in its own file.
+    `port` 0 picks a free port. `log_bytes`: size of the group log; 0: every object is synced in its own file.
     If a sync of the log fails, or the directory is moved, the server ends and the reason is logged; after a
-    start, what was acknowledged is there.
-
-    Raises DataDirectoryInUseError, CorruptDataError (not the complete data of one server), OSError.
+    start, what was acknowledged is there. Raises DataDirectoryInUseError, CorruptDataError, OSError.
     """
     return EmbeddedServer(
         OpenServer(

@@ -1,8 +1,4 @@
-"""What a server counts, as metrics for Prometheus. docs/metrics.md describes them.
-
-`count` adds the counting to the table of effects, so a server without metrics counts nothing. The gauges are
-published by the event loop; a scrape reads the last ones in another thread.
-"""
+"""What a server counts, as metrics for Prometheus. docs/metrics.md describes them."""
 
 import time
 from collections import Counter
@@ -41,7 +37,6 @@ class SyncTimes:
 
     @contextmanager
     def timing(self) -> Iterator[None]:
-        """Add how long the block took, also if it failed."""
         begun_s = time.perf_counter()
         try:
             yield
@@ -63,8 +58,6 @@ class SyncTimes:
 
 
 class ServerFigures(Collector):
-    """The figures of one server."""
-
     def __init__(self, version: str) -> None:
         self._version = version
         self.syncs = SyncTimes()
@@ -175,7 +168,6 @@ def _gauges(now: CoreGauges) -> Iterable[Metric]:
 
 
 def registry_of(figures: ServerFigures) -> CollectorRegistry:
-    """Return a registry that has these figures only."""
     registry = CollectorRegistry()
     registry.register(figures)
     return registry

@@ -75,9 +75,8 @@ _FILL_BYTES: Final = 1 << 20
 
 
 class LogFiles:
-    """The open files of the log of one data directory. One thread at a time.
-
-    `slot_bytes`: the size of new slots. A log that is in use keeps its own until it is filed.
+    """The open files of the log of one data directory. One thread at a time. `slot_bytes`: the size of new
+    slots.
     """
 
     def __init__(self, disk: Disk, slot_bytes: int = 0) -> None:
@@ -87,10 +86,7 @@ class LogFiles:
         self._seen: int | None = None
 
     def make(self) -> None:
-        """Make the slots that are missing or have another size, full of zeros, and open all. Durable.
-
-        After an OSError the slots that it has made take no space.
-        """
+        """Make the slots that are missing or have another size, full of zeros, and open all. Durable."""
         if self._disk.make_folder(FOLDER):
             self._disk.sync_folder("")
         made: list[int] = []
@@ -102,6 +98,7 @@ class LogFiles:
                     made.append(handle)
                     self._fill(handle)
         except OSError:
+            # After a full disk the slots that were made must take no space.
             for handle in made:
                 with contextlib.suppress(OSError):
                     self._disk.cut(handle, 0)
@@ -117,11 +114,10 @@ class LogFiles:
         self._disk.sync(handle)
 
     def missing_bytes(self) -> int:
-        """Return how much space `make` takes. Slots may have another size, or be made only in part."""
+        """Return how much space `make` takes."""
         return sum(max(0, self.slot_bytes - self._size_of(slot)) for slot in range(log_slots))
 
     def _size_of(self, slot: int) -> int:
-        """Return the size of a slot, 0 if it is missing."""
         try:
             handle = self._disk.open(f"{FOLDER}/{slot}", create=False)
         except FileNotFoundError:
@@ -144,7 +140,6 @@ class LogFiles:
         self._seen = self._disk.open(f"{FOLDER}/seen", create=True)
 
     def close(self) -> None:
-        """Close the files."""
         for handle in (*self._slots, *([] if self._seen is None else [self._seen])):
             self._disk.close(handle)
         self._slots, self._seen = [], None
@@ -156,20 +151,16 @@ class LogFiles:
         return next((f"{FOLDER}/{name}" for name in lost), "")
 
     def read(self, slot: int, position: int, count: int) -> bytes:
-        """Return bytes of a slot."""
         return self._disk.read(self._slots[slot], position, count)
 
     def scan(self, slot: int, seed: int) -> Iterator[FoundRecord]:
-        """Yield the records in a slot. Raises CorruptDataError for one of a newer version."""
         return scan_slot(partial(self.read, slot), slot, self._disk.size(self._slots[slot]), seed)
 
     def content(self, found: FoundRecord) -> bytes:
-        """Return the contents of a record."""
         at = found.place.offset + HEADER_BYTES + found.header.table_bytes
         return self.read(found.place.slot, at, found.header.content_bytes)
 
     def append(self, place: RecordPlace, record: Buffer) -> None:
-        """Put a record on stable storage."""
         self._disk.write(self._slots[place.slot], place.offset, [record])
         self._disk.sync(self._slots[place.slot])
 
@@ -179,19 +170,15 @@ class LogFiles:
         self.append(found.place, whole)
 
     def see(self, head: Buffer) -> None:
-        """Note the header and the table of a record that is synced, before anything that depends on it is
-        answered. Not synced itself.
-        """
+        """Note the header and the table of a record that is synced. Not synced itself."""
         assert self._seen is not None
         self._disk.write(self._seen, 0, [head])
 
     def seen(self) -> bytes | None:
-        """Return the content of the file `seen`; None if there is none."""
         return read_file(self._disk, f"{FOLDER}/seen")
 
 
 def slots_used(found: Sequence[FoundRecord], first_sequence: int, start: int) -> frozenset[int]:
-    """Return the slots with live records."""
     live = [one for one in found if one.header.start == start and one.header.sequence >= first_sequence]
     return frozenset(one.place.slot for one in live)
 
@@ -217,11 +204,9 @@ class NoLogSpaceError(Exception):
 
 
 def start_log(disk: Disk, fresh_key: bytes, files: LogFiles, free: FreeSpace) -> LogTail:
-    """Replay the log of a data directory and begin a new part of it. `free`: space of the disk, of which new
-    slots leave as much as they take, and the reserve.
-
-    Raises CorruptDataError if the log misses acknowledged bytes and nobody could tell of which objects,
-    NoLogSpaceError, and OSError; the same start may be tried again.
+    """Replay the log of a data directory and begin a new part of it. `free`: of which new slots leave as much
+    as they take, and the reserve. Raises NoLogSpaceError, OSError, and CorruptDataError if the log misses
+    acknowledged bytes and nobody could tell of which objects.
     """
     life = _life(disk, fresh_key)
     in_use = life.state is LogState.IN_USE
@@ -263,9 +248,8 @@ def start_log(disk: Disk, fresh_key: bytes, files: LogFiles, free: FreeSpace) ->
 
 
 def end_log(disk: Disk) -> None:
-    """Replay the log if it is in use; afterwards everything is in the files of the objects.
-
-    Raises as `start_log`.
+    """Replay the log if it is in use; afterwards everything is in the files of the objects. Raises as
+    `start_log`.
     """
     life = _life(disk, b"")
     if life.state is not LogState.IN_USE:
@@ -301,7 +285,6 @@ def _life(disk: Disk, fresh_key: bytes) -> Life:
 
 
 def _replay(disk: Disk, files: LogFiles, found: list[FoundRecord], life: Life) -> LogSurvey:
-    """Carry out what the log holds, on stable storage."""
     result = survey(found, decode_seen(files.seen(), log_seed(life.key)), life.starts)
     if not result.records:
         raise CorruptDataError("the group log", 0, "a record", "none", "replace the server")
@@ -317,7 +300,6 @@ def _replay(disk: Disk, files: LogFiles, found: list[FoundRecord], life: Life) -
 def append_record(
     log: LogTail, files: LogFiles, entries: Sequence[LogEntry], contents: Sequence[Buffer], now: float
 ) -> None:
-    """Write and sync one record."""
     slot, offset, record, seen_bytes, first_segment = log.next_record(entries, contents, now, reserved=True)
     files.append(RecordPlace(slot, offset), record)
     files.see(memoryview(record)[:seen_bytes])
@@ -333,7 +315,6 @@ class _Replay:
         self._found = {one.place: one for one in found}
 
     def run(self, result: LogSurvey) -> None:
-        """Replay everything, and put it on stable storage."""
         directories: dict[str, dict[str, list[ReplayEntry]]] = defaultdict(lambda: defaultdict(list))
         for record in result.records:
             found = self._found[record.place] if record.place is not None else None
@@ -437,12 +418,12 @@ class _Replay:
         return True
 
     def _write_anew(self, directory: str, name: str, plan: ObjectPlan) -> bool:
-        """Write a new file with what the object's file has, and the log's entries: a sync of a file that
-        failed is never tried again, and the log still has the bytes. False: the file cannot be read.
-
-        Raises OSError if that fails, too; the whole start is tried again.
+        """Write a new file with what the old one has, and the log's entries. False: the old one cannot be
+        read.
         """
         folder, new = f"{OBJECTS}/{directory}", f"{MEND}{name}"
+        # A sync of a file that failed is never tried again: the kernel has dropped the pages. The log still
+        # has the bytes.
         copy = self._disk.open(f"{folder}/{new}", create=True)
         try:
             self._disk.cut(copy, 0)
@@ -493,7 +474,6 @@ class _Replay:
 
 
 def _mark(name: str, plan: ObjectPlan, old: ObjectMark | None, *, damaged: bool) -> ObjectMark:
-    """Return the mark of an object after its replay."""
     assert plan.synced is not None
     if old is None or old.root not in (plan.root, 0):
         return ObjectMark(name, plan.synced, damaged=damaged, root=plan.root)

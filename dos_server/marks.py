@@ -62,11 +62,7 @@ class ObjectMarks:
         self._guard = threading.Lock()
 
     def load(self) -> dict[str, ObjectMark]:
-        """Return the marks in the file, by name; empty if there is no file. They are durable afterwards.
-
-        The sync is needed because a killed server may have left marks that are not durable. If a power cut
-        brought back an erased one, it would delete a new object of the same name.
-        """
+        """Return the marks in the file, by name; empty if there is no file. They are durable afterwards."""
         data = read_file(self._disk, self._path) or b""
         if data:
             self._disk.sync(self._open())

@@ -1,16 +1,9 @@
 """The server's interfaces to the outside, except the disk: sockets, readiness, threads, clock, randomness.
 
-`OperatingSystem` is the real implementation; `dos_server.memory` implements them in memory.
-
-A task per connection costs one or two task switches per message. Here one task waits for an epoll object that
-has all the sockets. A *round* serves everything that is ready; its results are then written, synced and sent
-together. With many peers this saves most of the cost of a message, and syncs begin in groups
-(docs/decisions/0070).
-
-Threads for disk work are started once and share one queue, so that handing over a job and reporting its
-result cost little compared with the job. A thread runs one job at a time, so a slow job delays no other while
-there are threads. The owner decides when a job begins, because the core must know what a sync covers before
-the thread gets it.
+One task waits for an epoll object that has all the sockets. A *round* serves everything that is ready; its
+results are then written, synced and sent together, which saves most of the cost of a message
+(docs/decisions/0070). A thread of the disk runs one job at a time. The owner decides when a job begins,
+because the core must know what a sync covers before the thread gets it.
 """
 
 import os
@@ -55,10 +48,7 @@ more than a small append."""
 
 
 class Readiness:
-    """The readiness service of one server.
-
-    `done` and `yield_to_loop` may be called from any thread, everything else only in the event loop.
-    """
+    """The readiness service of one server. `done` and `yield_to_loop` may be called from any thread."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -73,9 +63,8 @@ class Readiness:
         self._epoll.register(self._bell, select.EPOLLIN)
 
     def watch(self, sock: socket.socket, call: ReadyCall, *, reading: bool, writing: bool) -> None:
-        """Call in every round in which the socket is ready for what is requested, or is broken.
-
-        With neither `reading` nor `writing` the calls end; required before the socket is closed.
+        """Call in every round in which the socket is ready, or broken. Neither `reading` nor `writing` ends
+        it; required before the socket is closed.
         """
         descriptor = sock.fileno()
         events = (select.EPOLLIN if reading else 0) | (select.EPOLLOUT if writing else 0)
@@ -103,12 +92,9 @@ class Readiness:
         self._ring()
 
     def yield_to_loop(self) -> None:
-        """Let the event loop run first. Long computations in threads call this regularly.
-
-        A computing thread keeps the interpreter lock until another thread has waited for 5 ms, and a round
-        releases the lock at each system call. Without this, a round of ten calls would take 50 ms longer.
-        Between two calls a thread should compute for no more than `_SLICE_SECONDS`.
-        """
+        """Let the event loop run first. Long computations in threads call this regularly."""
+        # A computing thread keeps the interpreter lock until another thread has waited for 5 ms, and a round
+        # releases the lock at each system call: a round of ten calls would take 50 ms longer.
         of_thread, used = self._of_thread, time.thread_time()
         if used - getattr(of_thread, "yielded", used - _SLICE_SECONDS) < _SLICE_SECONDS:
             return
@@ -157,7 +143,6 @@ class Readiness:
             soon.popleft()()
 
     def close(self) -> None:
-        """Close the descriptors."""
         self._epoll.close()
         os.close(self._bell)
 
@@ -245,9 +230,7 @@ class Workers(Protocol[Job]):
 class Ports(Protocol):
     """Everything a server takes from outside."""
 
-    def rounds(self) -> Rounds:
-        """Return a readiness service for one server."""
-        ...
+    def rounds(self) -> Rounds: ...
 
     def workers(
         self,
@@ -256,19 +239,14 @@ class Ports(Protocol):
         rounds: Rounds,
         threads_max: int,
     ) -> Workers[Job]:
-        """Return a pool of at most `threads_max` threads for one kind of disk work.
-
-        Each result is passed to `on_result` in the event loop, in a round of `rounds`.
+        """Return a pool of at most `threads_max` threads. `on_result` gets each result in a round of
+        `rounds`.
         """
         ...
 
-    async def in_thread(self, call: Callable[[], T], limiter: trio.CapacityLimiter | None = None) -> T:
-        """Run a blocking call in a thread and return its result."""
-        ...
+    async def in_thread(self, call: Callable[[], T], limiter: trio.CapacityLimiter | None = None) -> T: ...
 
-    def monotonic(self) -> float:
-        """Return a time in seconds for measuring durations. Callable from any thread."""
-        ...
+    def monotonic(self) -> float: ...
 
     def fresh_id(self) -> bytes:
         """Return 16 random bytes, for the id of a new server."""
@@ -276,8 +254,6 @@ class Ports(Protocol):
 
 
 class OperatingSystem:
-    """The real implementation: kernel sockets, threads, the system clock and random source."""
-
     def rounds(self) -> Rounds:
         return Readiness()
 
@@ -306,10 +282,7 @@ OPERATING_SYSTEM = OperatingSystem()
 
 
 class WorkerPool(ABC, Generic[Job, Result]):
-    """Jobs, of which at most `threads_max` run at once. A subclass runs them.
-
-    `on_result` is called in the event loop with every result.
-    """
+    """Jobs, of which at most `threads_max` run at once. `on_result` gets every result in the event loop."""
 
     def __init__(
         self, work: Callable[[Job], Result], on_result: Callable[[Result], None], threads_max: int
@@ -323,7 +296,6 @@ class WorkerPool(ABC, Generic[Job, Result]):
 
     @property
     def busy(self) -> bool:
-        """Whether a job has begun and not finished."""
         return self._running > 0
 
     def submit(self, job: Job) -> None:
@@ -353,11 +325,7 @@ class WorkerPool(ABC, Generic[Job, Result]):
 
 
 class DiskThreads(WorkerPool[Job, Result]):
-    """A pool of threads, which are started when they are first needed.
-
-    `work` must not raise. If it does, the exception is raised in the event loop and ends the server, because
-    the outcome of the job is unknown.
-    """
+    """A pool of threads, which are started when they are first needed."""
 
     def __init__(
         self,
@@ -385,6 +353,7 @@ class DiskThreads(WorkerPool[Job, Result]):
             try:
                 result = work(item[0])
             except BaseException as error:
+                # The outcome of the job is unknown: the server must end.
                 done(partial(_raise, error))
                 return
             done(partial(ended, result))

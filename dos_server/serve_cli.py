@@ -4,10 +4,7 @@
 |---|---|
 | 0 | stopped by SIGTERM or SIGINT |
 | 1 | the data directory was removed or moved while it was served, or its group log failed |
-| 2 | usage error, or refused to start (below) |
-
-It refuses to start if the data directory is in use, or is not the complete data of one server; if the token
-file, or the file of tokens or quotas, is not valid; if the address needs `--insecure` or cannot be bound.
+| 2 | usage error, or refused to start: the data, a file of settings, or the address cannot be used |
 """
 
 import ctypes
@@ -285,7 +282,6 @@ def _tls_context(
 
 
 def _check_safety(host: str, *, insecure: bool, tls: ServerContext | None, has_token: bool) -> None:
-    """Exit if others can connect to this host and nothing protects the data, unless that was confirmed."""
     if tls is not None and (has_token or tls.client_certificates):
         return
     lacks = "without TLS" if tls is None else "without a token or certificates of clients"
@@ -298,7 +294,6 @@ def _check_safety(host: str, *, insecure: bool, tls: ServerContext | None, has_t
 
 
 def _open(data: Path, host: str, port: int, **settings: Any) -> OpenServer:
-    """Open the server. Exit if its data or its address cannot be used."""
     try:
         return OpenServer(data, host, port, **settings)
     except DataDirectoryInUseError as error:

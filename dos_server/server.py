@@ -1,9 +1,8 @@
-"""The server's shell: performs the effects that the core requests, with trio.
+"""The server's shell: performs the effects that the core requests, with trio, in the order in which the core
+returns them. Each result is fed back as an event.
 
-Effects are performed in the order in which the core returns them; each result is fed back as an event.
-Writes go to the page cache from the event loop while the disk is fast: a write is a memory copy, and the
-payload is still in its receive buffer (docs/decisions/0001). Syncs, claims, loads and reads run in
-threads with a limit per kind.
+Writes go to the page cache from the event loop while the disk is fast (docs/decisions/0001). Syncs, claims,
+loads and reads run in threads with a limit per kind.
 """
 
 import json
@@ -72,7 +71,6 @@ audit_log: Final = logging.getLogger("dos.audit")
 
 
 def note_audit(peer: str, token: str, action: str) -> None:
-    """Log an action. token: the name of the token, "" without a file of tokens."""
     who = f"token {token!r} from {peer}" if token else peer
     audit_log.info(
         "audit: %s: %s", who, action, extra={"audit": {"peer": peer, "token": token, "action": action}}
@@ -91,11 +89,7 @@ class _PrivateFile(WatchedFileHandler):
 
 
 def write_audit_to(path: Path) -> None:
-    """Append the entries of this process to a file, which only its owner can read.
-
-    A file that was moved away or deleted, as log rotation does, is made again at the next entry. Raises
-    OSError.
-    """
+    """Append the entries of this process to a file, which only its owner can read. Raises OSError."""
     path.touch(mode=0o600)
     handler = _PrivateFile(path, encoding="utf-8")
     handler.setFormatter(_AuditLines())
@@ -108,11 +102,8 @@ def write_audit_to(path: Path) -> None:
 def start_core(
     storage: Storage, ports: Ports, log_bytes: int, quotas: tuple[Quota, ...] | None, **options: Any
 ) -> tuple[bytes, ServerCore]:
-    """Return the server id and the core. `options`: of the core. `log_bytes`: see `ObjectServer`.
-    `quotas`: None: there are none, and nothing is counted.
-
-    Raises CorruptDataError if this is not the complete data of one server, and OSError. Everything is closed
-    then, and nothing that was acknowledged is lost.
+    """Return the server id and the core. `quotas`: None: nothing is counted. Raises CorruptDataError,
+    OSError; everything is closed then.
     """
     server_id, record, _ = storage.start(ports.fresh_id())
     try:
@@ -145,9 +136,7 @@ logger = logging.getLogger("dos.server")
 
 
 class DiskEffects:
-    """Performs effects in threads, with a limit for each kind, and reports to `done`. `connections`: the
-    sessions that are connected.
-    """
+    """Performs effects in threads, with a limit for each kind, and reports to `done`."""
 
     def __init__(
         self,
@@ -176,12 +165,10 @@ class DiskEffects:
 
     @property
     def performs(self) -> dict[type[Any], Callable[[Any], v.Event | None]]:
-        """The method that begins each effect."""
         return dict.fromkeys(self._threads, self.start)
 
     @property
     def busy(self) -> bool:
-        """Whether the disk works for clients. Loads do not count, because the scrub requests them too."""
         return any(one.busy for one in self._busy)
 
     def start(self, effect: v.Effect) -> v.Event | None:
@@ -189,7 +176,6 @@ class DiskEffects:
         return None
 
     def close(self) -> None:
-        """Wait until all threads have finished their current work."""
         for threads in dict.fromkeys(self._threads.values()):
             threads.close()
 
@@ -203,7 +189,6 @@ class DiskEffects:
 
 
 def record_text(data: bytes) -> str:
-    """Return the members of a store, for the log."""
     record = decode_store_record(data)
     members = ", ".join(f"{one.address} {one.state}" for one in record.members)
     return (
@@ -230,7 +215,6 @@ class Writes:
 
     @property
     def full(self) -> bool:
-        """Whether so much waits for the disk that no more input should be read."""
         return self._waiting_bytes > slow_writes_bytes_max
 
     @property
@@ -274,7 +258,6 @@ class Writes:
         self._on_result(written)
 
     def close(self) -> None:
-        """Wait until every write that has begun is finished."""
         self._threads.close()
 
 
@@ -282,11 +265,7 @@ class Writes:
 
 
 class PacedReads:
-    """The GETs that are at the disk or waiting.
-
-    `connections`: the open ones, by session. `on_result` is called in the event loop with each result. The
-    reads of one session begin in the order of the requests.
-    """
+    """The GETs that are at the disk or waiting. Those of one session begin in the order of the requests."""
 
     def __init__(
         self,
@@ -307,7 +286,6 @@ class PacedReads:
 
     @property
     def busy(self) -> bool:
-        """Whether a read is in progress."""
         return self._threads.busy
 
     def submit(self, effect: v.ReadData) -> None:
@@ -362,7 +340,6 @@ class PacedReads:
         self._on_result(event)
 
     def close(self) -> None:
-        """Wait for the reads that have begun."""
         self._threads.close()
 
 
@@ -384,13 +361,11 @@ class Scrubber:
         self._pause = trio.CancelScope()
 
     def begin(self, nursery: trio.Nursery, first_seconds: float) -> None:
-        """Schedule the first read after so many seconds. Everything runs in the nursery."""
         self._nursery = nursery
         nursery.start_soon(self._wait, first_seconds)
 
     @property
     def performs(self) -> dict[type[Any], Callable[[Any], None]]:
-        """The methods that perform the scrub's effects, by effect type."""
         return {
             v.ScrubRead: self._read,
             v.ScrubLater: self._later,
@@ -440,7 +415,6 @@ class ConnectionGate:
         self._descriptors = descriptors_for_connections()
 
     async def run(self, listener: Listener, readiness: Rounds) -> None:
-        """Accept until cancelled."""
         while True:
             await readiness.wait_readable(listener)
             try:
@@ -464,7 +438,6 @@ class ConnectionGate:
         self._begin(sock if self._tls is None else self._tls.wrap(sock, peer_of(sock)))
 
     def _make_place(self, what: str, gives_way: Callable[[ServerConnection], bool]) -> bool:
-        """End one of these connections. Return whether there was one."""
         found = [one for one in self._open.values() if not one.closing and gives_way(one)]
         if not found:
             return False
@@ -509,10 +482,11 @@ class ObjectServer:
         tls: ServerContext | None = None,
     ) -> None:
         """Read the identity and the store record, or create an identity. Raises CorruptDataError.
-        `reserve_bytes`: disk space that appends must leave free; None: the default for the size of the disk.
-        `log_bytes`: size of the group log; 0: every object is synced in its own file. `token`: clients must
-        send it; `tokens`: or one of these. `quotas`: None: off. `figures`: count what the server does.
-        `tls`: None for plain text.
+
+        `reserve_bytes`: disk space that appends must leave free; None: by the size of the disk. `log_bytes`:
+        size of the group log; 0: every object is synced in its own file. `token`: clients must send it;
+        `tokens`: or one of these. `quotas`: None: off. `figures`: count what the server does. `tls`: None for
+        plain text.
         """
         self._storage, self._ports, self._now = storage, ports, ports.monotonic
         self.server_id, self._core = start_core(
@@ -557,7 +531,6 @@ class ObjectServer:
             self._perform, storage.timing = figures.count(self._perform), figures.syncs.timing
 
     def _effect_table(self) -> dict[type[Any], Callable[[Any], v.Event | None]]:
-        """Return the method of each effect. It returns the event that reports the effect, if that is over."""
         storage = self._storage
         return {
             v.Send: self._send,
@@ -577,10 +550,9 @@ class ObjectServer:
         }
 
     async def serve(self, listener: Listener) -> None:
-        """Accept and serve until cancelled; then wait for the disk threads, sync and close the files.
-
-        Returns early if the data directory is removed or moved meanwhile; `gone` then holds the reason.
-        Closes the listener on exit. Raises no errors of peers or of the disk.
+        """Accept and serve until cancelled; then wait for the disk threads, sync and close the files. Returns
+        early with a reason in `gone` if the data directory is removed or moved. Raises no errors of peers or
+        of the disk.
         """
         listener.setblocking(False)  # noqa: FBT003
         self._storage.yield_to_loop = self.readiness.yield_to_loop
@@ -663,7 +635,6 @@ class ObjectServer:
         connection.close()
 
     def bad_request(self, session: int, error: wire0.RequestTooLongError) -> None:
-        """Do the same as `bad_frame`, for version 0."""
         self._log_end(session, str(error))
         connection = self._connections[session]
         connection.send_bytes(wire0.reply(f"ERROR: {error}".encode("ascii")))
@@ -695,7 +666,6 @@ class ObjectServer:
         return text is not None
 
     def _log_end(self, session: int, why: str) -> None:
-        """Log why a connection is closed because of its input. The text contains no raw bytes of the peer."""
         connection = self._connections.get(session)
         logger.info("session %d of %s: %s; closed", session, connection.peer if connection else "?", why)
 
@@ -706,7 +676,6 @@ class ObjectServer:
     # The loop of events and effects
 
     def _round_ended(self) -> None:
-        """End the batch: everything that was ready on all connections has been taken in."""
         if self._batch_is_open:
             self._batch_is_open = False
             self._feed(_EVENT_BATCH)
@@ -714,7 +683,6 @@ class ObjectServer:
         self.turns.round_ended()
 
     def _feed(self, event: v.Event) -> None:
-        """Pass an event to the core, perform its effects, begin due syncs, and flush connections."""
         self._feed_one(event)
         if self._core.log_is_due:
             self._feed_one(_LOG_DUE)
@@ -772,7 +740,6 @@ class ObjectServer:
                 self._feed(v.DirectoriesLost(tuple(lost)))
 
     async def _measure_space(self) -> None:
-        """Report the free space to the core. statfs runs in a thread, because it may be slow."""
         before = self._core.room_bytes
         self._feed(v.SpaceSeen(*await self._ports.in_thread(self._storage.free_space), before))
 
@@ -799,9 +766,9 @@ class ObjectServer:
     # Effects of the disk
 
     def _begin_syncs(self) -> None:
-        """Begin as many due syncs as there are free threads. A sync covers only what was written before
-        `SyncBegins`, so the core must process that event before a thread can start the sync."""
+        """Begin as many due syncs as there are free threads."""
         while (effect := self._sync_threads.next_due()) is not None:
+            # Before a thread can start the sync: it covers only what the core knows as written now.
             self._feed_one(v.SyncBegins(effect.directory, effect.name))
             self._writes.sync_began(effect.directory, effect.name)
             self._sync_threads.begin(effect)
@@ -835,23 +802,19 @@ class ObjectServer:
             self._done(result)
 
     def _is_busy(self) -> bool:
-        """Whether the disk works for clients."""
         return any(one.busy for one in (self._sync_threads, self._writes, self._reads, self._effects))
 
     def _halt(self, reason: str) -> None:
-        """End without syncing anything: the kernel shows bytes that the disk may lack, and a restart replays
-        them from the log.
-        """
+        # Nothing is synced: the kernel shows bytes that the disk may lack, and a restart replays them from
+        # the log.
         self._storage.halted = True
         self._end(f"{reason}; the server stops, and replays the group log at its next start")
 
     def _end(self, reason: str) -> None:
-        """Stop serving, for a reason that was not asked for."""
         logger.critical("%s", reason)
         self.gone = self.gone or reason
         self._served.cancel()
 
     def _join_threads(self) -> None:
-        """Wait until all disk threads have finished their current work."""
         for threads in (self._sync_threads, self._log_thread, self._writes, self._reads, self._effects):
             threads.close()

@@ -372,11 +372,8 @@ app.add_typer(_quota, name="quota")
 
 
 def edit_file(file: Path, edit: Callable[[bytes | None], bytes], command: str) -> None:
-    """Replace the file by a changed one, durably. A server reads the old or the new one, never a part.
-
-    `edit` returns the new content for the old one, None if there is no file. What it raises leaves the
-    file as it was. Raises LocalProtocolError if the file cannot be read or written, or `command` changes it
-    already.
+    """Replace the file by a changed one, durably. `edit` returns the new content for the old one, None if
+    there is no file; what it raises leaves the file as it was. Raises LocalProtocolError.
     """
     new = file.with_name(f"{file.name}.new")
     with _locked(new, command) as stream:
@@ -391,11 +388,7 @@ def edit_file(file: Path, edit: Callable[[bytes | None], bytes], command: str) -
 
 @contextmanager
 def _locked(new: Path, command: str) -> Iterator[BinaryIO]:
-    """Open the new file, locked: of two commands at once, one would undo what the other has done.
-
-    The lock ends with its process, so a file that a killed command has left blocks nobody. On an error the
-    file is removed.
-    """
+    """Open the new file, locked. On an error the file is removed."""
     while True:
         try:
             descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -403,6 +396,8 @@ def _locked(new: Path, command: str) -> Iterator[BinaryIO]:
             raise LocalProtocolError(f"{new} cannot be written: {error.strerror}") from error
         with os.fdopen(descriptor, "r+b") as stream:
             try:
+                # Of two commands at once, one would undo what the other has done. The lock ends with its
+                # process, so a file that a killed command has left blocks nobody.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 text = f"another `{command}` changes {new.with_suffix('')} now: run it again"

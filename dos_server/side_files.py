@@ -44,11 +44,7 @@ def remove_leftovers(disk: Disk, path: str, names: Iterable[str]) -> None:
 
 
 def cut_tail(disk: Disk, directory: str, name: str, handle: int, found: RecoveredObject, size: int) -> None:
-    """Cut what does not belong to the object according to `core.files.recovery`; copy it aside first if
-    required.
-
-    The cut is not on stable storage yet.
-    """
+    """Cut what does not belong to the object; copy it aside first if required. Not on stable storage yet."""
     if found.decision is RecoveryDecision.COPY_CUT:
         _copy_torn(disk, directory, name, handle, found.file_bytes, size)
     if not found.corrupt and found.file_bytes < size:
@@ -56,13 +52,10 @@ def cut_tail(disk: Disk, directory: str, name: str, handle: int, found: Recovere
 
 
 def make_durable(disk: Disk, handle: int, found: RecoveredObject, synced: int) -> None:
-    """Put an object, of which `synced` bytes are known to be durable, on stable storage.
-
-    What is beyond that is rewritten first. In the server's last incarnation a sync of it may have failed
-    without a mark that records it. The kernel then shows the bytes, considers them written, and the next sync
-    succeeds. This can only concern what a server can have in flight. Bytes below that are on disk, even if
-    a power cut lost the mark.
-    """
+    """Put an object, of which `synced` bytes are known to be durable, on stable storage."""
+    # What is beyond is rewritten first: in the last incarnation a sync of it may have failed without a mark
+    # that records it. The kernel then shows the bytes, considers them written, and the next sync succeeds.
+    # That can only concern what a server has in flight; bytes below are on disk.
     start = max(synced, found.size - 2 * in_flight_bytes_max)
     if start < found.size:
         for position in range(found.index.find(start).position, found.file_bytes, _COPY_BYTES):
@@ -72,9 +65,8 @@ def make_durable(disk: Disk, handle: int, found: RecoveredObject, synced: int) -
 
 
 def _copy_torn(disk: Disk, directory: str, name: str, handle: int, start: int, end: int) -> None:
-    """Copy a tail aside that is about to be cut. After an OSError there is no copy, not even a partial one.
-
-    An earlier copy of the same position is kept under a name with a number.
+    """Copy a tail aside that is about to be cut. After an OSError there is no copy, not even a partial
+    one.
     """
     folder, copy = f"{OBJECTS}/{directory}", torn_name(name, start)
     names = set(disk.names(folder) or ())

@@ -1,15 +1,11 @@
 """Stores objects, claims, marks and records on a disk: implements the core's disk effects.
 
-`core.files.records` lists the names in a data directory. Small files are replaced whole: temporary file,
-write, sync, rename, sync of the folder. Objects only grow. Except at the start, disk errors do not leave this
-module: they are mapped to the core's values.
-
-Methods act in the order of the calls and decide nothing: what a file is, `core.files.recovery` decides. They
-may be called from several threads, but at most one write and one sync of an object may run at a time.
+Except at the start, disk errors are mapped to the core's values. Methods act in the order of the calls and
+decide nothing: what a file is, `core.files.recovery` decides. They may be called from several threads, but at
+most one write and one sync of an object may run at a time.
 
 An object keeps the same open handle from its first write to its last sync, because the kernel reports a
-failed write-back only to handles that were open at the time. Only files that are unused and synced are
-closed, least recently used first.
+failed write-back only to handles that were open at the time.
 """
 
 import contextlib
@@ -82,9 +78,8 @@ from dos_server.marks import (
 
 @dataclass
 class OpenFile:
-    """An open object. It may be closed only when it has no users and every write was synced.
-
-    `writes`: writes that have ended; `synced`: how many of them a sync covers; `failed`: a sync failed.
+    """An open object. `writes` that have ended; `synced`: how many of them a sync covers; `failed`: a sync
+    failed.
     """
 
     handle: int
@@ -109,7 +104,6 @@ class OpenFiles:
         return FileUse(self, path, create=create)
 
     def take(self, path: str, *, create: bool) -> OpenFile:
-        """Begin to use a file; `leave` ends the use."""
         with self._guard:
             file = self._files.pop(path, None)
             if file is None:
@@ -119,7 +113,6 @@ class OpenFiles:
         return file
 
     def leave(self, file: OpenFile) -> None:
-        """End one use of a file."""
         with self._guard:
             file.users -= 1
             if file.forgotten and not file.users:
@@ -128,14 +121,12 @@ class OpenFiles:
                 self._close_surplus()
 
     def sync(self, file: OpenFile) -> None:
-        """Put every write that has ended on stable storage.
-
-        Raises OSError. The sync must then never be retried: the kernel drops what it failed to write, and the
-        next sync would succeed. Syncs of a file run one at a time, because undoing a refused write also
-        syncs, and the kernel reports an error to only one of them.
-        """
+        """Put every write that has ended on stable storage. Raises OSError."""
+        # One at a time: undoing a refused write also syncs, and the kernel reports an error to only one of
+        # them.
         with file.guard:
             if file.failed:
+                # Never retried: the kernel drops what it failed to write, and the next sync would succeed.
                 raise OSError(errno.EIO, "an earlier sync of the file failed")
             writes = file.writes
             try:
@@ -146,13 +137,11 @@ class OpenFiles:
             file.synced = writes
 
     def forget_folder(self, folder: str) -> None:
-        """Close every file in a folder; one that is in use closes when its use ends."""
         with self._guard:
             for path in [path for path in self._files if path.rpartition("/")[0] == folder]:
                 self._forget(path)
 
     def forget(self, path: str) -> None:
-        """Close the file of a path if it is open; if it is in use, when its use ends."""
         with self._guard:
             if path in self._files:
                 self._forget(path)
@@ -164,7 +153,6 @@ class OpenFiles:
             self._disk.close(file.handle)
 
     def unsynced(self) -> Iterator[tuple[str, OpenFile]]:
-        """Return files that have unsynced writes and whose sync has not failed."""
         return (
             (path, file)
             for path, file in self._files.items()
@@ -172,7 +160,6 @@ class OpenFiles:
         )
 
     def _close_surplus(self) -> None:
-        """Close unused files above the limit. The caller holds the guard."""
         surplus = len(self._files) - open_files_max
         idle = [path for path, file in self._files.items() if not file.users and file.writes == file.synced]
         for path in idle[:surplus]:
@@ -214,14 +201,12 @@ def _copy_path(effect: CopyEffect) -> str:
 
 
 def write_copy(disk: Disk, files: OpenFiles, effect: v.WriteRepair) -> None:
-    """Write a part of a new copy. Its file stays open until it is synced or dropped."""
     with files.use(_copy_path(effect), create=effect.create) as file:
         file.writes += 1
         disk.write(file.handle, effect.position, effect.buffers)
 
 
 def sync_copy(files: OpenFiles, effect: v.InstallRepair) -> None:
-    """Put a new copy on stable storage through the handle that wrote it, and close that."""
     with files.use(_copy_path(effect)) as file:
         files.sync(file)
     files.forget(_copy_path(effect))
@@ -239,7 +224,6 @@ def exchange_copies(disk: Disk, effect: v.InstallRepair) -> None:
 
 
 def drop_copy(disk: Disk, files: OpenFiles, effect: v.DropRepair) -> None:
-    """Delete a new copy."""
     files.forget(_copy_path(effect))
     with contextlib.suppress(FileNotFoundError):
         disk.remove(_copy_path(effect))
@@ -258,10 +242,7 @@ def _meaning_of_read(place: str, error: OSError, offset: int) -> tuple[int | Non
 
 
 class StoredReads:
-    """Verified reads. Thread-safe; changes nothing and raises no disk error.
-
-    `yield_to_loop` is called regularly during long reads.
-    """
+    """Verified reads. Thread-safe. `yield_to_loop` is called regularly during long reads."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -279,7 +260,6 @@ class StoredReads:
         return read_on
 
     def read(self, effect: v.ReadData) -> v.GotData:
-        """Return verified content, or where it is damaged."""
         try:
             with self._files.use(f"{OBJECTS}/{effect.directory}/{effect.name}") as file:
                 read, seed = partial(self._disk.read, file.handle), object_seed(effect.directory, effect.name)
@@ -293,7 +273,6 @@ class StoredReads:
             return v.GotData(effect, b"", at, missed)
 
     def digest(self, effect: v.ReadDigest) -> v.GotDigest:
-        """Return the prefix digest at a size, or where the data it needs is damaged."""
         try:
             with self._files.use(f"{OBJECTS}/{effect.directory}/{effect.name}") as file:
                 read, seed = self.reader(file.handle), object_seed(effect.directory, effect.name)
@@ -337,22 +316,17 @@ class UnexpectedOpenError(OSError):
 
 @dataclass
 class LoadedDirectory:
-    """A loaded directory: its marks, and whether its own entry is durable."""
-
     marks: ObjectMarks
     durable: bool
 
 
 class DirectoryLoader(StoredReads):
-    """The loader. Called from threads; a directory, and an object, is loaded by one thread at a time."""
-
     def __init__(self, disk: Disk) -> None:
         super().__init__(disk)
         self.register = DirectoryRegister(disk)
         self._folders: dict[str, LoadedDirectory] = {}
 
     def forget(self, directory: str) -> None:
-        """Close the files of a directory that is not in use."""
         folder = self._folders.pop(directory, None)
         self._files.forget_folder(f"{OBJECTS}/{directory}")
         if folder is not None:
@@ -419,7 +393,6 @@ class DirectoryLoader(StoredReads):
             )
 
     def load_object(self, directory: str, name: str) -> v.ObjectLoaded:
-        """Judge an object of a loaded directory again, by its current mark."""
         try:
             mark = self._folders[directory].marks.of(name)
             return v.ObjectLoaded(directory, name, self._load_object(directory, name, mark))
@@ -467,12 +440,10 @@ class DirectoryLoader(StoredReads):
         return _lost_or_uncut(durable, error)
 
     def _clear_poisoned(self, directory: str, name: str, found: RecoveredObject) -> RecoveredObject:
-        """Remove the flag "poisoned" from a mark, durably, before any new append is acknowledged.
-
-        Otherwise a power cut would bring the flag back, and the next start would cut what was acknowledged
-        since.
-        """
+        """Remove the flag "poisoned" from a mark, durably."""
         try:
+            # Before any new append is acknowledged: a power cut would bring the flag back, and the next start
+            # would cut what was acknowledged since.
             self._folders[directory].marks.write(ObjectMark(name, found.size, root=found.root), durable=True)
         except OSError as error:
             if is_temporary(error):
@@ -484,7 +455,6 @@ class DirectoryLoader(StoredReads):
     def _judge(
         self, directory: str, name: str, handle: int, mark: ObjectMark | None
     ) -> tuple[RecoveredObject, int]:
-        """Return the finding of `core.files.recovery`, and the size of the file."""
         seed = object_seed(directory, name)
         size = self._disk.size(handle)
         found = judge(self.reader(handle), size, seed, mark)
@@ -519,11 +489,7 @@ class DirectoryLoader(StoredReads):
         return found
 
     def set_mark(self, directory: str, mark: ObjectMark) -> None:
-        """Store a lower bound of what is synced.
-
-        A failure is only logged: without the mark, the bound is merely lower. A mark that says poisoned or
-        damaged is synced at once.
-        """
+        """Store a lower bound of what is synced. A failure is only logged: the bound is merely lower."""
         try:  # not `log_errors`, for speed: this runs with every sync
             self._folders[directory].marks.write(mark, durable=mark.poisoned or mark.damaged)
         except OSError as error:
@@ -531,11 +497,10 @@ class DirectoryLoader(StoredReads):
 
 
 def _lost_or_uncut(durable: int, error: OSError) -> RecoveredObject:
-    """Return the state of an object that could not be made durable: lost.
-
-    For want of space it is only unavailable until there is some: some file systems need new space even for
-    bytes that are overwritten in place.
+    """Return the state of an object that could not be made durable: lost, or for want of space only
+    unavailable.
     """
+    # Some file systems need new space even for bytes that are overwritten in place.
     found = lost(durable)
     return found.uncut(1) if failure_of(error) is v.DiskFailure.NO_SPACE else found
 
@@ -568,11 +533,9 @@ class Storage(DirectoryLoader):
     # Start and stop
 
     def start(self, fresh_id: bytes) -> tuple[bytes, bytes, set[str]]:
-        """Return the server id, the store record (or b"") and the names of the directories.
-
-        A new data directory gets `fresh_id`. Raises CorruptDataError if the data directory is not the
-        complete data of one server: the server must not answer for it. Raises LocalProtocolError if a newer
-        program wrote it.
+        """Return the server id, the store record (or b"") and the names of the directories. A new one gets
+        `fresh_id`. Raises CorruptDataError if this is not the complete data of one server, LocalProtocolError
+        if a newer program wrote it.
         """
         try:
             return self._start(fresh_id)
@@ -610,12 +573,8 @@ class Storage(DirectoryLoader):
         return identity
 
     def add_stamp(self, fresh: bytes) -> StampFiles:
-        """Give the disk a new stamp for this start; return the files `stamps` and `witnessed`. After `start`.
-
-        fresh: 16 random bytes, from which the stamp and, on a disk without one, the key are made. If the
-        stamp cannot be stored, on a full disk for example, the server starts with the existing ones: every
-        stamp that another member knows is still there. Raises CorruptDataError, and OSError if a file is
-        unreadable.
+        """Give the disk a new stamp for this start; return the files `stamps` and `witnessed`. fresh: 16
+        random bytes. Raises CorruptDataError, OSError.
         """
         stamps = read_file(self._disk, STAMPS)
         witnessed = read_file(self._disk, WITNESSED)
@@ -629,12 +588,12 @@ class Storage(DirectoryLoader):
         try:
             replace_file(self._disk, "", STAMPS, grown)
         except OSError as error:
+            # A full disk: the start goes on, because every stamp that another member knows is still there.
             logger.warning("cannot store a stamp for this start: %s", error)
             grown = encode_history(history)
         return StampFiles(grown, witnessed or b"")
 
     def store_stamps(self, effect: v.WriteStamps) -> v.StampsStored:
-        """Put `stamps` or `witnessed` on stable storage."""
         failure = v.DiskFailure.NONE
         try:
             replace_file(self._disk, "", effect.name, effect.data)
@@ -651,7 +610,6 @@ class Storage(DirectoryLoader):
         return {name for name in self._disk.names(OBJECTS) or [] if is_name(name)}
 
     def damaged_among(self, directories: set[str]) -> set[str]:
-        """Return those of the directories that were lost, or have an object marked as damaged."""
         return {
             name
             for name in directories
@@ -668,14 +626,10 @@ class Storage(DirectoryLoader):
             return []
 
     def usage_among(self, directories: set[str]) -> dict[str, StoredUsage]:
-        """Return what the directories hold by their marks. Loading a directory finds what they lack."""
         return {name: stored_usage(self._disk, f"{OBJECTS}/{name}") for name in directories}
 
     def stop(self) -> None:
-        """Sync and close everything, marks last. Errors are only logged: no guarantee depends on it.
-
-        After a halt everything is closed without a sync.
-        """
+        """Sync and close everything, marks last. Errors are only logged: no guarantee depends on it."""
         if self.halted:
             self.abandon()
             return
@@ -693,7 +647,6 @@ class Storage(DirectoryLoader):
                 self.replay_log()
 
     def abandon(self) -> None:
-        """Close everything without a sync."""
         for directory in list(self._folders):
             self.forget(directory)
         self.register.close()
@@ -703,11 +656,8 @@ class Storage(DirectoryLoader):
     # The group log
 
     def start_log(self, fresh_key: bytes, slot_bytes: int) -> LogTail | None:
-        """Replay the group log and begin a new part of it. Before anything else is read. None, with a
-        warning, if there is no space for a log: every object is synced in its own file then.
-
-        Raises CorruptDataError if it misses acknowledged bytes of objects that nobody could name, and
-        OSError. `abandon` closes what is open then.
+        """Replay the group log and begin a new part of it. None, with a warning, if there is no space for a
+        log. Raises CorruptDataError, OSError; `abandon` closes what is open then.
         """
         self._log = LogFiles(self._disk, slot_bytes)
         try:
@@ -748,7 +698,6 @@ class Storage(DirectoryLoader):
             return False
 
     def store_claim(self, effect: v.WriteClaim | v.FileClaim) -> v.ClaimStored | v.ClaimFiled:
-        """Put a claim on stable storage, including the directory and its entry."""
         directory, claim = effect
         done = v.ClaimStored if isinstance(effect, v.WriteClaim) else v.ClaimFiled
         try:
@@ -764,7 +713,6 @@ class Storage(DirectoryLoader):
         return done(directory, claim, v.DiskFailure.NONE)
 
     def store_record(self, effect: v.WriteStoreRecord) -> v.RecordStored:
-        """Put the store record on stable storage."""
         try:
             replace_file(self._disk, "", "store", effect.record)
         except OSError as error:
@@ -773,8 +721,8 @@ class Storage(DirectoryLoader):
         return v.RecordStored(*effect, v.DiskFailure.NONE)
 
     def why_gone(self) -> str:
-        """Why what the server needs is not where it was opened: the data directory, the folder of its
-        objects, or its group log; '' while all are. A failure proves nothing, and is logged.
+        """Why what the server needs is not where it was opened; '' while all is. A failure proves nothing,
+        and is logged.
         """
         why = self._disk.why_gone()
         with log_errors("the data directory"):
@@ -827,17 +775,14 @@ class Storage(DirectoryLoader):
         return v.DiskFailure.NONE
 
     def _undone(self, file: OpenFile, effect: v.Write) -> bool:
-        """Remove what is on disk of a refused write. Whether that worked, also across a power cut.
-
-        The truncation is synced before anything else is written there. Otherwise the disk could hold a
-        mixture of two writes, which recovery does not expect from a crash (row D). For a new file its name is
-        removed durably.
-        """
+        """Remove what is on disk of a refused write. Whether that worked, also across a power cut."""
         try:
             if effect.create:
                 self._disk.remove(f"{OBJECTS}/{effect.directory}/{effect.name}")
                 self._disk.sync_folder(f"{OBJECTS}/{effect.directory}")
             else:
+                # Synced before anything else is written there: the disk could hold a mixture of two writes,
+                # which recovery does not expect from a crash (row D).
                 self._disk.cut(file.handle, effect.position)
                 self._files.sync(file)
         except OSError as error:
@@ -846,12 +791,9 @@ class Storage(DirectoryLoader):
         return True
 
     def sync(self, effect: v.Sync) -> v.DiskFailure:
-        """Put an object on stable storage; with `entry` also its directory entry and each ancestor not yet
-        durable.
-
-        Returns TEMPORARY if the sync may be retried: it was not attempted, or it succeeded and only the
-        directory could not be registered. A sync that failed is never retried: the kernel may have dropped
-        the pages that it could not write.
+        """Put an object on stable storage; with `entry` also its directory entry and each ancestor.
+        TEMPORARY: it may be retried, because it was not attempted, or only the directory could not be
+        registered.
         """
         file: OpenFile | None = None
         path = f"{OBJECTS}/{effect.directory}/{effect.name}"
@@ -875,7 +817,6 @@ class Storage(DirectoryLoader):
         return v.DiskFailure.NONE
 
     def make_directory(self, effect: v.MakeDirectory) -> v.DirectoryMade:
-        """Make a directory if it is missing, and put its entry on stable storage."""
         directory = effect.directory
         try:
             if self.register.is_lost(directory):
@@ -889,7 +830,6 @@ class Storage(DirectoryLoader):
         return v.DirectoryMade(*effect, v.DiskFailure.NONE)
 
     def remove(self, effect: v.RemoveObject) -> v.Removed:
-        """Delete a settled object durably. After a crash either the whole object is there or none of it."""
         session, request_id, directory, name, durable, damaged = effect
         folder = f"{OBJECTS}/{directory}"
         mark = ObjectMark(name, durable, damaged=damaged)
@@ -901,7 +841,6 @@ class Storage(DirectoryLoader):
     # New copies of objects: see `side_files`
 
     def write_repair(self, effect: v.WriteRepair) -> v.RepairWritten:
-        """Write a part of a new copy into its own file."""
         try:
             if effect.create:
                 self._make_folder(effect.directory)
@@ -912,12 +851,10 @@ class Storage(DirectoryLoader):
         return v.RepairWritten(effect.session, v.DiskFailure.NONE)
 
     def install_repair(self, effect: v.InstallRepair) -> v.RepairInstalled:
-        """Sync the new copy, move the old one aside, and put the new one in its place."""
         found = self._installed(effect)
         return v.RepairInstalled(effect.session, effect.directory, effect.name, found)
 
     def _installed(self, effect: v.InstallRepair) -> RecoveredObject | None:
-        """Return the object with its new copy; None if it failed."""
         directory, name = effect.directory, effect.name
         new = ObjectMark(name, effect.goal_size)
         try:
@@ -957,7 +894,6 @@ class Storage(DirectoryLoader):
             self._disk.make_folder(f"{OBJECTS}/{directory}")
 
     def _folder_durable(self, directory: str) -> None:
-        """Make the directory's own entry durable."""
         folder = self._folders[directory]
         if not folder.durable:
             self._disk.sync_folder(OBJECTS)

@@ -1,22 +1,17 @@
 """Servers in memory, for tests of programs that use DOS: the real server on a simulated disk.
 
-Starting one takes no noticeable time. A test can inject faults: `crash` (SIGKILL), `power_cut` (data that was
-not synced is lost at random), a full disk (`disk.space`), a failing disk (`disk.fail`), and `restart`.
-
-Within one trio run, with connections in memory too; with trio's `MockClock` nothing waits in real time:
+A test can inject faults: `crash` (SIGKILL), `power_cut` (data that was not synced is lost at random), a full
+disk (`disk.space`), a failing disk (`disk.fail`), and `restart`. Within one trio run, with connections in
+memory too:
 
     async with memory_store() as servers, open_store(servers.url) as store:
-        ...
         servers[0].power_cut()
         await servers[0].restart()
 
-On real loopback ports, for code that cannot run in the same trio run: `dos_client.blocking`, Spark and its
-workers, other processes:
+On real loopback ports, for `dos_client.blocking`, Spark and its workers, other processes:
 
     with threaded_store() as servers:
         run(spark, graph, store=servers.url)
-
-This file assembles the parts, which are in `dos_server.memory`.
 """
 
 import threading
@@ -52,9 +47,8 @@ S = TypeVar("S", bound=HasAddress)
 
 
 class MemoryServer:
-    """One server in memory; `disk` is its disk.
-
-    All methods but `restart` and `stop` take effect at once. Use it in the trio run that created it.
+    """One server in memory. All methods but `restart` and `stop` take effect at once. For the trio run that
+    created it.
     """
 
     def __init__(self, host: MemoryHost, nursery: trio.Nursery, rng: Random) -> None:
@@ -68,12 +62,10 @@ class MemoryServer:
 
     @property
     def address(self) -> str:
-        """host:port."""
         return self.host.address
 
     @property
     def url(self) -> str:
-        """The URL of this server alone."""
         return f"dos://{self.address}"
 
     @property
@@ -108,7 +100,6 @@ class Servers(Generic[S]):
 
     @property
     def url(self) -> str:
-        """The URL of the store."""
         return "dos://" + ",".join(server.address for server in self.servers)
 
     def __getitem__(self, number: int) -> S:
@@ -162,10 +153,7 @@ async def _in_memory(seed: int | None) -> AsyncIterator[_InMemory]:
 
 @asynccontextmanager
 async def memory_server(*, seed: int | None = None, token: bytes = b"") -> AsyncIterator[MemoryServer]:
-    """Run one server that is in no store, for `dos_client.connect` and `init_store`.
-
-    `seed` makes all random decisions repeatable.
-    """
+    """Run one server that is in no store. `seed` makes all random decisions repeatable."""
     async with _hosts(1, seed, token) as hosts:
         yield hosts[0]
 
@@ -246,7 +234,6 @@ class ThreadedServer:
         return self._server.running
 
     def crash(self) -> None:
-        """Do the same as `MemoryServer.crash`."""
         self._ended_by(self._server.crash)
 
     def power_cut(self) -> None:
@@ -254,11 +241,9 @@ class ThreadedServer:
         self._ended_by(self._server.power_cut)
 
     def stop(self) -> None:
-        """Do the same as `MemoryServer.stop`."""
         trio.from_thread.run(self._server.stop, trio_token=self._token)
 
     def restart(self) -> None:
-        """Do the same as `MemoryServer.restart`."""
         trio.from_thread.run(self._server.restart, trio_token=self._token)
 
     def _ended_by(self, call: Callable[[], None]) -> None:
@@ -286,8 +271,6 @@ def threaded_store(
 
 
 class _Thread:
-    """The thread in which threaded servers run."""
-
     def __init__(self, members: int, seed: int | None, token: bytes, *, a_store: bool) -> None:
         self._wanted = (members, seed, token, a_store)
         self._ready = threading.Event()

@@ -1,8 +1,7 @@
-"""TLS under the connections of a server, as sockets that encrypt.
+"""TLS under the connections of a server, as sockets that encrypt and do not block.
 
-A `TlsSocket` has the interface of a socket that does not block, so a connection reads and writes it like any
-other. The handshake is part of its first reads: a peer that is slow in it delays nobody, and has as long as
-a peer that does not send HELLO.
+The handshake is part of the first reads: a peer that is slow in it delays nobody, and has as long as a peer
+that does not send HELLO.
 """
 
 import socket
@@ -39,7 +38,6 @@ class TlsPeers:
         self._context = context
 
     def wrap(self, sock: Socket, peer: str) -> "TlsSocket":
-        """Return the TLS end of a new connection."""
         return TlsSocket(sock, TlsEngine(self._context.current(), peer, name=None), self)
 
     def reject(self, sock: Socket) -> None:
@@ -51,9 +49,7 @@ class TlsPeers:
 
 class TlsSocket:
     """The server's end of one TLS connection. Reading raises TlsError, and BlockingIOError like a socket.
-
-    `holds_input`: there may be more to read that the operating system does not report: bytes that were
-    decrypted, or the end.
+    `holds_input`: there may be more to read that the operating system does not report.
     """
 
     def __init__(self, sock: Socket, engine: TlsEngine, peers: TlsPeers) -> None:
@@ -87,8 +83,8 @@ class TlsSocket:
         return self._sock.getpeername()
 
     def recv_into(self, buffer: memoryview | bytearray, /) -> int:
-        """Decrypt into the buffer, as much as is there; 0 after the orderly end. After `shutdown`, bytes are
-        only discarded.
+        """Decrypt into the buffer, as much as is there; 0 after the orderly end. After `shutdown`, only
+        discard.
         """
         if self._discards:
             return self._sock.recv_into(buffer)
@@ -123,10 +119,8 @@ class TlsSocket:
         return total
 
     def sendmsg(self, buffers: Sequence[Buffer], /) -> int:
-        """Encrypt and send from the beginning of the buffers. Return how many bytes were sent.
-
-        If not all were, encrypted bytes may wait for room: the next call must continue with these bytes. They
-        are counted when they are sent, so that the caller waits until it can write.
+        """Encrypt and send from the beginning of the buffers. Return how many bytes were sent; if not all,
+        the next call must continue with the others.
         """
         total = 0
         try:
@@ -137,6 +131,7 @@ class TlsSocket:
                 if not parts:
                     return total
                 self._engine.write(parts[0] if len(parts) == 1 else b"".join(parts))
+                # Counted when they are sent, so that the caller waits until it can write.
                 self._unsent_covers = sum(map(len, parts))
                 self._flush()
         except BlockingIOError:
@@ -148,7 +143,6 @@ class TlsSocket:
         return self.sendmsg([data])
 
     def shutdown(self, how: int, /) -> None:
-        """Mark the end of the answers. Raises OSError."""
         assert how == socket.SHUT_WR, "only the sending side is shut down"
         self._discards, self.holds_input = True, False
         self._engine.end()
@@ -195,7 +189,6 @@ class TlsSocket:
             self._flush()
 
     def _answer_plain(self, first: int) -> None:
-        """Tell a peer that sent plain text why it is closed, in the protocol that it speaks."""
         if first == wire0.FIRST_BYTE:
             answer = wire0.reply(f"ERROR: {_REFUSED}".encode("ascii"))
         else:

@@ -1,19 +1,12 @@
-"""Fair scheduling of connections when there is more work than one round should take.
-
-Everything waits until a round ends. So a round has a maximum duration, and each connection in it a time
-slice.
+"""Fair scheduling of connections when there is more work than one round should take (docs/decisions/0208).
 
 - When the time of the round is over, or as many bytes were taken as one round should write, further ready
-  connections are not read but wait for their turn. So does a connection whose slice was not enough for what
-  it had sent.
-- At the end of this and each later round, turns alternate between connections with new input and connections
-  that needed more than a slice. Within each group, the least *use* comes first: the processor time that a
-  connection has cost recently.
-- So small requests are served before large ones whatever their order of arrival, and heavy users share the
-  rest. Use alone would not separate the groups: if each of a thousand connections sends one large request,
-  all of them have used less than a client that sends small ones all the time.
-- Use decays, by half every `turn_memory_seconds`. No connection saves up time, and an old connection has no
-  disadvantage against a new one.
+  connections wait for their turn. So does a connection whose slice was not enough for what it had sent.
+- At the end of a round, turns alternate between connections with new input and connections that needed more
+  than a slice. Within each group, the least *use* comes first: the processor time that a connection has cost
+  recently. Use alone would not separate the groups: if each of a thousand connections sends one large
+  request, all of them have used less than a client that sends small ones all the time.
+- Use decays, by half every `turn_memory_seconds`. No connection saves up time.
 """
 
 from collections.abc import Callable
@@ -105,19 +98,15 @@ class Turns:
         return turn_seconds if len(self._waiting) <= many_waiting else turn_seconds / 4
 
     def leave(self, one: Turner) -> None:
-        """Remove a connection that is no longer read."""
         self._waiting.pop(one, None)
 
     def round_ended(self) -> None:
-        """Reset the time of the round, and give turns if connections wait."""
         self._ends, self._bytes = None, 0
         if self._waiting:
             self._call_turns.submit()
 
     def _run_turns(self) -> None:
-        """Give turns in what is left of the time of the round, alternating between connections with new input
-        and those that needed more than a slice, each by increasing use. One of each has its turn in any case.
-        """
+        """Give turns in what is left of the time of the round. One of each group has its turn in any case."""
         now = self.clock()
         ends = now + round_seconds if self._ends is None else self._ends
         order = sorted(self._waiting, key=lambda one: one.use.lately(now))

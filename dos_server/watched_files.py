@@ -1,8 +1,7 @@
 """A file of settings of a running server, and what changed in it.
 
-It is read again when it is replaced or changed, which is noticed within a second; so settings change without
-a restart. A file that cannot be read or is not valid changes nothing: what was in force before stays so, and
-the log says why.
+A change is noticed within a second. A file that cannot be read or is not valid changes nothing, and the log
+says why.
 """
 
 import logging
@@ -26,8 +25,8 @@ Settings = TypeVar("Settings")
 
 
 class WatchedFile(Generic[Content, Settings]):
-    """Not for several threads at once. `settings`: those in force, as of the last look. `problem`: why the
-    file, as it is now, is not used; "" if it is.
+    """Not for several threads at once. `settings`: those in force. `problem`: why the file, as it is now, is
+    not used.
     """
 
     def __init__(
@@ -37,8 +36,8 @@ class WatchedFile(Generic[Content, Settings]):
         decode: Callable[[bytes, str], Content],
         in_force: Callable[[Content], Settings],
     ) -> None:
-        """Read the file. `what` it is, for messages. `in_force`: what its content means at this time. Raises
-        LocalProtocolError if it is not valid, and OSError.
+        """Read the file. `in_force`: what its content means at this time. Raises LocalProtocolError,
+        OSError.
         """
         self._path, self._what = path, what
         self._decode, self._in_force = decode, in_force
@@ -92,5 +91,4 @@ def watched_tokens(path: Path) -> WatchedTokens:
 
 
 def watched_quotas(path: Path) -> WatchedQuotas:
-    """Read a file of quotas."""
     return WatchedFile(path, "quotas file", decode_quotas, lambda file: file.quotas)

@@ -24,7 +24,7 @@ ENDLESS = 1 << 40
 
 @dataclass
 class _Node:
-    """A file: the content that programs see, the content on stable storage, and the writes between them."""
+    """A file: the content that programs see, that on stable storage, and the writes between them."""
 
     seen: bytearray = field(default_factory=bytearray)
     stable: bytearray = field(default_factory=bytearray)
@@ -75,7 +75,6 @@ class MemoryDisk:
         self._faults_at[method, path] = error
 
     def heal(self) -> None:
-        """Cancel all injected faults."""
         self._faults.clear()
         self._faults_at.clear()
 
@@ -153,8 +152,6 @@ class MemoryDisk:
     def _keep_random_part(stable: bytearray, position: int, data: bytes, rng: random.Random) -> None:
         """Keep a random part of one write: nothing; or its size, or up to a sector boundary, each sector kept
         or zeroed.
-
-        A page is copied under its lock, so no sector holds half of what one write put there.
         """
         if rng.random() < 0.3:
             return
@@ -279,8 +276,6 @@ class MemoryDisk:
 
     @property
     def used(self) -> int:
-        """The bytes in all files."""
-
         def bytes_in(folder: _Folder) -> int:
             return sum(
                 bytes_in(node) if isinstance(node, _Folder) else len(node.seen)

@@ -1,14 +1,9 @@
 """A machine in memory: an address, a disk, and the successive incarnations of its server process.
 
-The server is the real `server.ObjectServer` with its tasks, core and storage. An incarnation ends as a
-process ends: nothing that it does in its last moment reaches the disk or a peer.
-
-Disk work takes virtual time: it begins, later it touches the disk, later its end is reported. So a write
-during a sync is covered or not, as on a real disk, and no thread is needed, which trio could not run
-reproducibly.
-
-With real loopback sockets other threads and processes reach a host. One without power looks like a killed
-process there, because the kernel that has the sockets lives on.
+The server is the real `server.ObjectServer`. An incarnation ends as a process ends: nothing that it does in
+its last moment reaches the disk or a peer. Disk work takes virtual time: it begins, later it touches the
+disk, later its end is reported. So a write during a sync is covered or not, as on a real disk. With real
+loopback sockets a host without power looks like a killed process, because the kernel lives on.
 """
 
 import contextlib
@@ -94,7 +89,6 @@ class MemoryRounds:
         return sock.broken or (reading and sock.readable) or (writing and sock.writable)
 
     def _take_ready(self) -> list[MemorySocket]:
-        """Return the ready sockets. They stay ready, and are checked again in the next round."""
         ready, self._ready = [one for one in self._ready if self._is_ready(one)], {}
         self._ready.update(dict.fromkeys(ready))
         return ready
@@ -126,10 +120,8 @@ class MemoryRounds:
 
 
 class MemoryWorkers(WorkerPool[Job, Result]):
-    """A pool as of `disk_threads.DiskThreads`, without threads.
-
-    `durations_s` returns, anew for each job, the seconds from its begin until it touches the disk, and from
-    then until its end is reported.
+    """A pool without threads. `durations_s`: seconds until a job touches the disk, and until its end is
+    reported.
     """
 
     def __init__(
@@ -163,7 +155,6 @@ class MemoryWorkers(WorkerPool[Job, Result]):
             self._rounds.done(call)
 
     def _touch(self, number: int, after_s: float) -> None:
-        """Do the work. An exception, which work must not raise, is raised in the round."""
         job = self._begun.pop(number, None)
         if job is not None and not self._closed:
             self._later(after_s, partial(self._ended, self._work(job)))
@@ -287,7 +278,6 @@ class Loopback:
         """Do nothing: the kernel was never gone."""
 
     def close(self) -> None:
-        """Release the ports that were reserved and never listened on."""
         for sock in self._reserved.values():
             sock.close()
 
@@ -308,10 +298,8 @@ class HostNetwork(Protocol):
 
 
 class MemoryHost:
-    """A machine in memory.
-
-    `make_ports` returns the interfaces to the outside for each incarnation; `server` is that of the current
-    one, if any.
+    """A machine in memory. `make_ports`: the interfaces of each incarnation. `server`: of the current one, if
+    any.
     """
 
     def __init__(
@@ -342,13 +330,10 @@ class MemoryHost:
 
     @property
     def up(self) -> bool:
-        """Whether a server runs and was not told to end."""
         return self.server is not None and not self._scope.cancel_called
 
     def prepare(self, fresh_id: bytes, record: StoreRecord | None = None) -> None:
-        """Write the server's identity, a stamp and its store record to the disk before the first
-        incarnation.
-        """
+        """Write the identity, a stamp and the store record to the disk before the first incarnation."""
         storage = Storage(self.disk)
         storage.start(fresh_id)
         storage.add_stamp(fresh_id)  # with the identity, as in the start of a new server
@@ -357,8 +342,7 @@ class MemoryHost:
         storage.stop()
 
     def start(self, nursery: trio.Nursery, scrub: ScrubPlan = NO_SCRUB, *, log_bytes: int = 0) -> None:
-        """Start an incarnation, which accepts connections on return. `log_bytes`: see `ObjectServer`. Raises
-        CorruptDataError, OSError."""
+        """Start an incarnation, which accepts connections on return. Raises CorruptDataError, OSError."""
         assert self.server is None, "the server runs already"
         self.disk.off = False
         self._ports = self._make_ports()
@@ -409,11 +393,9 @@ class MemoryHost:
         return True
 
     async def wait_ended(self) -> None:
-        """Wait until the incarnation that was ended is over."""
         if self.server is not None:
             await self._ended.wait()
 
     @property
     def server_id(self) -> str:
-        """The id of the running server in hex, or ''."""
         return id_text(self.server.server_id) if self.server is not None else ""

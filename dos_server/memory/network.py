@@ -42,14 +42,12 @@ class MemoryTimers:
         """The scope in which `run` waits; its deadline is the time of the next call."""
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call after so many seconds."""
         due = trio.current_time() + seconds
         heapq.heappush(self._heap, (due, next(self._numbers), call))
         if self._heap[0][0] == due:
             self._sleep.deadline = due
 
     async def run(self) -> None:
-        """Make calls until cancelled."""
         heap = self._heap
         while True:
             while heap and heap[0][0] <= trio.current_time():
@@ -96,10 +94,8 @@ class PipeNetwork(Protocol):
 
 
 class PipeDirection:
-    """One direction of a connection.
-
-    Invariant: items in flight arrive in order, none before it is due. `forgotten`: nothing arrives any more,
-    and the sender is not notified.
+    """One direction of a connection. Items arrive in order, none before it is due. `forgotten`: nothing
+    arrives any more.
     """
 
     def __init__(self, sender: "MemorySocket", receiver: "MemorySocket") -> None:
@@ -110,7 +106,6 @@ class PipeDirection:
         self.forgotten = False
 
     def send(self, item: Item) -> None:
-        """Put an item in flight."""
         network = self.sender.network
         due = network.due(self.sender.host, self.receiver.host)
         if self.in_flight:
@@ -135,17 +130,12 @@ class PipeDirection:
             self.receiver.take(item)
 
     def lose(self) -> None:
-        """Lose everything in flight."""
         self.in_flight.clear()
         self.in_flight_bytes = 0
 
 
 class MemorySocket:
-    """One end of a connection.
-
-    `host`: where it is; `peer`: the other end; `moved` is called when it may have become readable or
-    writable.
-    """
+    """One end of a connection. `moved`: called when it may have become readable or writable."""
 
     family = socket.AF_UNSPEC
 
@@ -168,7 +158,6 @@ class MemorySocket:
         self._lot = trio.lowlevel.ParkingLot()
 
     def join(self, peer: "MemorySocket") -> None:
-        """Connect two sockets."""
         self.peer, peer.peer = peer, self
         self.outgoing, peer.outgoing = PipeDirection(self, peer), PipeDirection(peer, self)
 
@@ -190,7 +179,6 @@ class MemorySocket:
         return self.network.way_bytes_max - self.outgoing.in_flight_bytes - self.peer.unread_bytes
 
     def wake(self) -> None:
-        """Wake waiters: the socket may have become readable or writable."""
         self._lot.unpark_all()
         if self.moved is not None:
             self.moved()
@@ -205,7 +193,6 @@ class MemorySocket:
     # Arrivals
 
     def take(self, item: Item) -> None:
-        """Process an item that arrives."""
         if self.closed:
             if isinstance(item, bytes):
                 self.unanswered = True
@@ -428,7 +415,6 @@ class MemoryListener:
         return sock, (sock.peer.host, sock.peer.port)
 
     async def wait(self) -> None:
-        """Wait for a connection."""
         await self._lot.park()
         if self.closed:
             await trio.lowlevel.checkpoint_if_cancelled()  # in a killed process the cancellation comes first
@@ -451,10 +437,8 @@ class MemoryListener:
 
 
 class MemoryNetwork:
-    """All hosts and connections.
-
-    `rng` splits what is sent and received into pieces; `latency_s` returns the latency from host to host,
-    anew for each message; `trace(host, what)` receives a trace of the connections.
+    """All hosts and connections. `rng` splits what is sent and received; `latency_s(source, target)`: of each
+    message.
     """
 
     def __init__(
@@ -513,7 +497,6 @@ class MemoryNetwork:
         return MemoryStream(near)
 
     def pair(self) -> tuple[MemorySocket, MemorySocket]:
-        """Return the two ends of a connection, like `socket.socketpair`."""
         ends = MemorySocket(self, "left", 1), MemorySocket(self, "right", 2)
         ends[0].join(ends[1])
         self.sockets.update(dict.fromkeys(ends))
@@ -522,30 +505,23 @@ class MemoryNetwork:
     # Called by sockets
 
     def due(self, source: str, target: str) -> float:
-        """Return the time at which what is sent now arrives."""
         return trio.current_time() + self._latency_s(source, target)
 
     def is_blocked(self, source: str, target: str) -> bool:
-        """Whether the path is blocked now."""
         return (source, target) in self._blocked
 
     def is_dark(self, host: str) -> bool:
-        """Whether the host is without power."""
         return host in self._dark
 
     def sends(self, sock: MemorySocket, count: int) -> None:
-        """Count and trace bytes that a socket sends."""
         self.bytes_sent += count
         self.trace(sock.host, f"sends {count} to {sock.peer.host}, {sock.port} to {sock.peer.port}")
 
     def closed(self, sock: MemorySocket) -> None:
-        """Forget a socket that was closed."""
         self.sockets.pop(sock, None)
 
     def silent_s(self, sock: MemorySocket) -> float:
-        """Return for how many seconds the kernel of the peer's host could not answer on a connection, because
-        a path is blocked or the host has no power.
-        """
+        """Return for how many seconds the kernel of the peer's host could not answer on a connection."""
         now, near, far = trio.current_time(), sock.host, sock.peer.host
         since = [self._blocked_since.get(path, now) for path in ((near, far), (far, near))]
         return now - min(*since, self._dark.get(far, now))
@@ -567,7 +543,6 @@ class MemoryNetwork:
             self._deliver_all()
 
     def unblock_all(self) -> None:
-        """Open all paths."""
         self._blocked.clear()
         self._blocked_since.clear()
         self._deliver_all()
@@ -579,7 +554,6 @@ class MemoryNetwork:
         self._lot.unpark_all()
 
     def reset(self, sock: MemorySocket) -> None:
-        """Reset a connection: data in flight is lost, both ends get an error."""
         self.trace(sock.host, f"its connection {sock.port} with {sock.peer.host} is reset")
         for end in (sock, sock.peer):
             end.outgoing.lose()
@@ -587,11 +561,8 @@ class MemoryNetwork:
             end.reset()
 
     def forget(self, sock: MemorySocket) -> None:
-        """Drop everything on a connection from now on, in both directions, without telling either end (half
-        open).
-
-        This is what a middlebox does that loses its state. `reset` of one end alone is what a kernel does
-        that gives up.
+        """Drop everything on a connection from now on, without telling either end: a middlebox that lost its
+        state.
         """
         self.trace(sock.host, f"its connection {sock.port} with {sock.peer.host} is forgotten on the way")
         for end in (sock, sock.peer):

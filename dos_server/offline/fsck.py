@@ -63,9 +63,7 @@ class NotCheckedError(Exception):
 
 @dataclass
 class CheckReport:
-    """What was checked and found.
-
-    `cut`: objects whose torn tail was cut; `raised`: claims that were raised, as text; `complete`: everything
+    """What was checked and found. `cut`: objects whose torn tail was cut. `raised`: claims. `complete`: all
     was checked.
     """
 
@@ -78,14 +76,11 @@ class CheckReport:
     complete: bool = False
 
     def of(self, verdict: Severity) -> list[Finding]:
-        """Return the findings of one kind."""
         return [one for one in self.findings if one.verdict is verdict]
 
 
 @dataclass
 class _Directory:
-    """A directory that is being checked."""
-
     name: str
     entries: dict[str, PathSeen]
     marks: dict[str, ObjectMark]
@@ -107,7 +102,6 @@ class Check:
         raise_claims: bool = False,
         on_progress: OnProgress = lambda *_: None,
     ) -> None:
-        """Prepare a check; nothing is opened yet."""
         self.report = CheckReport()
         self._root = root
         self._repair = repair
@@ -148,8 +142,8 @@ class Check:
         return self.report
 
     def _replay_log(self, *, changes: bool) -> None:
-        """Carry out what the group log holds, as a start does: on the disk if this check changes anything,
-        else in memory.
+        """Carry out what the group log holds, as a start does: in memory, unless this check may change the
+        disk.
         """
         try:
             if not changes:
@@ -229,7 +223,6 @@ class Check:
             self._add(Finding(Severity.NOTE, "store", *texts, means, "nothing"))
 
     def _register(self, folders: set[str]) -> None:
-        """Compare the register of directories with the folders, as a start does."""
         means = "the server does not start: which directories it had is unknown"
         data = self._small(DIRECTORIES, means)
         if data is None:
@@ -326,11 +319,10 @@ class Check:
                 self._raise_claim(directory)
 
     def _raise_claim(self, directory: _Directory, *, lost: bool = False) -> None:
-        """Write a claim above every epoch that a writer can have had, with a new writer id.
-
-        Epochs rise by one at each take-over, and by 2^20 when a person forces one. `lost`: the folder was
-        missing, and the person accepts that its objects are gone.
+        """Write a claim above every epoch that a writer can have had. `lost`: a person accepts that its
+        objects are gone.
         """
+        # Epochs rise by one at each take-over, and by 2^20 when a person forces one.
         claim = records.ClaimRecord(directory.epoch_max + epoch_jump_max, os.urandom(id_bytes))
         disk = RealDisk(self._root)
         try:
@@ -387,7 +379,6 @@ class Check:
             self._cut(directory.name, name, found, size)
 
     def _verify(self, path: str, read: ReadAt, seed: int, found: RecoveredObject) -> Finding | None:
-        """Read everything that the start would accept; return a finding for the first damage."""
         for step in self._steps(read, seed, found):
             if isinstance(step, DamagedExtentError):
                 return f.of_rot(path, step)
@@ -414,7 +405,6 @@ class Check:
             yield None
 
     def _cut(self, directory: str, name: str, found: RecoveredObject, size: int) -> None:
-        """Cut a torn tail with the code of the start."""
         disk = RealDisk(self._root)
         try:
             handle = disk.open(f"{OBJECTS}/{directory}/{name}", create=False)
@@ -498,7 +488,6 @@ def fsck(
 
 
 def report_json(report: CheckReport, problem: str = "") -> dict[str, Any]:
-    """Return the report as one document for programs."""
     return {
         "good": report.complete and not report.of(Severity.DAMAGED) and not report.of(Severity.UNCHECKED),
         "complete": report.complete,
@@ -513,7 +502,6 @@ def report_json(report: CheckReport, problem: str = "") -> dict[str, Any]:
 
 
 def finding_text(one: Finding) -> str:
-    """Return a finding for people, in several lines."""
     where = "" if one.offset is None else f" from byte {one.offset} on"
     at = "" if one.position is None else f" (position {one.position} of its file)"
     case = f", case {one.case}" if one.case else ""

@@ -1,16 +1,10 @@
 """Reads the objects in the data directory of a server that is not running, like a store of that one server.
 
 - Nothing is changed. The lock is held, so no server can start meanwhile.
-- An object is what the start of the server would accept of it (`core.files.recovery.judge`). Every extent
-  that is returned is verified. After a crash the newest acknowledged bytes may be in the group log only: the
-  replay of a start runs on a view that keeps its changes in memory.
-- One disk does not know what a quorum had: of a store of three it shows what reached this disk.
-- A directory with a damaged or lost object is refused as a whole, as clients refuse the answer of such a
-  member (R4): it may have held more than can be read.
-- A torn tail is left out, with a warning in the log.
-
-It has what journal readers need of a store: `inspect`, `read`, `stream` and `record`. They read the disk
-synchronously, in the calling task.
+- An object is what the start of the server would accept of it (`core.files.recovery.judge`), after a replay
+  of the group log in memory.
+- One disk does not know what a quorum had. A directory with a damaged or lost object is refused as a whole
+  (R4): it may have held more than can be read. A torn tail is left out, with a warning.
 """
 
 import logging
@@ -70,15 +64,11 @@ class ReadOnlyDisk(RealDisk):
 
     def lock_existing(self, name: str) -> int:
         """Exclude servers as `lock` does, but without creating a lock file. Raises BlockingIOError if one
-        runs.
-
-        On a file system that cannot lock a folder, a server can start meanwhile if there is no lock file:
-        check for the file again at the end.
+        runs. On a file system that cannot lock a folder, check for a lock file again at the end.
         """
         return self._lock_both(lambda: self.open(name, create=False))
 
     def entries(self, folder: str) -> dict[str, PathSeen]:
-        """Return the entries of a folder by name, sorted."""
         with self._folder(folder) as descriptor:
             found = {}
             for name in sorted(os.listdir(descriptor)):  # noqa: PTH208 - by descriptor: no link is followed
@@ -98,10 +88,7 @@ _T = TypeVar("_T")
 
 @dataclass
 class _File:
-    """An open or changed file: what is on the disk up to `kept` bytes, and changes, the last one on top.
-
-    `base`: its handle on the disk; None if it was made by the replay.
-    """
+    """An open or changed file: what is on the disk up to `kept` bytes, and changes, the last one on top."""
 
     path: str
     base: int | None = None
@@ -123,9 +110,7 @@ class LogView(ReadOnlyDisk):
         self._replayed = False
 
     def replay(self) -> None:
-        """Replay the group log if it is in use. Raises CorruptDataError if a start would refuse it; then the
-        view is that of the files alone.
-        """
+        """Replay the group log if it is in use. Raises CorruptDataError if a start would refuse it."""
         if read_file(self, "identity") is None:
             return  # there is no server whose log it could be
         self._replayed = True
@@ -290,10 +275,8 @@ class DirectoryOnDisk:
 
 
 class DataDirectory:
-    """A data directory as a store; a context manager.
-
-    Raises LocalProtocolError if there is no data directory or a server uses it; CorruptDataError if a record
-    of the server is damaged; OSError.
+    """A data directory as a store; a context manager. Raises LocalProtocolError if there is none or a server
+    uses it, CorruptDataError, OSError.
     """
 
     def __init__(self, root: Path) -> None:
@@ -340,11 +323,8 @@ class DataDirectory:
         return server_id, StoreRecord(store_id, generation, 1, (Member(server_id, "this-disk:1"),))
 
     async def inspect(self, directory: str) -> DirectoryOnDisk:
-        """Return the objects of a directory; none if there is no such directory.
-
-        Raises CorruptError, which names the first damaged object: an object that is missing because of damage
-        must not be taken for one that was never written. Raises CorruptDataError for a damaged claim,
-        OSError.
+        """Return the objects of a directory; none if there is no such directory. Raises CorruptError, which
+        names the first damaged object; CorruptDataError for a damaged claim; OSError.
         """
         path = f"{OBJECTS}/{directory}"
         folders = self._disk.entries(OBJECTS)
@@ -363,6 +343,7 @@ class DataDirectory:
         marks = self._marks(path)
         entries = {name: seen for name, seen in self._disk.entries(path).items() if is_name(name)}
         names = sorted(name for name in entries.keys() | marks.keys() if not self._removed(path, name))
+        # An object that is missing because of damage must not be taken for one that was never written.
         damaged = [self._damage(directory, name, entries.get(name)) for name in names]
         self._refuse_damage(directory, [one for one in damaged if one])
         found = {name: self._recovered(directory, name) for name in names}
@@ -376,7 +357,6 @@ class DataDirectory:
         return DirectoryOnDisk({self._server_id: objects}, {self._server_id: (held.epoch, held.writer_id)})
 
     def _damage(self, directory: str, name: str, seen: PathSeen | None) -> str:
-        """Return a description of an object's damage, or '' if it is sound. Logs a torn tail, once."""
         place, mark = f"{directory}/{name}", self._marks(f"{OBJECTS}/{directory}").get(name)
         if seen is None or seen.odd:
             finding = findings.of_lost(place, mark, seen.odd if seen else "no file")
