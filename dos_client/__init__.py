@@ -1,23 +1,12 @@
 """The DOS client: access to one server, or to a store of several servers, from trio or from plain threads.
 
-This package handles objects. Journals are built on it in `journal`.
-
     async with open_store("dos://h1,h2,h3") as store:
         async with await store.claim("app.w0000", epoch, writer_id) as claim:
             writer = claim.open_object("greetings")
             await writer.wait_synced(writer.append(b"hello"))
 
-Packages, lowest first:
-
-    core        decisions, as pure state machines and functions
-    sessions    connections and requests to one server
-    reading     reads without a claim: hedged, committed, followed
-    writing     a claim, its links to members and their copies
-    repair      comparison and repair of copies
-    membership  which servers form the store, and how that changes
-    cli         the commands
-
-`store` opens a `live_store`. `blocking` offers the same API to plain threads.
+Rooms, lowest first: `core` (decisions, pure), `sessions`, `reading`, `writing`, `repair`, `membership`,
+`cli`. `blocking` offers the same API to plain threads. Journals are built on this package in `journal`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,4 @@
-"""Check the arguments of a store and its claims.
-
-An argument of a wrong type or range raises LocalProtocolError before anything is sent. So does a call that
-could never complete, such as one from another trio run.
-"""
+"""Check the arguments of a store and its claims: LocalProtocolError is raised before anything is sent."""
 
 from collections.abc import Mapping
 
@@ -25,14 +21,12 @@ def check_number(value: int, argument: str, *, least: int = 0, most: int = u64_m
 
 
 def check_numbers(**values: int | None) -> None:
-    """Check each number that is not None. Raises LocalProtocolError, which names the argument."""
     for argument, value in values.items():
         if value is not None:
             check_number(value, argument)
 
 
 def check_text(value: str, argument: str) -> str:
-    """Return the text. Raises LocalProtocolError if it is not a str."""
     if not isinstance(value, str):
         raise LocalProtocolError(f"{argument} must be text, got {value!r:.60}")
     return value

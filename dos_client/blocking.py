@@ -1,11 +1,8 @@
 """The client for plain threads: Spark tasks, notebooks, scripts.
 
-Every call runs in a trio thread and waits for the result. Nothing is decided here: the classes are made from
-those of the trio client, and a further facade is a `Facade` with a line per method. Objects of this module
-may be used from several threads at once, except from the portal's own.
-
-An interrupted call (KeyboardInterrupt) continues in the background and may still take effect. Check the state
-before you repeat it.
+Every call runs in a trio thread and waits for the result. Objects of this module may be used from several
+threads at once. An interrupted call (KeyboardInterrupt) continues in the background and may still take
+effect.
 
     with open_store("dos://h1,h2,h3") as store, store.claim("app.w0000", epoch, writer_id) as claim:
         writer = claim.open_object("greetings")
@@ -73,7 +70,6 @@ class Portal:
             raise ClosedError("the portal is closed") from error
 
     def call_sync(self, function: "Callable[[*Args], T]", *args: *Args) -> T:
-        """Run a plain function in the trio thread and return its result."""
         self._check()
         try:
             return trio.from_thread.run_sync(function, *args, trio_token=self._token)
@@ -116,8 +112,6 @@ class Portal:
 
 
 class _OpenManager(Generic[T]):
-    """An async context manager that is open in a task: its value, and how to close it."""
-
     def __init__(self, value: T) -> None:
         self.value = value
         self.wanted = trio.Event()
@@ -152,8 +146,8 @@ async def _keep_open(
 
 
 class Facade(Generic[W]):
-    """An object of the trio thread, for plain threads. Each method of it that a subclass names runs in the
-    trio thread, under the same name, with the same arguments, result and errors.
+    """An object of the trio thread, for plain threads. Each method that a subclass names runs in the trio
+    thread, under the same name, with the same arguments, result and errors.
     """
 
     def __init__(self, portal: Portal, wrapped: W) -> None:
@@ -177,12 +171,10 @@ class _Method(Generic[P, T]):
 
 
 def calls(method: "Callable[Concatenate[Any, P], Awaitable[T]]") -> _Method[P, T]:
-    """Return the blocking form of an async method."""
     return _Method(method, Portal.call)
 
 
 def calls_plain(method: "Callable[Concatenate[Any, P], T]") -> _Method[P, T]:
-    """Return the form of a method that is not async."""
     return _Method(method, Portal.call_sync)
 
 
@@ -259,7 +251,6 @@ class BlockingClaim(Facade[Claim]):
 
     @property
     def claim(self) -> Claim:
-        """The claim in the trio thread."""
         return self.wrapped
 
     @property
@@ -294,7 +285,6 @@ class BlockingStore(Facade[Store]):
 
     @property
     def store(self) -> Store:
-        """The store in the trio thread."""
         return self.wrapped
 
     def claim(self, directory: str, epoch: int, writer_id: bytes) -> BlockingClaim:
@@ -304,7 +294,6 @@ class BlockingStore(Facade[Store]):
         return BlockingClaim(self.portal, self.portal.call(self.wrapped.unclaimed, directory))
 
     def iterate(self, items: AsyncGenerator[T]) -> Iterator[T]:
-        """Yield the items of an async generator of the trio thread; see `iterate` of this module."""
         return iterate(self.portal, items)
 
 

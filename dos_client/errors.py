@@ -52,10 +52,9 @@ class DamagedMembersError(QuorumUnavailableError):
 
 
 class MissingDataError(DosError):
-    """No claimed member holds the requested bytes with the requested digest.
-
-    Raised after as many members as a take-over needs have answered, so waiting does not help. Either more
-    disks were lost or damaged than the store tolerates, or the requested digest is wrong.
+    """No claimed member holds the requested bytes with the requested digest. As many members as a take-over
+    needs have answered, so waiting does not help: more disks were lost than the store tolerates, or the
+    digest is wrong.
     """
 
 

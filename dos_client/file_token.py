@@ -12,24 +12,20 @@ logger: Final = logging.getLogger("dos.client")
 
 
 class FileToken(bytes):
-    """The token in the first line of a file, for every parameter `token=`.
+    """The token in the first line of a file, for every parameter `token=`. Raises OSError, and
+    LocalProtocolError.
 
-    A process that uses it reads the file again for each new session, so a person replaces a token that
-    expires or was revoked without a restart: everything that waits for the store continues. Workers on other
-    machines need the file under the same path; without it they continue with the token that the driver had.
-
-    Raises OSError, and LocalProtocolError for a file without a token.
+    The file is read again for each new session, so a person replaces a token without a restart. Workers on
+    other machines need it under the same path; without it they continue with the token that the driver had.
     """
 
     path: str
 
     def __new__(cls, path: str | os.PathLike[str]) -> Self:
-        """Read the file."""
         return cls.of(os.path.abspath(path), token_in(Path(path).read_bytes(), str(path)))  # noqa: PTH100
 
     @classmethod
     def of(cls, path: str, token: bytes) -> Self:
-        """Return what was read from a file before."""
         found = super().__new__(cls, token)
         found.path = path
         return found

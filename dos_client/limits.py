@@ -1,8 +1,4 @@
-"""The limits of the client: numbers only, with the unit last in the name. Relations are checked at import.
-
-Limits that both ends share (frame sizes, blocks, names) are in `dos_protocol.limits`. A server sends its own
-limits in WELCOME.
-"""
+"""The limits of the client; the unit is last in the name. A server sends its own limits in WELCOME."""
 
 from typing import Final
 
@@ -12,13 +8,10 @@ default_port: Final = 9999
 
 chunk_bytes_max: Final = 256 * KIB
 """The largest payload of one APPEND, which becomes one extent on the server. A multiple of the digest's
-block.
-"""
+block."""
 
 window_bytes_max: Final = 8 * MIB
-"""Acknowledged bytes of one object kept in memory for members that lag a little. A member that lags more is
-filled from a local copy or from another member.
-"""
+"""Acknowledged bytes of one object kept in memory for members that lag a little."""
 
 window_chunks_max: Final = 8_192
 """The same bound for many small appends, whose bookkeeping takes more memory than their bytes."""
@@ -34,45 +27,36 @@ send_batch_buffers: Final = 256
 """The approximate size of one gathered write, far below the kernel's limit of 1024 buffers."""
 
 milestone_bytes: Final = 256 * KIB
-"""The prefix digest is kept at every multiple of this. Bytes that are read elsewhere are verified in units of
-this size. A multiple of the digest's block, and at most one chunk.
-"""
+"""The prefix digest is kept at every multiple of this; bytes that are read elsewhere are verified in such
+units."""
 
 milestones_max: Final = 65_536
-"""Per object: 512 KiB of digests, for 16 GiB of bytes. Beyond that, a member is filled only from other
-members.
-"""
+"""Per object: 512 KiB of digests, for 16 GiB. Beyond that, a member is filled only from other members."""
 
 local_read_timeout_s: Final = 5.0
 """A local copy is not used if reading this little takes longer, because its disk does not respond."""
 
 catch_up_chunk_bytes: Final = 256 * KIB
 catch_up_read_bytes: Final = 128 * KIB
-"""The memory for a member that lags: one chunk, for a moment two, if it is filled from the local copy. If it
-is filled from another member: twice `catch_up_read_bytes` plus 512 KiB for the session's buffer.
-"""
+"""The memory for a member that lags: two chunks, or twice `catch_up_read_bytes` and 512 KiB for the session's
+buffer."""
 
 catch_up_in_flight_bytes_max: Final = 2 * MIB
 """Bytes sent to a member that lags and not yet reported as received."""
 
 append_times_max: Final = 256
 append_times_step_s: Final = 0.1
-"""Append times are remembered for at most this many positions of an object, at least this far apart. The age
-of the bytes that a member lacks is computed from them.
-"""
+"""Append times are remembered for at most this many positions of an object, at least this far apart."""
 
 fill_in_flight_bytes_max: Final = 4 * MIB
 fill_listings_max: Final = 5
 fill_stall_s: Final = 1.0
-"""Limits of `dos store replace`: bytes in flight for each directory, and how often a directory is read again
-while its objects are being deleted. A directory whose writer has sent nothing to the new member for
-`fill_stall_s` is filled by the command.
-"""
+"""Limits of `dos store replace`. A directory whose writer has sent nothing to the new member for
+`fill_stall_s` is filled by the command."""
 
 superseded_joining_s: Final = 2.0
 """How long a writer stays away from a joining member after `dos store replace` has claimed the directory
-there.
-"""
+there."""
 
 repair_chunk_bytes: Final = 256 * KIB
 repair_timeout_s: Final = 60.0
@@ -96,23 +80,18 @@ damage_watch_s: Final = 20.0
 scrub_poll_s: Final = 0.5
 """How often `dos store scrub` asks for the progress."""
 verify_pause_s: Final = 0.3
-"""The pause between two reads of a directory whose copies differ, because an active writer changes them
-meanwhile.
-"""
+"""The pause between two reads of a directory whose copies differ: an active writer changes them meanwhile."""
 
 change_beat_s: Final = 5.0
 change_end_s: Final = 10.0
-"""How often a run that changes the store shows that it works, and how long it waits at its end until the
-history has its last entry.
-"""
+"""How often a run that changes the store shows that it works, and how long it waits for the last entry of its
+history."""
 
 watch_interval_s: Final = 5.0
 watch_stand_by_s: Final = 30.0
 watch_replace_after_s: Final = 900.0
-"""`dos store watch`: the pause between two looks; how long a change of another run must stand still before it
-is completed; the silence after which a member is replaced. The last is longer than `stamp_renewal_s`: the
-stamps that clients renew show to a watcher that they reach a member.
-"""
+"""`dos store watch`. The last is longer than `stamp_renewal_s`: renewed stamps show that clients reach a
+member."""
 watch_look_max_s: Final = 10.0
 """How long one look may take, because servers do not answer. Longer pauses are not counted as silence."""
 looks_per_damage: Final = 6
@@ -133,9 +112,7 @@ read_bytes_max: Final = 16 * MIB
 
 connect_timeout_s: Final = 5.0
 answer_timeout_s: Final = 10.0
-"""A request that a server has not answered by then is sent to another member, or the session is
-reconnected.
-"""
+"""A request that is not answered by then is sent to another member, or the session is reconnected."""
 
 probe_timeout_s: Final = 3.0
 status_answer_s: Final = 1.0
@@ -151,9 +128,8 @@ stamp_renewal_s: Final = 60.0
 """The interval of requests for a member's newest stamp. The server renews an old stamp on request."""
 silence_ping_s: Final = 5.0
 silence_broken_s: Final = 15.0
-"""A session that receives nothing for `silence_ping_s` sends PING. After `silence_broken_s` it counts as
-broken.
-"""
+"""A session that receives nothing for `silence_ping_s` sends PING; after `silence_broken_s` it counts as
+broken."""
 
 backoff_first_s: Final = 0.05
 backoff_max_s: Final = 2.0
@@ -179,18 +155,14 @@ observe_step_s: Final = 0.5
 """The interval at which claims are observed for the log and the metrics."""
 
 reader_sessions_max: Final = 32
-"""Reader sessions kept open for later reads. In addition, one session per member is kept for each directory
-with a followed object.
-"""
+"""Reader sessions kept open for later reads, beyond those in directories with a followed object."""
 
 hedge_percentile: Final = 0.95
 hedge_delay_min_s: Final = 0.002
 hedge_delay_max_s: Final = 0.25
 hedge_delay_first_s: Final = 0.02
-"""Hedging: another member is also queried if the answer takes longer than this percentile of the recent
-answers. The delay is at least `hedge_delay_min_s` and at most `hedge_delay_max_s`. It is
-`hedge_delay_first_s` while fewer than `hedge_samples_min` answers are known.
-"""
+"""Another member is also queried if the answer takes longer than this percentile of the recent answers,
+within the two bounds; `hedge_delay_first_s` while fewer than `hedge_samples_min` answers are known."""
 
 hedge_samples_min: Final = 16
 hedge_samples_max: Final = 64
@@ -198,9 +170,8 @@ hedge_sample_age_s: Final = 30.0
 """A member's answer times are estimated from this many recent answers, none older than this."""
 
 hedge_order_samples: Final = 8
-"""Members are queried in the order of the median of this many last answers of each: half as many slow ones
-are enough to query a member last. With all samples 32 would be necessary, which the budget does not cover.
-"""
+"""Members are queried in the order of the median of this many last answers: with all samples 32 slow ones
+would be needed to query a member last, which the budget does not cover."""
 
 hedge_share: Final = 0.05
 hedge_burst: Final = 10
@@ -211,41 +182,31 @@ hedge_rescue_s: Final = 0.5
 """
 
 read_settle_s: Final = 1.0
-"""After F members are at the end of an object, or have no such object, the others get this long to report
-more.
-"""
+"""After F members are at the end of an object, or have none, the others get this long to report more."""
 
 piece_bytes: Final = 1 * MIB
 pieces_ahead_max: Final = 4
-"""A stream of committed bytes is read and verified in pieces of this size, at most this many at once. Their
-product bounds its memory.
-"""
+"""A stream is read and verified in pieces of this size, at most this many at once. Their product bounds its
+memory."""
 
 read_ahead_bytes_min: Final = 64 * KIB
 read_ahead_bytes_max: Final = 1 * MIB
 read_ahead_pieces_max: Final = 2
 read_ahead_streams_max: Final = 4
 read_ahead_kept_s: Final = 5.0
-"""Read-ahead for sequential reads of a claim's objects: the sizes of the pieces, how many of them per object,
-for how many objects at once, and how long they are kept. At most 8 MiB per claim during a restore, and
-nothing afterwards.
-"""
+"""Read-ahead for sequential reads of a claim's objects: at most 8 MiB per claim during a restore, nothing
+afterwards."""
 
 follow_wait_ms: Final = 10_000
 follow_pause_s: Final = 0.2
-"""A follower requests an answer from each member when it has more bytes, at the latest after
-`follow_wait_ms`. A member that had no more then is polled again after `follow_pause_s`.
-"""
+"""A follower gets an answer from each member when it has more, at the latest after `follow_wait_ms`."""
 
 answers_owed_max: Final = 8
-"""Answers to abandoned requests that are outstanding, per session. A member with more of them is not queried
-until it has answered.
-"""
+"""Answers to abandoned requests that are outstanding, per session. A member with more is not queried."""
 
 damage_reports_max: Final = 1_000
-"""The number of damaged or different copies remembered. Above it, the oldest entry is dropped, and that copy
-is detected again when it is read.
-"""
+"""Damaged or different copies remembered. Above it, the oldest is dropped, and detected again when it is
+read."""
 
 if chunk_bytes_max % digest_block_bytes or chunk_bytes_max > payload_bytes_max:
     raise ValueError("a chunk is whole blocks of the digest, and fits one frame")

@@ -1,7 +1,5 @@
-"""A store: the servers that replicate together, as one client uses them.
-
-This module holds the membership in use and the operations on the store as a whole. Claims are in
-`writing.claim`, reads in `reading`, and the creation and change of stores in `membership`.
+"""A store: the servers that replicate together, as one client uses them. Its membership in use, and the
+operations on the store as a whole.
 """
 
 import logging
@@ -50,10 +48,9 @@ log: Final = logging.getLogger("dos.client")
 class Store:
     """An open store, made by `open_store` or `connect`. Its methods run in the trio thread that made it.
 
-    `wrote`: set after the first claim. `record`: the store record in use. `server_record`: for `connect`, the
-    record of the server's store, if any. `located`: where members are that moved. `counts`: what was done so
-    far. `damage`: copies found to be damaged. `pace`: how fast members answer reads. `readers`: sessions
-    without a claim. `witnesses`: detects disks that went back.
+    `record`: the store record in use. `server_record`: for `connect`, the record of the server's store.
+    `located`: where members are that moved. `wrote`: set after the first claim. `readers`: sessions without a
+    claim.
     """
 
     def __init__(
@@ -78,7 +75,6 @@ class Store:
         return "; ".join(watch.refusal for watch in self._watches.values() if watch.refusal)
 
     def unavailable(self, error: DosError) -> DosError:
-        """Return what to raise instead of an error that reports too few members."""
         # The refusal of the token, if so many members refuse it that the others are not enough. A token of a
         # file may be replaced, so its refusal is not final.
         failures = {one: watch.failure for one, watch in self._watches.items() if watch.connection is None}
@@ -110,12 +106,12 @@ class Store:
     async def claim(
         self, directory: str, epoch: int, writer_id: bytes, *, disregard: Collection[str] = ()
     ) -> Claim:
-        """Become the directory's only writer, on at least F members (R1) at first.
+        """Become the directory's only writer, on at least F members (R1) at first. Waits while fewer are
+        available.
 
         `disregard`: objects that, if damaged, do not make their member doubtful (R4): by committed records
-        the owner of the claim does not continue in them. Waits while fewer than F members are available.
-        Raises FencedError if a member holds a higher epoch, or this epoch for another writer. If cancelled,
-        members may still hold the claim.
+        the owner does not continue in them. Raises FencedError if a member holds a higher epoch, or this
+        epoch for another writer. If cancelled, members may still hold the claim.
         """
         self._refuse_in_store()
         check_number(epoch, "epoch", least=1)
@@ -133,8 +129,7 @@ class Store:
 
     async def unclaimed(self, directory: str) -> Claim:
         """Write a directory of a single server that was never claimed, without fencing (`connect` only).
-
-        Raises FencedError if the directory was claimed. If it is claimed later, the waits raise FencedError.
+        Raises FencedError if it was claimed; if it is claimed later, the waits do.
         """
         self._refuse_in_store()
         if not self.of_one_server:
@@ -145,9 +140,7 @@ class Store:
 
     async def inspect(self, directory: str, *, as_files: bool = False, sound: bool = False) -> DirectoryView:
         """Return what at least F members hold of a directory. Without a claim, that may change at any time.
-
-        `as_files`: leave out damaged files if the directory was never claimed. `sound`: leave out damaged
-        objects always; such a view does not say what does not exist. Raises QuorumUnavailableError.
+        `as_files`, `sound`: see `view_of`. Raises QuorumUnavailableError.
         """
         check_name(directory)
         while True:
@@ -187,12 +180,11 @@ class Store:
     async def read(
         self, directory: str, name: str, offset: int, max_bytes: int, *, committed: bool = False
     ) -> bytes:
-        """Read bytes of an object from any undamaged member. Hedged: if one is slow, another is also queried.
+        """Read bytes of an object from any undamaged member. Hedged. They are durable on that member; a read
+        is short only at its end.
 
-        The bytes are durable on the member that returned them; a read is short only at that member's end.
-        `committed`: they are on a quorum and verified against its digest; a read is short only at the end of
-        what was acknowledged. Raises NotFoundError or PastEndError if F members report that, CorruptError if
-        members report it, QuorumUnavailableError or BrokenConnectionError if too few answer in time.
+        `committed`: they are on a quorum and verified against its digest. Raises NotFoundError or
+        PastEndError if F members report that, CorruptError, QuorumUnavailableError, BrokenConnectionError.
         """
         check_numbers(offset=offset, max_bytes=max_bytes)
         reader = read_committed if committed else read_any
@@ -201,11 +193,8 @@ class Store:
     def stream(
         self, directory: str, name: str, offset: int = 0, end: int | None = None, seen: Bookmark | None = None
     ) -> Stream:
-        """Read committed bytes from `offset` to `end` (None: the end of what is acknowledged now), read ahead
-        from several members. Close it (`aclosing`) if you leave it early. Raises as `read`.
-
-        seen: the position of a reader that repeatedly reads up to an `end` that it knows to be committed.
-        Such a read needs only one request; the first one needs two.
+        """Read committed bytes from `offset` to `end` (None: what is acknowledged now), ahead from several
+        members. Close it (`aclosing`) if you leave it early. Raises as `read`. seen: see `Bookmark`.
         """
         check_numbers(offset=offset, end=end)
         committed = CommittedReads(self, directory, name)
@@ -220,8 +209,8 @@ class Store:
         """Read committed bytes from `offset` on, without end, as they are committed. It need not exist yet.
 
         No member failure causes a gap or a repeat. Close it (`aclosing`) when done. Raises CorruptError if
-        members contradict each other and no quorum decides. After the object is deleted it waits, and never
-        returns bytes of a new object of the same name.
+        members contradict each other and no quorum decides. After the object is deleted it waits, also if one
+        of that name is made anew.
         """
         return follow(self, directory, name, check_number(offset, "offset"))
 
@@ -261,30 +250,24 @@ class Store:
     # For claims, links and readers
 
     def start(self, task: Callable[[], Awaitable[None]]) -> None:
-        """Run a task that ends with the store."""
         self._nursery.start_soon(task)
 
     async def reader(self, member: Member, directory: str) -> Connection:
-        """Return a session without a claim in a directory of one member. Raises BrokenConnectionError."""
         return await self.readers.session(member, directory).connection()
 
     async def reopened(self, member: Member, directory: str) -> DirectoryOpened:
-        """Return the current content of a directory on one member. Raises BrokenConnectionError."""
         return await self.readers.session(member, directory).opened()
 
     def owed(self, member: Member, directory: str) -> int:
-        """Return how many answers to abandoned requests a reader session still has outstanding."""
         return self.readers.owed(member, directory)
 
     def is_connected(self, server_id: bytes) -> bool:
-        """Return whether the idle session with the member is connected."""
         return self.idle(server_id) is not None
 
     def idle(self, server_id: bytes) -> Connection | None:
         return self._watches[server_id].connection if server_id in self._watches else None
 
     async def wait_moved(self, timeout_s: float) -> None:
-        """Wait until a member connects or disconnects, or the time is up."""
         with trio.move_on_after(timeout_s):
             await self._change.wait()
 
@@ -292,16 +275,13 @@ class Store:
         self._claims = [one for one in self._claims if one is not claim]
 
     def member_moved(self) -> None:
-        """Wake the tasks in `wait_moved`: a member connected or disconnected."""
         self._change.set()
         self._change = trio.Event()
 
     def reread_membership(self) -> None:
-        """Request a membership update, because a server reported a newer record."""
         self._reread.set()
 
     async def keep_membership(self) -> None:
-        """Follow the generations of the store record. Runs as a task."""
         attempt = 0
         while True:
             await self._reread.wait()
@@ -338,7 +318,6 @@ class Store:
         self.member_moved()
 
     async def wait_generation(self, generation: int) -> None:
-        """Wait until a record of at least that generation is in use."""
         while self.record.generation < generation:
             self.reread_membership()
             await self.wait_moved(1.0)
@@ -380,7 +359,6 @@ class Store:
     async def _open_on_members(
         self, directory: str, record: StoreRecord
     ) -> tuple[dict[bytes, DirectoryOpened], dict[str, DosError]]:
-        """Open a directory on every member. Returns the answers in time, and the last error of the others."""
         quorums = Quorums(record)
         opened: dict[bytes, DirectoryOpened] = {}
         errors: dict[str, DosError] = {}

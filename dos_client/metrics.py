@@ -1,7 +1,5 @@
-"""The client's Prometheus metrics: their names and how they are published.
-
-The values come from elsewhere. They cover all stores of the process, in a registry of their own, so that they
-do not mix with an application's metrics. Documentation: docs/metrics.md.
+"""The client's Prometheus metrics (docs/metrics.md), of all stores of the process, in a registry of their
+own.
 
     from dos_client import metrics
     metrics.serve(9400)                      # http://127.0.0.1:9400/metrics
@@ -93,15 +91,13 @@ def serve(
     hangs: Callable[[], str] = nothing_wrong,
     not_ready: Callable[[], str] | None = None,
 ) -> HealthServer:
-    """Serve GET /metrics, /healthz and /readyz until the result is closed or the process ends. Port 0 selects
-    a free port; the result's `port` has it.
+    """Serve GET /metrics, /healthz and /readyz until the result is closed. Port 0 selects a free one: the
+    result's `port`.
 
     hangs, not_ready: return why your program does not move, and why it does not do its work; "" for no
-    reason. They are called in threads of the server. Default: /healthz shows that the process answers, and
-    /readyz fails while writers wait for a quorum (`store_problem`).
-
-    It is plain HTTP. Raises OSError if the port is in use, and TlsSettingsError for an address that other
-    machines can reach although the environment demands TLS.
+    reason. They are called in threads. By default /readyz fails while writers wait for a quorum. Raises
+    OSError, and TlsSettingsError for an address that other machines can reach although the environment
+    demands TLS.
     """
     refuse_plain_text(address)
     return HealthServer(registry, address, port, hangs=hangs, not_ready=not_ready or store_problem)
@@ -118,11 +114,7 @@ def store_problem() -> str:
 
 
 class SharedFigures(Collector):
-    """The metrics of this process's stores for one of several HTTP servers of the process.
-
-    Only the server that was opened first, of those that are open, has them: otherwise sums over all scraped
-    addresses would count them again.
-    """
+    """The metrics of this process's stores for one of several HTTP servers of the process."""
 
     def __init__(self) -> None:
         with _lock:
@@ -130,17 +122,17 @@ class SharedFigures(Collector):
 
     def collect(self) -> Iterable[Metric]:
         with _lock:
+            # Only the server that was opened first has them: sums over all scraped addresses would count them
+            # again.
             first = _shared_by[0] is self if _shared_by else False
         return registry.collect() if first else ()
 
     def close(self) -> None:
-        """Leave the metrics to the server that was opened next."""
         with _lock:
             _shared_by.remove(self)
 
 
 def text() -> str:
-    """Return all metrics in the text format of GET /metrics."""
     return generate_latest(registry).decode()
 
 
@@ -173,7 +165,8 @@ class StoreFigures:
 
 def _set_gauges(before: Sequence[MemberStatus]) -> None:
     """Set all members' gauges, and remove those that no store has now: a replaced member must not seem to
-    lag."""
+    lag.
+    """
     waiting_claims.set(sum(waiting for _, waiting in _seen.values()))
     by_address: dict[str, list[MemberStatus]] = {}
     for members, _ in _seen.values():

@@ -1,9 +1,5 @@
-"""Removes secrets from text that leaves a machine.
-
-Known secrets (tokens, values of variables with telling names) are removed in every form in which programs
-print them. What else looks like one is removed by its surroundings: `password = ...`,
-`https://user:...@host`, `Authorization: ...`, signatures in URLs, private keys. Too much is removed rather
-than too little.
+"""Removes secrets from text that leaves a machine: known ones in every form in which programs print them, and
+what looks like one by its surroundings. Too much is removed rather than too little.
 """
 
 import base64
@@ -33,7 +29,6 @@ _NAMED: Final = re.compile(
 
 
 def _without_value(found: re.Match[str]) -> str:
-    """Return the name with the mark for its value, in quotes where JSON needs them."""
     name, value = found[1], found[2]
     mark = value[0] if value[0] in "\"'" else '"' if name.startswith('"') else ""
     return f"{name}{mark}{REMOVED}{mark}"
@@ -72,7 +67,6 @@ class Redactor:
         self._known = re.compile("|".join(each)) if each else None
 
     def redacted(self, text: str) -> str:
-        """Return the text without secrets."""
         if self._known is not None:
             text = self._known.sub(REMOVED, text)
         for pattern, instead in _PATTERNS:

@@ -1,9 +1,5 @@
-"""The client's runtime environment: connections and random numbers.
-
-`replace_runtime` exchanges the environment of one trio run. Every store, claim and reader of that run then
-uses the replacement. So the same code runs in memory and on virtual time (`dos_server.testing`).
-
-Only signatures and one-line implementations belong here; no decisions.
+"""The client's runtime environment: connections and random numbers. `replace_runtime` exchanges it for one
+trio run, so the same code runs in memory and on virtual time (`dos_server.testing`).
 """
 
 import random
@@ -22,9 +18,8 @@ T = TypeVar("T")
 
 
 class ClientStream(Protocol):
-    """One end of a connection, such as a trio socket. A context manager that closes it.
-
-    Errors are raised as OSError. `recv_into` returns 0 after the peer has closed its side.
+    """One end of a connection, a context manager that closes it. Errors are OSError; `recv_into` returns 0 at
+    the end.
     """
 
     def recv_into(self, buffer: memoryview, /) -> Awaitable[int]: ...
@@ -78,14 +73,12 @@ class RunScoped(Generic[T]):
         self._variable = trio.lowlevel.RunVar(name, default)
 
     def get(self) -> T:
-        """Return the value of the current trio run, or the default outside of a run."""
         try:
             return self._variable.get()
         except RuntimeError:  # trio's error for a RunVar outside of a run
             return self._default
 
     def replace(self, other: T) -> T:
-        """Replace the value of this trio run. Return the previous one."""
         before = self._variable.get()
         self._variable.set(other)
         return before

@@ -1,7 +1,4 @@
-"""Open a store, or a connection to a single server.
-
-This module turns a URL into a live `Store`. Which store record counts is decided in `core.membership`.
-"""
+"""Open a store, or a connection to a single server."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -35,14 +32,11 @@ async def open_store(
     located: Mapping[bytes, str] | None = None,
     record: StoreRecord | None = None,
 ) -> AsyncIterator[Store]:
-    """Open the store that the servers of the URL belong to.
+    """Open the store that the servers of the URL belong to. On exit, all claims and sessions end.
 
-    Members that are unavailable are retried in the background. On exit, all claims and sessions end.
-    `located`: addresses, by server id, of members that are not at the address in the store record. `record`:
-    the record that counts, if the caller has just found it.
-
-    Raises StoreNotReadyError, which lists the problem of each server, if no store record is confirmed within
-    `open_timeout_s` seconds.
+    Members that are unavailable are retried in the background. `located`: addresses, by server id, of members
+    that moved. `record`: the record that counts, if the caller has just found it. Raises StoreNotReadyError,
+    which lists the problem of each server, if no record is confirmed within `open_timeout_s`.
     """
     parsed = parse_url(url)
     found = record or await _find_record(parsed, token, client)
@@ -55,10 +49,8 @@ async def open_store(
 
 @asynccontextmanager
 async def connect(url: str | DosUrl, *, token: bytes = b"", client: str = "") -> AsyncIterator[Store]:
-    """Connect to one server, with the API of a store that has one member.
-
-    Raises BrokenConnectionError if the server does not answer, and LocalProtocolError if the URL names
-    several.
+    """Connect to one server, with the API of a store that has one member. Raises BrokenConnectionError,
+    LocalProtocolError.
     """
     parsed = parse_url(url)
     if len(parsed.servers) != 1:

@@ -14,9 +14,8 @@ AT_ONCE: Final = 8
 
 @asynccontextmanager
 async def background_tasks() -> AsyncIterator[trio.Nursery]:
-    """A nursery whose tasks are cancelled at the end of the block.
-
-    An exception of the block is raised as it is. A plain nursery would wrap it in an exception group.
+    """A nursery whose tasks are cancelled at the end of the block. An exception of the block is raised as it
+    is, not in a group.
     """
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
@@ -46,10 +45,8 @@ async def try_each(items: Iterable[T], work: Callable[[T], Awaitable[None]]) -> 
 
 
 async def read_each(names: Iterable[str], read: Callable[[str], Awaitable[T]]) -> dict[str, T]:
-    """Return what `read` returns for each name, by name in order; `AT_ONCE` are read at the same time.
-
-    The first DosError of a `read` ends the others, and is raised as it is: a plain nursery would wrap it in
-    an exception group.
+    """Return what `read` returns for each name, by name in order; `AT_ONCE` at the same time. The first
+    DosError ends the others.
     """
     found, failures, limit = dict[str, T](), list[DosError](), trio.CapacityLimiter(AT_ONCE)
 

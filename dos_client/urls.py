@@ -1,7 +1,5 @@
-"""Parse and format URLs: `dos://host[:port][,host2[:port]...][/directory[/object]]`.
-
-Host names are not resolved here. An address is the text `host:port`, as in a store record. IPv6 hosts are
-enclosed in brackets.
+"""Parse and format URLs: `dos://host[:port][,host2[:port]...][/directory[/object]]`. Host names are not
+resolved.
 """
 
 import re

@@ -1,16 +1,11 @@
 """What members report of an object or a directory, and what a quorum agrees on. Pure: no I/O.
 
-Bytes that only one member holds may vanish in a take-over, and a disk may return bytes that were never
-written to it. So a reader that must be correct determines how far a *quorum* has the object, and with which
-prefix digest.
-
 **Committed**, for a reader of one object: the first `size` bytes are synced on Qa members (in each set, while
 a member joins), all of them with one prefix digest. Reasons why that is enough:
 
 - Sizes are reported only after a sync, and a copy never shrinks.
-- A later take-over of the directory queries F members after it has fenced them, so at least one of them
-  reports these bytes. It continues after them. If copies contradict each other, it refuses
-  (docs/decisions/0014).
+- A later take-over queries F members after it has fenced them, so at least one reports these bytes, and it
+  continues after them. If copies contradict each other, it refuses (docs/decisions/0014).
 
 Members that have not answered count neither for nor against.
 """
@@ -39,11 +34,9 @@ def reading_quorums(record: StoreRecord) -> Quorums:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The result of comparing the digests at one size.
-
-    `digest`: the digest of a quorum, or None. `against`: members with a different digest. `lacking`: how many
-    more members must report the leading digest; 0 if there is a quorum, or if there can never be one.
-    `disputed`: members reported more than one digest, and none of them has a quorum alone.
+    """The digests at one size, compared. `digest`: of a quorum, or None. `against`: members with another one.
+    `lacking`: how many more must report the leading digest; 0 if that cannot help. `disputed`: no digest has
+    a quorum alone.
     """
 
     digest: int | None
@@ -71,10 +64,8 @@ def agree(quorums: Quorums, digests: Mapping[bytes, int]) -> Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far an object reaches, as members reported.
-
-    `held`: the size on Qa members, contents not compared. `seen`: the largest size on any member. `sure`:
-    nothing acknowledged can lie beyond `held`.
+    """How far an object reaches. `held`: on Qa members. `seen`: on any. `sure`: nothing acknowledged is
+    beyond `held`.
     """
 
     held: int
@@ -97,13 +88,9 @@ def reach(quorums: Quorums, sizes: Mapping[bytes, int], sound: Collection[bytes]
 class DirectoryView:
     """A directory as it was read without a claim.
 
-    - `answers`: per trusted member that is "in", its objects.
-    - `filled`: the same of the joining or adding member. It proves nothing about what exists, but helps to
-      complete quorums for what the others hold.
-    - `epochs`: per member that answered, the claim that it holds, as (epoch, writer id).
-    - `epoch_seen`: the highest of these epochs, 0 if the directory was never claimed.
-    - `reachable`: how many members answered.
-    - `damaged`: with `sound`, per member in `answers`, the names of its damaged objects.
+    `answers`: per trusted member that is "in", its objects. `filled`: of the joining or adding member, which
+    proves nothing about what exists. `epochs`: per member, the claim that it holds. `epoch_seen`: the highest
+    epoch. `reachable`: how many answered. `damaged`: with `sound`, the names of damaged objects.
     """
 
     answers: dict[bytes, dict[str, ObjectInfo]]
@@ -124,7 +111,6 @@ def trusted_members(opened: dict[bytes, DirectoryOpened]) -> list[bytes]:
 
 
 def _reports_damage(error: DosError | None) -> bool:
-    """Return whether the member rejected the directory as damaged, or its session failed because of that."""
     return isinstance(error, CorruptError) or (
         error is not None and isinstance(error.__cause__, CorruptError)
     )
@@ -166,19 +152,15 @@ def view_of(
     as_files: bool = False,
     sound: bool = False,
 ) -> DirectoryView:
-    """Build the view from the answers; `errors` by address.
+    """Build the view from the answers; `errors` by address. Raises ForbiddenError, UnauthorisedError,
+    QuorumUnavailableError, or DamagedMembersError if the members would be enough without their damage.
 
-    Raises ForbiddenError or UnauthorisedError if the token does not grant it; QuorumUnavailableError, or
-    DamagedMembersError if the members that answered would be enough without
-    their damage.
-
-    `as_files`: in a directory that was never claimed, each file belongs to its own server, and no quorum has
-    acknowledged it (docs/decisions/0050). So a damaged file is left out, and its member stays trusted.
-    `sound`: the same in every directory. Such a view says what can be read, and never what does not exist: it
-    is for positions that a committed record names. A member on which a write failed counts as one that did
-    not answer: its server may have the bytes after a restart.
+    `as_files`: in a directory that was never claimed, leave damaged files out (docs/decisions/0050). `sound`:
+    the same in every directory: such a view never says what does not exist.
     """
     if sound:
+        # The server of a failed write may have the bytes after a restart, so it counts as one that did not
+        # answer.
         opened = {one: answer for one, answer in opened.items() if not _failed_to_write(answer)}
     damage = {one: _damaged_names(answer) for one, answer in opened.items()} if sound else {}
     if sound or (as_files and unclaimed(record, opened)):

@@ -35,7 +35,6 @@ class ClaimState(Enum):
     LOST = "LOST"
     """Superseded. It never acknowledges anything again."""
     CLOSED = "CLOSED"
-    """Closed by its owner."""
 
 
 class ClaimEvent(Enum):
@@ -71,9 +70,7 @@ CLAIM_TABLE: Final[dict[ClaimState, dict[ClaimEvent, ClaimState]]] = {
 
 @dataclass(frozen=True, slots=True)
 class MemberClaimed:
-    """A member holds the claim durably, and its session is live.
-
-    `trusted`: the answer may be used for a take-over. The answer of a member with a damaged object may not
+    """A member holds the claim durably, and its session is live. `trusted`: nothing that it lists is damaged
     (R4).
     """
 
@@ -131,10 +128,8 @@ Effect = ClaimMoved | ClaimLost
 
 
 class ClaimMachine:
-    """One claim.
-
-    Invariants: `held` are trusted members that answered, `live` are those connected now. Once granted, a
-    claim stays granted until it is lost or closed.
+    """One claim. `held`: trusted members that answered; `live`: those connected now. Once granted, it stays
+    granted until it is lost or closed.
     """
 
     def __init__(self, quorums: Quorums) -> None:
@@ -210,7 +205,8 @@ def judge_fenced(epoch: int, epoch_held: int, *, at_claim: bool) -> FenceReason:
 
 class Copies(Protocol):
     """What a claim knows of the copies of one object: `sizes` of those that were compared, the members
-    `without` it, with a `spoiled` copy, and those whose copy is being compared (`unsure`)."""
+    `without` it, with a `spoiled` copy, and those whose copy is being compared (`unsure`).
+    """
 
     @property
     def name(self) -> str: ...
@@ -226,10 +222,8 @@ class Copies(Protocol):
 def was_held(
     answers: Mapping[bytes, Mapping[str, ObjectInfo]], copies: Copies, without: Collection[bytes]
 ) -> bool:
-    """Return whether a member has had all of the object since the claim: it is not in `without` and said so
-    when it answered the claim, or its copy was compared.
-
-    Such a member has only lost its session since then.
+    """Return whether a member has had all of the object since the claim, and has only lost its session
+    since.
     """
     told = [objects.get(copies.name) for one, objects in answers.items() if one not in without]
     have = [info.synced for info in told if info is not None]
@@ -238,8 +232,9 @@ def was_held(
 
 def proves_what_exists(entries: Iterable[ObjectInfo], disregard: Collection[str]) -> bool:
     """Return whether a member's answer may be used for a take-over: nothing that it lists is damaged (R4),
-    except what is to be disregarded. A failed write always counts, because the bytes may come back.
+    except what is to be disregarded.
     """
+    # A failed write always counts, because the bytes may come back.
     return not any(info.poisoned or (info.corrupt and info.name not in disregard) for info in entries)
 
 
@@ -299,12 +294,10 @@ class Collecting:
         self._postponed.clear()
 
     def made(self, name: str) -> None:
-        """Add an object that the claim itself may have created there."""
         self.held.add(name)
         self._postponed.discard(name)
 
     def next(self, garbage: Garbage) -> str | None:
-        """Return the lowest name to delete next, or None."""
         return min((name for name in self.held - self._postponed if garbage(name)), default=None)
 
     def gone(self, name: str) -> None:

@@ -59,7 +59,6 @@ ABSENT = MemberCopy(exists=False)
 
 
 def copy_of(info: ObjectInfo | None) -> MemberCopy:
-    """Return the copy that a server's entry describes. Without an entry, it is absent."""
     if info is None:
         return ABSENT
     return MemberCopy(info.synced, info.digest, damaged=info.corrupt or info.poisoned)
@@ -73,10 +72,8 @@ Digests = Mapping[tuple[bytes, int], int]
 
 @dataclass(frozen=True, slots=True)
 class CopiesJudged:
-    """The verdicts on all copies of one object.
-
-    `reference`: the longest copy of the line that most members hold; None if that is undecided or no copy is
-    undamaged. `line`: the members that hold the reference or a prefix of it.
+    """The verdicts on all copies of one object. `reference`: the longest copy of the line that most members
+    hold; None if undecided. `line`: the members that hold it or a prefix.
     """
 
     verdicts: dict[bytes, CopyState]
@@ -85,7 +82,6 @@ class CopiesJudged:
 
 
 def sound(copies: Copies) -> dict[bytes, MemberCopy]:
-    """Return the undamaged copies, which can be compared."""
     return {member: copy for member, copy in copies.items() if not copy.damaged}
 
 
@@ -182,9 +178,8 @@ def _has_own(
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """A repair: replace `old` by the copy `goal`, which each of `sources` holds or has as a prefix.
-
-    `overwrite`: the bytes of `old` that are not in `goal` were never acknowledged.
+    """Replace `old` by the copy `goal`, which each of `sources` holds. `overwrite`: what of `old` is not in
+    `goal` was never acknowledged.
     """
 
     old: MemberCopy
@@ -195,16 +190,15 @@ class RepairPlan:
 
 @dataclass(frozen=True, slots=True)
 class RepairRefused:
-    """Why the copy may not be repaired."""
-
     reason: str
 
 
 def plan(
     member: bytes, copies: Copies, digests: Digests, quorums: Quorums, *, one_writer: bool = False
 ) -> RepairPlan | RepairRefused | None:
-    """Decide what to do with one member's copy, by those of the members that answered; None: nothing.
-    `one_writer`: the object is written under one epoch only."""
+    """Decide what to do with one member's copy; None: nothing. `one_writer`: the object is written under one
+    epoch.
+    """
     old = copies[member]
     others = {one: copy for one, copy in sound(copies).items() if one != member}
     if old.damaged:

@@ -1,30 +1,15 @@
-"""Names for stores, and which store a command uses that names none.
+"""Names for stores, and which store a command uses that names none. Two files of TOML: `contexts.toml` is
+written by `dos context`, `dos.toml` by people.
 
-Two files of TOML. `contexts.toml` is written by `dos context`:
+    version = 1                      store = "dos://h1,h2,h3"
+    current = "prod"                 tls = "/etc/dos/tls"       # or tls_ca, tls_cert, tls_key
+    [contexts."prod"]                [serve]                    # options of dos serve, by long name
+    store = "dos://h1,h2,h3"         data = "/var/lib/dos"
+    token_file = "/etc/dos/token"    [watch]                    # dos store watch
+    tls = "/etc/dos/tls"             replace_after = "10m"
 
-    version = 1
-    current = "prod"
-
-    [contexts."prod"]
-    store = "dos://h1,h2,h3"
-    token_file = "/etc/dos/token"
-    tls = "/etc/dos/tls"
-
-`dos.toml` is written by people: the store of a machine, and options of its services, by their long names.
-
-    store = "dos://h1,h2,h3"
-    token_file = "/etc/dos/token"
-    tls = "/etc/dos/tls"       # or tls_ca, tls_cert, tls_key
-
-    [serve]                    # dos serve
-    data = "/var/lib/dos"
-
-    [watch]                    # dos store watch
-    replace_after = "10m"
-
-Neither file holds a token, only the path of its file. A token is sent only to the store that is named beside
-it. `tls`, `tls_ca`, `tls_cert` and `tls_key` mean the variables DOS_TLS, DOS_TLS_CA, DOS_TLS_CERT and
-DOS_TLS_KEY; if one of these is set, all of them are used as they are, and none of a file.
+Neither holds a token, only the path of its file. A token is sent only to the store that is named beside it.
+`tls*` mean the variables DOS_TLS*; if one of these is set, none of a file is used.
 """
 
 import json
@@ -52,9 +37,7 @@ NO_STORE: Final = (
 
 
 class StoreContext(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A store by a short name. token_file: the path of the file with its token; "" for none. tls: paths, as
-    of the variables of TLS.
-    """
+    """A store by a short name. token_file: the path of the file with its token; "" for none."""
 
     store: str
     token_file: str = ""
@@ -91,7 +74,6 @@ class Contexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Contexts(current=name if use else self.current, contexts={**self.contexts, name: context})
 
     def without(self, name: str) -> "Contexts":
-        """Return the contexts without this one. Raises ConfigurationError if there is none of that name."""
         self.named(name)
         left = {key: one for key, one in self.contexts.items() if key != name}
         return Contexts(current="" if name == self.current else self.current, contexts=left)
@@ -111,8 +93,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NamedStore(NamedTuple):
-    """A store that a command uses without naming it. origin: what named it, for messages. tls: the variables
-    of TLS that are named beside it.
+    """A store that a command uses without naming it. origin: what named it. tls: variables that are named
+    beside it.
     """
 
     url: str
@@ -122,7 +104,6 @@ class NamedStore(NamedTuple):
 
 
 def decode_contexts(text: str, where: str) -> Contexts:
-    """Read contexts.toml. where: its path, for messages. Raises ConfigurationError."""
     found = _decode(text, where, Contexts)
     if found.version != VERSION:
         raise ConfigurationError(
@@ -141,7 +122,6 @@ def encode_contexts(contexts: Contexts) -> str:
 
 
 def decode_settings(text: str, where: str) -> Settings:
-    """Read dos.toml. where: its path, for messages. Raises ConfigurationError."""
     return _decode(text, where, Settings)
 
 
@@ -161,10 +141,8 @@ def check_store(url: str, origin: str) -> None:
 def find_store(
     asked: str, variables: Mapping[str, str], contexts: Contexts, settings: Settings
 ) -> NamedStore:
-    """Return the store of a command that names none.
-
-    In this order: the context that was asked for (--context), the variable DOS_STORE, the context of the
-    variable DOS_CONTEXT or the current one, dos.toml. Raises ConfigurationError if none of them names one.
+    """Return the store of a command that names none. In this order: --context, DOS_STORE, DOS_CONTEXT or the
+    current context, dos.toml. Raises ConfigurationError if none of them names one.
     """
     url = variables.get(STORE_VARIABLE, "")
     name = asked or ("" if url else variables.get(CONTEXT_VARIABLE, "") or contexts.current)
@@ -181,12 +159,8 @@ def find_store(
 
 
 class GivenArguments(NamedTuple):
-    """What a command line has after the name of a command. arguments: those without options.
-
-    store_at: which argument of the command is a store, or a thing in it; None if none is. words_before: how
-    many words precede that argument on the line. requires_store: whether it must be there. arguments_max: how
-    many arguments the command takes. has_token_file: whether the line, or a variable, has a token file; None
-    if the command takes none.
+    """What a command line has after the name of a command. store_at: which argument is a store, or a thing in
+    it; None if none is. words_before: precede that argument. has_token_file: None if the command takes none.
     """
 
     words: Sequence[str]
@@ -206,12 +180,10 @@ class GivenArguments(NamedTuple):
 
     @property
     def needs_store(self) -> bool:
-        """Whether the line is to be completed with the store of the context."""
         return self.leaves_store_out or any(word.startswith(HERE) for word in self.words)
 
 
 def completed(given: GivenArguments, store: NamedStore) -> list[str]:
-    """Return the words with the store, as a person would have typed them."""
     path = store.url + "/"
     words = [path + word.removeprefix(HERE) if word.startswith(HERE) else word for word in given.words]
     if given.leaves_store_out:

@@ -1,19 +1,14 @@
-"""Which member to query first, when to also query another one, and when to stop. Pure: time and randomness
-are passed in.
+"""Which member to query first, when to also query another one, and when to stop. Pure.
 
-Hedging (Dean and Barroso, The Tail at Scale): query one member. If its answer takes longer than 95 of 100
-answers did, also query the next one. The first good answer wins, and the others are dropped. That costs one
-extra request in twenty. When all members are slow at once, it would double the load. So a budget limits the
-share of requests that are sent twice.
-
-A *race* is one request that any member can answer. The caller knows what is requested and what a sufficient
-answer is, and reports how many answers are still *lacking*. No member is queried twice in a race.
+Hedging (Dean and Barroso, The Tail at Scale): if an answer takes longer than 95 of 100 did, also query the
+next member. The first good answer wins. A budget limits the requests that are sent twice, for when all
+members are slow. A *race* is one request that any member can answer; the caller reports how many answers are
+*lacking*.
 
     event                        effect
     Begin                        as many members are queried as answers are lacking
     Answered, none lacking       won: the others are dropped
-    Answered, some lacking       the next are queried, until as many are in flight as are lacking
-    Failed                       the same: a rejection or a broken session costs no budget
+    Answered or Failed           the next are queried, until as many are in flight as are lacking
     the delay passed             one more is queried if the budget allows it, otherwise after `hedge_rescue_s`
     one took `read_timeout_s`    dropped, and counted as failed
     no member left               lost: no further answers will come
@@ -88,10 +83,7 @@ class Latencies:
 
 
 class Budget:
-    """Requests that may be sent twice. Each request earns a share of one, and a few may be saved up.
-
-    Invariant: over any n requests, at most hedge_burst + n * hedge_share are taken.
-    """
+    """Requests that may be sent twice: over any n requests, at most hedge_burst + n * hedge_share."""
 
     __slots__ = ("_tokens",)
 
@@ -126,7 +118,6 @@ class Pace:
         self._times: dict[tuple[bytes, int], Latencies] = {}
 
     def note(self, server_id: bytes, size: int, seconds: float, now: float) -> None:
-        """Record how long an answer took, or for a dropped request how long it had taken so far."""
         self._latencies_of(server_id, size).add(seconds, now)
 
     def keep_only(self, server_ids: Sequence[bytes]) -> None:
@@ -207,11 +198,8 @@ Effect = QueryMember | DropMember | RaceWon | RaceLost
 
 
 class Race:
-    """One request to the members.
-
-    Call `begin` first, then report each event until `over`; call `time_is_up` at `deadline`. Invariants: each
-    member is queried at most once. While members are left, as many are in flight as answers are lacking, and
-    more only after a delay. After Won or Lost none is in flight.
+    """One request to the members. Call `begin`, report each event until `over`; call `time_is_up` at
+    `deadline`. Each member is queried at most once. After Won or Lost none is in flight.
     """
 
     def __init__(self, order: Sequence[bytes], delay_s: float, budget: Budget, *, lacking: int = 1) -> None:
@@ -229,10 +217,8 @@ class Race:
         return self._query_more(now)
 
     def answered(self, server_id: bytes, now: float, *, lacking: int, settled: bool = False) -> list[Effect]:
-        """Report an answer, and how many are still lacking.
-
-        `settled`: the answers are sufficient unless the others, which get `read_settle_s` more, have better
-        ones.
+        """Report an answer, and how many are still lacking. `settled`: sufficient, unless another is better
+        soon.
         """
         if self.over or self._in_flight.pop(server_id, None) is None:
             return []
@@ -272,7 +258,6 @@ class Race:
         return effects + self._query_more(now)
 
     def _may_hedge(self) -> bool:
-        """Return whether one more may be queried now. If not, it may after the longer delay."""
         if self._delay_s >= hedge_rescue_s or self._budget.take():
             return True
         self._delay_s = hedge_rescue_s

@@ -43,13 +43,11 @@ def object_name(epoch: int) -> str:
 
 
 def names_newest_first(answers: Mapping[bytes, Mapping[str, ObjectInfo]]) -> list[str]:
-    """Return the log's objects that any member has, highest epoch first."""
     names = {name for objects in answers.values() for name in objects if name.startswith(_PREFIX)}
     return sorted(names, reverse=True)
 
 
 def longest(answers: Mapping[bytes, Mapping[str, ObjectInfo]], name: str) -> tuple[bytes, ObjectInfo] | None:
-    """Return the member with the longest synced copy of an object."""
     copies = [(member, objects[name]) for member, objects in sorted(answers.items()) if name in objects]
     return max(copies, key=lambda pair: pair[1].synced, default=None)
 
@@ -84,8 +82,6 @@ Entry = TypeVar("Entry", bound="DataclassInstance")
 
 
 class JsonLog(Generic[Entry]):
-    """The format of one log: the beginning of its objects' names, and the class of its entries."""
-
     def __init__(self, prefix: str, entry: type[Entry]) -> None:
         self._prefix = prefix
         self._entry = entry
@@ -117,14 +113,9 @@ BEAT: Final = b"\n"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One entry.
-
-    - `what`: replace, add, move, repair, spare-add, spare-remove, recover.
-    - `old`, `new`: addresses with server ids, or empty.
-    - `why`: the reason; empty if a person requested it.
-    - `automatic`: whether `dos store watch` decided it.
-    - `generation`: of the store record, when the entry was written.
-    - `outcome`: empty in the first entry of a change; then "done", or why it failed.
+    """One entry. `old`, `new`: addresses with server ids. `why`: empty if a person requested it. `automatic`:
+    `dos store watch` decided it. `outcome`: empty in the first entry of a change; then "done", or why it
+    failed.
     """
 
     what: str
@@ -147,7 +138,6 @@ CHANGES: Final = JsonLog("history.", Change)
 
 
 def merge(entries: Iterable[Change]) -> list[Change]:
-    """Return one entry per change: the last one, or the first one if the change has no second entry."""
     merged: list[Change] = []
     for entry in entries:
         if merged and entry.outcome and not merged[-1].outcome and entry.same_change(merged[-1]):
@@ -163,13 +153,8 @@ ACCEPT_LOSS: Final = "accept-loss"
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One entry.
-
-    - `what`: OTHER_IS_GONE or ACCEPT_LOSS.
-    - `generation`: of the forced record.
-    - `finished`: set in the second entry of a run, after all its work was done.
-    - `kept`, `lost`: addresses with server ids.
-    - `details`: what was truncated or repaired, one line each.
+    """One entry. `what`: OTHER_IS_GONE or ACCEPT_LOSS. `finished`: set in the second entry of a run, after
+    all its work was done. `details`: what was truncated or repaired.
     """
 
     what: str

@@ -1,17 +1,12 @@
 """Decide which store record counts, from what servers answered. Pure: no I/O.
 
-**Rule.** Of the records that servers reported, the *confirmed* one with the highest generation counts. A
-record is confirmed if `max(majority, N - Qa + 1)` of its own members that are "in" report it; a tie-breaker
-counts as one of them (`core.quorum`). A server is identified by its server id alone: a server with two
-addresses is one, a wiped server has a new id and is in no record. A joining member does not confirm.
+**Rule.** The *confirmed* record with the highest generation counts: `max(majority, N - Qa + 1)` of its own
+members that are "in" report it; a tie-breaker counts as one of them (`core.quorum`). A server is identified
+by its id alone. A joining member does not confirm.
 
 **Helping.** A record is written to a server only after it was decided (docs/decisions/0010). So any client
-that sees one may send it to the members that it names and that have an older one of the same store, or none.
-That is how a store continues automatically after `dos store replace` was interrupted (P-10). A record that
-counts is also sent to servers of the store that it does not name. They learn that they are out, and report it
-to clients that still use them.
-
-Sending requests to the servers, and when, is not decided here.
+that sees one may send it to the members that it names. That is how a store continues after `dos store
+replace` was interrupted (P-10). Servers that it does not name learn that they are out.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -27,8 +22,8 @@ from dos_protocol.store_record import Member, StoreRecord, confirmations_needed
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """What one server reported of itself: its id, its store record (None: it is in no store), whether its
-    disk went back in time, in which case it confirms nothing, and whether its disk is full.
+    """What one server reported of itself. `record`: None: it is in no store. `rolled_back`: it confirms
+    nothing.
     """
 
     address: str
@@ -43,13 +38,8 @@ ROLLED_BACK: Final = f"its disk went back in time: {VERDICTS[ErrorCode.ROLLED_BA
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The decision.
-
-    - `record`: the record that counts, or None.
-    - `newest`: the record with the highest generation seen, confirmed or not; None if two different ones
-      claim it.
-    - `help`: the servers to which `newest` should be sent.
-    - `problems`: one line each, for people.
+    """The decision: the `record` that counts; the `newest` seen, confirmed or not (None if two claim that
+    generation); the servers to `help` by sending it; `problems`, one line each.
     """
 
     record: StoreRecord | None
@@ -61,9 +51,8 @@ class Membership:
 def decide(
     answers: Iterable[ServerAnswer], store_id: bytes | None = None, addresses: Collection[str] = ()
 ) -> Membership:
-    """Evaluate the answers. With `store_id`, records of other stores are foreign.
-
-    Otherwise the store is the one that they all belong to, or the one that the requested `addresses` mean.
+    """Evaluate the answers. With `store_id`, records of other stores are foreign; else the store is the one
+    that the `addresses` mean.
     """
     every = list(answers)
     by_identity = _once_per_identity(every)
@@ -241,10 +230,8 @@ class Condition(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """The condition of one member.
-
-    `generation`: of the record that it reported, 0 if it did not answer as itself. `detail`: an explanation.
-    `refuses_appends`: its disk is full. It still counts for claims and reads.
+    """The condition of one member. `generation`: of its record, 0 if it did not answer as itself.
+    `refuses_appends`: its disk is full; it still counts for claims and reads.
     """
 
     member: Member
@@ -259,7 +246,6 @@ class MemberView:
 
     @property
     def counts(self) -> bool:
-        """Whether it counts for acknowledgements and answers, as far as one read of its state shows."""
         return self.there and self.member.state == "in"
 
 
@@ -271,7 +257,6 @@ def describe(
 
 
 def rolled_back(view: MemberView) -> MemberView:
-    """Return the view of a member whose disk was found to have gone back in time."""
     return MemberView(view.member, Condition.ROLLED_BACK, view.generation, ROLLED_BACK)
 
 

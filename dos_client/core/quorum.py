@@ -51,7 +51,7 @@ def replaced_member(record: StoreRecord) -> Member | None:
 
 def tie_breaker(record: StoreRecord) -> Member | None:
     """Return the spare that counts where records are decided: the first spare of two members that both
-    acknowledge. None if there is no such spare, or a change is in progress.
+    acknowledge.
     """
     if len(record.members) == len(record.voters) == record.ack_quorum == 2 and record.spares:
         return record.spares[0]
@@ -59,8 +59,8 @@ def tie_breaker(record: StoreRecord) -> Member | None:
 
 
 def deciding_record(record: StoreRecord) -> StoreRecord:
-    """Return the record whose quorums confirm this record and decide its successor: the record itself, or
-    with the tie-breaker as a third member.
+    """Return the record whose quorums confirm this one and decide its successor: with the tie-breaker, if
+    any.
     """
     third = tie_breaker(record)
     if third is None:
@@ -109,7 +109,8 @@ class Quorums:
 
     def watermark(self, sizes: Mapping[bytes, int]) -> int:
         """Return the size that a quorum has: of the Qa-th highest in each set, the lowest. A missing member
-        has 0."""
+        has 0.
+        """
         if len(self.sets) == 1:
             return sorted([sizes.get(one, 0) for one in self.sets[0]], reverse=True)[self.ack_quorum - 1]
         return min(
@@ -118,10 +119,8 @@ class Quorums:
         )
 
     def acknowledged_at_most(self, sizes: Mapping[bytes, int], known: Collection[bytes]) -> int:
-        """Return the largest size that may have been acknowledged, before or during a change of members.
-
-        known: the members whose size is known; others are assumed to hold as much as any of `sizes`. This is
-        an upper bound if F members are known: acknowledged bytes are then on one of them.
+        """Return the largest size that may have been acknowledged. An upper bound if F members are `known`:
+        acknowledged bytes are then on one of them. Others are assumed to hold as much as any.
         """
         seen = max(sizes.values(), default=0)
         most = [sizes.get(one, 0) if one in known else seen for one in self.sets[0]]
@@ -156,16 +155,15 @@ TokenRefusal = ForbiddenError | UnauthorisedError
 
 
 def refusal_of_token(quorums: Quorums, errors: Mapping[bytes, DosError | None]) -> TokenRefusal | None:
-    """Return the refusal of a member if so many members refuse the token that the others are not enough; None
-    otherwise. One alone may have tokens that are older than those of the others.
-
-    errors: member -> why it did not answer. If its session failed, the refusal is the cause.
+    """Return the refusal of a member if so many members refuse the token that the others are not enough; or
+    None.
     """
     refusals = {}
     for server_id, error in errors.items():
         for one in (error, None if error is None else error.__cause__):
             if isinstance(one, TokenRefusal):
                 refusals[server_id] = one
+    # One alone may have tokens that are older than those of the others.
     if not refusals or quorums.can_take_over(quorums.members - refusals.keys()):
         return None
     return next(iter(refusals.values()))

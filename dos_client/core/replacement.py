@@ -36,14 +36,11 @@ from dos_protocol.names import id_text
 from dos_protocol.store_record import Member, StoreRecord, default_ack_quorum
 
 GONE_SUFFIX = ".gone.invalid:1"
-"""The suffix of the address of a member whose successor has the same address. Nobody connects to it (RFC
-6761: no name under .invalid ever resolves). The server id before it identifies the member.
-"""
+"""The address of a member whose successor has its address: the server id and this. No name under .invalid
+resolves (RFC 6761)."""
 
 
 class ReplacementStep(Enum):
-    """What a replacement has to do next."""
-
     BEGIN = "decide the record in which the new member joins"
     FILL = "copy to the member that joins, then decide the record in which it is in"
     DONE = "nothing: the new member is in"
@@ -59,10 +56,8 @@ class ReplacementPlan(NamedTuple):
 def plan(
     record: StoreRecord, old: str, new_id: bytes, new_address: str, *, absent: bool = False
 ) -> ReplacementPlan:
-    """Return the next step of replacing `old` (an address, or a server id in hex) by the server `new_id`.
-
-    `absent`: the old member does not answer. One of two members with a tie-breaker is then left out at once,
-    because every quorum of both would wait for it. Raises ValueError with the reason if it is not possible.
+    """Return the next step of replacing `old` (an address, or an id in hex) by the server `new_id`. Raises
+    ValueError.
     """
     known = record.member(new_id)
     if known is not None and known.state == "in":
@@ -88,6 +83,7 @@ def plan(
     if known is not None:
         return ReplacementPlan(ReplacementStep.FILL, record)
     target = replaced if replaced is not None else leaving
+    # The old member does not answer, and every quorum of both would wait for it.
     if absent and tie_breaker(record) is not None:
         return ReplacementPlan(ReplacementStep.BEGIN, leave_out(record, target, new_id, new_address))
     return ReplacementPlan(ReplacementStep.BEGIN, begin(record, target, new_id, new_address))
@@ -135,7 +131,6 @@ def move(record: StoreRecord, addresses: Mapping[bytes, str]) -> StoreRecord:
 
 
 def with_spare(record: StoreRecord, server_id: bytes, address: str) -> StoreRecord:
-    """Return the record with one more spare, the last one to be used."""
     if record.names(server_id):
         raise ValueError(f"the server at {address} already is a member or a spare")
     if address in {one.address for one in (*record.members, *record.spares)}:
@@ -179,15 +174,13 @@ def _check_reachable(new_address: str, members: Iterable[Member]) -> None:
 
 
 def finish(record: StoreRecord) -> StoreRecord:
-    """Return the record in which the filled member is in, and the member that it replaces, if any, is gone.
-
-    If the store grows, an ack quorum that was chosen is kept. A default ack quorum follows the new size.
-    """
+    """Return the record in which the filled member is in, and the one that it replaces is gone."""
     filled, replaced = filled_member(record), replaced_member(record)
     if filled is None:
         raise ValueError(f"no member joins in generation {record.generation}")
     members = tuple(Member(one.server_id, one.address) for one in record.members if one != replaced)
     quorum = record.ack_quorum
+    # An ack quorum that was chosen is kept; a default one follows the size.
     if filled.state == "adding" and quorum == default_ack_quorum(len(record.voters)):
         quorum = default_ack_quorum(len(members))
     return _next(record, members, quorum)
@@ -197,19 +190,13 @@ GENERATIONS_PER_ERA: Final = 1 << 20
 
 
 def era(generation: int) -> int:
-    """Return how many times a record was forced before that generation."""
     return generation // GENERATIONS_PER_ERA
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSurvivors:
-    """Which members of a store are left.
-
-    - `record`: the newest known record.
-    - `present`: its members that are in and answer, with the address at which they answer.
-    - `lost`: the others, including a joining or adding member that does not answer, because others may wait
-      for it.
-    - `highest`: the highest generation seen.
+    """Which members of a store are left. `present`: members that are in and answer, with the address at which
+    they do. `lost`: the others. `highest`: the highest generation seen.
     """
 
     record: StoreRecord
@@ -252,10 +239,8 @@ def survivors(membership: Membership, answers: Iterable[ServerAnswer]) -> StoreS
 
 
 def forced(now: StoreSurvivors, adding: Member | None = None) -> StoreRecord:
-    """Return the record of the survivors alone, at the addresses where they answer.
-
-    `adding`: a member that is added at the same time, so that no byte is acknowledged by fewer members than
-    there will be. Raises ValueError if no member survives, or the new one has the address of a survivor.
+    """Return the record of the survivors alone. `adding`: a member that is added at the same time, so that no
+    byte is acknowledged by fewer members than there will be. Raises ValueError.
     """
     if not now.present:
         raise ValueError("no member answers, so the store cannot continue")

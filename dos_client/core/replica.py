@@ -1,16 +1,12 @@
 """One object on one member, as its writer sees it, as a state machine. Pure: no I/O.
 
-The table lists the states, and what each event changes. This module decides what a copy is worth and what to
-do with it next. Sessions and files belong to the shell (`copies`, `catch_up`).
-
 A replica is always a prefix of what the writer wrote. Which prefix is determined by size *and digest*, after
 every claim of the member's session. That resolves a lost answer: bytes that arrived are there, the others are
 sent, and nothing is sent twice. It also detects a copy with another history. Bytes count only after the
 digest agreed, and only in the session in which it did.
 
-A replica outlives its sessions. Each attempt at a session begins with finding out how much of the object the
-writer's own machine has (memory, and a local copy that may be gone by now). Then the member's size is read.
-The two sizes decide where the missing bytes come from.
+Each attempt at a session begins with what the writer's own machine has of the object (memory, and a local
+copy that may be gone). Then the member's size is read. The two decide where the missing bytes come from.
 """
 
 from collections.abc import Callable, Iterable
@@ -36,9 +32,7 @@ class ReplicaState(Enum):
     IN_SYNC = "IN_SYNC"
     """It is sent what the writer appends, as it is appended."""
     BROKEN = "BROKEN"
-    """Its content differs, or its disk failed. It does not count, and is checked again in the next
-    session.
-    """
+    """Its content differs, or its disk failed. It does not count until a later check."""
 
 
 class ReplicaEvent(Enum):
@@ -72,9 +66,7 @@ REPLICA_TABLE: Final[dict[ReplicaState, dict[ReplicaEvent, ReplicaState]]] = {
 }
 
 AGREED: Final = frozenset({ReplicaState.CATCH_UP, ReplicaState.IN_SYNC})
-"""The states in which the digest was compared in this session and agreed. Bytes count and are sent only in
-these.
-"""
+"""The states in which the digest agreed in this session. Bytes count and are sent only in these."""
 
 _STATE_TEXTS: Final = {
     ReplicaState.BROKEN: "broken",
@@ -88,7 +80,6 @@ _STATE_TEXTS: Final = {
 
 
 def step(state: ReplicaState, event: ReplicaEvent) -> ReplicaState:
-    """Return the state after the event. Raises LocalProtocolError for an event that is not in the table."""
     try:
         return REPLICA_TABLE[state][event]
     except KeyError:
@@ -101,7 +92,6 @@ def worst_state_text(states: Iterable[ReplicaState]) -> str:
 
 
 def worst_text(texts_given: Iterable[str]) -> str:
-    """Return the worst of several words from `worst_state_text`."""
     texts = set(texts_given)
     return next((one for one in _STATE_TEXTS.values() if one in texts), "in sync")
 
@@ -117,10 +107,8 @@ class CopyRelation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ObjectGoal:
-    """The end of an object.
-
-    `sealed`: it ends exactly at `size`, and bytes after that do not exist (R6). Otherwise it is open, and
-    only this writer can have written bytes after `size`.
+    """The end of an object. `sealed`: bytes after `size` do not exist (R6); else only this writer can have
+    written them.
     """
 
     size: int
@@ -129,10 +117,8 @@ class ObjectGoal:
 
 @dataclass(frozen=True, slots=True)
 class ObjectView:
-    """What the writer knows of the object at this moment.
-
-    `base`: the first byte in memory; for a sealed object the goal's size. `digest_at(size)`: the digest of
-    that prefix, None if it is no longer known.
+    """What the writer knows of the object now. `base`: the first byte in memory. `digest_at(size)`: None if
+    unknown.
     """
 
     goal: ObjectGoal
@@ -155,7 +141,6 @@ def compare(info: ObjectInfo, goal: ObjectGoal, digest_at: Callable[[int], int |
 
 
 def difference(info: ObjectInfo, goal: ObjectGoal) -> str:
-    """Return a text that says how a copy differs from what was written."""
     if info.poisoned:
         return "poisoned by a failed write or sync"
     if info.corrupt:
@@ -240,13 +225,9 @@ class ReplicaEffect(Enum):
 class Replica:
     """One object on one member, during the life of the claim.
 
-    Invariants:
-
-    - `synced <= received <= sent`; all three are 0 in states outside `AGREED`.
-    - `claimed`: how the member described the object when it took the claim, None without a session.
-    - `why`: the current problem, '' if there is none.
-    - `spoiled`: set in BROKEN if its disk failed, so what it once held is not known.
-    - `since`: when `state` last changed.
+    Invariants: `synced <= received <= sent`; all three are 0 in states outside `AGREED`. `claimed`: how the
+    member described the object when it took the claim. `spoiled`: its disk failed, so what it once held is
+    not known. `since`: when `state` last changed.
     """
 
     __slots__ = ("claimed", "local_size", "received", "sent", "since", "spoiled", "state", "synced", "why")
@@ -262,7 +243,8 @@ class Replica:
 
     def handle(self, event: Event, now: float) -> list[ReplicaEffect]:
         """Apply the event and return the effects. Raises LocalProtocolError, unchanged, if it is not valid
-        now."""
+        now.
+        """
         match event:
             case LocalKnown(size):
                 self._move(ReplicaEvent.LOCAL_KNOWN, now)
@@ -310,7 +292,6 @@ class Replica:
         return True
 
     def sent_to(self, size: int) -> None:
-        """Record that the bytes up to `size` were sent."""
         if self.state not in AGREED or size < self.sent:
             raise LocalProtocolError(f"cannot send up to byte {size} to a replica in state {self.state.name}")
         self.sent = size

@@ -1,8 +1,4 @@
-"""How claims and members do: the counters of a store, and when a claim waits, for what. Pure: no I/O.
-
-A reason to wait contains no value that changes continuously (seconds, bytes), so that it changes only when
-the situation does.
-"""
+"""How claims and members do: the counters of a store, and when a claim waits, for what. Pure: no I/O."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -19,11 +15,9 @@ _HEALTHY_STATES: Final = frozenset({"in sync", "catching up", "joining"})
 class MemberStatus:
     """One member as this client sees it.
 
-    - `state`, in plain words: in sync, catching up, comparing (its copies), entering (a claim was sent to
-      it), unavailable, broken (a copy differs or its disk failed), joining.
-    - `lag_bytes`: bytes of this client's claims that the member lacks. `lag_s`: an upper bound, in seconds,
-      for the age of the oldest of them.
-    - `error`: why it is unavailable or broken, otherwise empty.
+    `state`, in plain words: in sync, catching up, comparing (its copies), entering (a claim was sent to it),
+    unavailable, broken (a copy differs or its disk failed), joining. `lag_bytes`: of this client's claims;
+    the oldest is at most `lag_s` seconds old. `error`: why it is unavailable or broken.
     """
 
     address: str
@@ -36,7 +30,6 @@ class MemberStatus:
 
 
 def waiting_reason(needed: int, available: int, members: Iterable[MemberStatus]) -> str:
-    """Return why nothing is acknowledged: how many members are needed, and the problems of the others."""
     reason = (
         f"{needed} members are needed and {available} hold the claim"
         if available < needed
@@ -70,10 +63,8 @@ class WaitEnded:
 
 
 class WaitTracker:
-    """The waits of one claim.
-
-    Invariants: `reason` is '' exactly when it does not wait. `total_s` sums all waits up to the last
-    `inspect`, including those too short to be reported.
+    """The waits of one claim. `reason` is '' exactly when it does not wait. `total_s` sums all waits up to
+    the last `inspect`.
     """
 
     __slots__ = ("_inspected_at", "_reported", "reason", "since", "total_s")
@@ -91,6 +82,8 @@ class WaitTracker:
         if before:
             self.total_s += now - self._inspected_at
         self._inspected_at = now
+        # A reason has no value that changes continuously (seconds, bytes): it would look like a new one each
+        # time.
         if reason and not before:
             self.since = now
         if reason and not self._reported and now - self.since >= waiting_report_s:
@@ -102,22 +95,13 @@ class WaitTracker:
         return None
 
     def seconds(self, now: float) -> float:
-        """Return how long it has been waiting, 0 if it is not."""
         return now - self.since if self.reason else 0.0
 
 
 @dataclass(slots=True)
 class StoreCounters:
-    """The counters of one `Store`.
-
-    - `sent_bytes`: payload of appends passed to a member's session, by address.
-    - `filled_bytes`: those of the sent bytes that were no longer in memory, by (address, source). The source
-      is "local" or "member".
-    - `reconnects`: sessions with a claim that were opened after one was lost, by address.
-    - `questions`: reads and comparisons, each sent to at least one member.
-    - `hedges`: requests to a further member only because another was slow.
-    - `faulty_copies`: copies found to be damaged or different.
-    - `collected_objects`: copies deleted because they are no longer needed.
+    """The counters of one `Store`. `filled_bytes`: sent bytes that were no longer in memory, by (address,
+    "local" or "member").
     """
 
     appended_bytes: int = 0

@@ -28,11 +28,9 @@ from dos_protocol.store_record import DiskStamp, Member, StoreRecord
 
 @dataclass(frozen=True, slots=True)
 class MemberSight:
-    """What the watcher sees of one member.
-
-    `present`: it answers as itself, at its address, and its disk did not go back. `silent_s`: how long nobody
-    has reached it, 0 if it is present. `elsewhere`: other addresses at which it answers as itself. `why`: why
-    it is not present. `reached_by_others`: other clients reach it. `refuses_appends`: its disk is full.
+    """What the watcher sees of one member. `present`: it answers as itself, at its address, and its disk did
+    not go back. `silent_s`: how long nobody has reached it. `elsewhere`: other addresses at which it answers
+    as itself.
     """
 
     member: Member
@@ -54,12 +52,9 @@ class SpareSight:
 
 @dataclass(frozen=True, slots=True)
 class StoreSight:
-    """What the watcher sees of a store.
-
-    `record`: the record that counts, or None. `still_s`: for how long no other run has changed the store.
-    `damaged`: directories with damaged copies. `returned`: addresses of members that were silent and are
-    present again, and whose copies were not compared since. `behind`: directories in which copies differ, or
-    are behind although nobody appends there: a writer that died has left its tail on some members only.
+    """What the watcher sees of a store. `still_s`: for how long no other run has changed it. `returned`:
+    addresses of members that were silent, and whose copies were not compared since. `behind`: directories in
+    which copies differ, or are behind although nobody appends there.
     """
 
     record: StoreRecord | None
@@ -74,8 +69,8 @@ class StoreSight:
 
 @dataclass(frozen=True, slots=True)
 class WatchPolicy:
-    """When to act. `replace_after_s`: the silence after which a member is replaced. `stand_by_s`: how long
-    another run must stand still before its change is completed.
+    """The silence after which a member is replaced, and how long another run must stand still before its
+    change is completed.
     """
 
     replace_after_s: float
@@ -195,12 +190,10 @@ def decide(sight: StoreSight, policy: WatchPolicy) -> Action:
 
 
 def report_of(sight: StoreSight, action: Action) -> ReportAction | None:
-    """Return why a person has to act, also while the watcher has something to do; None if nobody has to."""
     return action if isinstance(action, ReportAction) else full_disks(sight)
 
 
 def full_disks(sight: StoreSight) -> ReportAction | None:
-    """Return the report that too few members have room; None if enough have."""
     full = [one.member for one in sight.members if one.refuses_appends]
     if sight.record is None or not full:
         return None
@@ -215,7 +208,6 @@ def full_disks(sight: StoreSight) -> ReportAction | None:
 
 
 def why_stuck(sight: StoreSight) -> ReportAction | None:
-    """Return why nothing can be done, not even continue an action that has begun; None if something can."""
     if sight.record is None:
         return ReportAction(
             f"the store cannot be read: {'; '.join(sight.problems)}",
@@ -233,7 +225,6 @@ def sees_quorum(sight: StoreSight) -> bool:
 
 
 def name_of(action: Action) -> str:
-    """Return the name of an action: wait, report, complete, replace, follow, repair."""
     return type(action).__name__.removesuffix("Action").lower()
 
 
@@ -283,14 +274,12 @@ def _no_quorum(sight: StoreSight, record: StoreRecord) -> ReportAction:
 
 
 def _follow(sight: StoreSight, policy: WatchPolicy, *, fenced: bool) -> FollowAction | None:
-    """Follow members that moved.
-
-    `fenced`: the others are a quorum, so a server that still works at the old address cannot acknowledge
-    anything. Otherwise the old address must have been silent for as long as before a replacement.
-    """
+    """Follow members that moved."""
     moved = [
         one
         for one in sight.members
+        # Fenced: a server that still works at the old address cannot acknowledge anything. Otherwise the old
+        # address must have been silent for as long as before a replacement.
         if not one.present and one.elsewhere and (fenced or one.silent_s >= policy.replace_after_s)
     ]
     if not moved:
@@ -322,7 +311,6 @@ def _complete(sight: StoreSight, record: StoreRecord, policy: WatchPolicy) -> Ac
 def _replace(
     sight: StoreSight, record: StoreRecord, silent: MemberSight, instead: Member | None = None
 ) -> ReplaceAction | ReportAction:
-    """Replace a silent member. `instead`: the member that `silent` was to replace."""
     why = f"{silent.member.address} is silent for {silent.silent_s:.0f} s: {silent.why}"
     usable = [one.member for one in sight.spares if not one.problem]
     if tie_breaker(record) is not None and len(usable) > 1:  # it stays where it decides
@@ -339,10 +327,8 @@ def _replace(
 
 @dataclass(slots=True)
 class Silences:
-    """How long members have been silent, counted over the looks of one watcher.
-
-    `step_max_s`: the most that one look adds. A watcher that was suspended has not seen the time between two
-    looks, so that time is not silence.
+    """How long members have been silent, counted over the looks of one watcher. `step_max_s`: the most that
+    one look adds.
     """
 
     step_max_s: float
@@ -352,9 +338,8 @@ class Silences:
     _looked_s: float | None = None
 
     def look(self, now_s: float, absent: Collection[bytes], stamps: Mapping[bytes, DiskStamp]) -> None:
-        """Record a look. `stamps`: the newest stamp of each absent member that the others know. A stamp that
-        changed since the last look shows that another client reached the member.
-        """
+        """Record a look. `stamps`: the newest stamp of each absent member that the others know."""
+        # A watcher that was suspended has not seen the time between two looks, so that time is not silence.
         step_s = 0.0 if self._looked_s is None else min(now_s - self._looked_s, self.step_max_s)
         self._looked_s = now_s
         for server_id in [one for one in self._silent_s if one not in absent]:
@@ -366,6 +351,7 @@ class Silences:
             before = self._stamps.get(server_id)
             if before is not None and stamp is not None and stamp != before:
                 self._silent_s[server_id] = 0.0
+                # Its stamp has changed: another client reached it.
                 self._reached_by_others.add(server_id)
             else:
                 known = server_id in self._silent_s
@@ -377,5 +363,4 @@ class Silences:
         return self._silent_s.get(server_id, 0.0)
 
     def reached_by_others(self, server_id: bytes) -> bool:
-        """Return whether other clients have reached the member while this watcher could not."""
         return server_id in self._reached_by_others

@@ -1,24 +1,12 @@
-"""The bytes of one object that its writer still has in memory, divided into the chunks that are sent. Pure:
-no I/O.
+"""The bytes of one object that its writer still has in memory, divided into the chunks that are sent. Pure.
 
-`append` takes any bytes. They become *chunks*. Each chunk is one APPEND on the wire and carries the prefix
-digest before it. All members receive the same chunks with the same request ids, so the frame of a chunk is
-encoded once, whatever the number of members.
-
-Chunk boundaries:
-
-- at multiples of 64 KiB, the block of the prefix digest
-- always at multiples of 256 KiB
-- wherever a sender had nothing more to send; small appends between two sends travel as one chunk
-
-So a chunk that starts at a block boundary is never far away, and the digest of any prefix within the window
-can be computed from it. The digests at multiples of 256 KiB stay known as milestones. When a block is
-complete, its chunks are merged: bytes that wait for a quorum cost their size, not one chunk per append.
+Each *chunk* is one APPEND on the wire and carries the prefix digest before it. All members receive the same
+chunks with the same request ids, so a frame is encoded once. A chunk ends at multiples of 64 KiB (the block
+of the digest) or 256 KiB, or where a sender had nothing more to send. So a chunk that starts at a block
+boundary is never far away, and the digest of any prefix within the window can be computed from it.
 
 `trim` drops bytes that every member that keeps up has, and bytes beyond a bound that a quorum has. It never
 drops bytes that no quorum has.
-
-The window knows nothing of members.
 """
 
 from array import array
@@ -39,18 +27,14 @@ from dos_protocol.messages import Append, encode
 
 APPEND_IDS = 1 << 63
 _TAG_SHIFT = 43
-"""The layout of the request id of an append: the highest bit is set, then 20 bits of *tag*, the writer's
-number for the object, then the end of the chunk. Other request ids never have the highest bit. A rejection
-carries only the id, so the tag identifies the object.
-"""
+"""The request id of an append: the highest bit, 20 bits of *tag*, the writer's number for the object, and the
+end of the chunk. A rejection carries only the id, so the tag identifies the object."""
 
 if object_bytes_max >= 1 << _TAG_SHIFT:
     raise ValueError("an object's size must fit below the tag")
 
 
 class Chunk:
-    """`payload` begins at `start`, after content with the prefix digest `digest`."""
-
     __slots__ = ("digest", "end", "head", "payload", "start")
 
     def __init__(self, start: int, digest: int, payload: bytes) -> None:
@@ -79,10 +63,8 @@ def tag_of(request_id: int) -> int | None:
 
 
 class SendWindow:
-    """The retained bytes of one object.
-
-    Invariants: chunks follow each other without a gap from `base` to the start of the pending bytes; `base`
-    is a multiple of the digest's block; `size` counts everything appended, including pending bytes.
+    """The retained bytes of one object. Chunks follow each other without a gap from `base`, a multiple of the
+    digest's block, to the pending bytes; `size` counts everything appended.
     """
 
     def __init__(self, base: int = 0, base_digest: int = 0, tail: bytes = b"") -> None:
@@ -102,7 +84,6 @@ class SendWindow:
 
     @property
     def base(self) -> int:
-        """The offset of the first byte in memory."""
         return self._base
 
     @property
@@ -176,8 +157,7 @@ class SendWindow:
             self._merge_block()
 
     def _merge_block(self) -> None:
-        """Merge the small chunks of a complete block: a window of small appends costs little more than its
-        bytes."""
+        # Merged: a window of small appends costs little more than its bytes.
         index = len(self._starts) - 1
         while self._starts[index] % digest_block_bytes:
             index -= 1
@@ -187,10 +167,8 @@ class SendWindow:
         del self._starts[index + 1 :]
 
     def chunks_from(self, offset: int) -> Iterator[Chunk]:
-        """Yield the chunks from `offset` to the end. Pending bytes become a chunk first. `base <= offset <=
-        size`.
-
-        If `offset` lies inside a chunk, the first chunk yielded is the rest of that one.
+        """Yield the chunks from `offset` to the end, the first one perhaps in part. Pending bytes become a
+        chunk first.
         """
         if offset < self._base or offset > self.size:
             raise ValueError(f"offset {offset} is outside the window from {self._base} to {self.size}")
@@ -250,8 +228,9 @@ class Milestones:
         return len(self._digests)
 
     def note(self, size: int, digest: int) -> None:
-        """Record the digest of the prefix of `size` bytes, the next multiple of `milestone_bytes`. Ignores
-        others."""
+        """Record the digest of the prefix of `size` bytes, if that is the next multiple of
+        `milestone_bytes`.
+        """
         if size % milestone_bytes:
             raise ValueError(f"a milestone must be at a multiple of {milestone_bytes}, got {size}")
         index = size // milestone_bytes
@@ -275,10 +254,8 @@ def milestone_range(offset: int, limit: int) -> tuple[int, int]:
 
 
 class AppendTimes:
-    """Samples (size, time): the bytes at `size` and after were appended at `time` or later.
-
-    Invariants: sizes and times grow; there are at most `append_times_max` samples. When there would be more,
-    every second sample of the older half is dropped, because old ages need less precision.
+    """Samples (size, time): the bytes at `size` and after were appended at `time` or later. At most
+    `append_times_max`: above that, every second of the older half is dropped.
     """
 
     __slots__ = ("_sizes", "_times")

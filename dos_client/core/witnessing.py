@@ -1,13 +1,9 @@
 """Detect disks that went back to an older state: which stamps must be queried and passed on. Pure: no I/O.
 
-For any two members A and P that are connected, P must know A's newest stamp before both count. Otherwise A's
-disk could be replaced by an older copy, and P would not notice.
-
-Before P receives a newer stamp of A, A must prove that its disk has the stamp that P knows. Otherwise the
-newer stamp would erase the evidence against a disk that went back.
-
-This client is a witness too: it remembers the newest stamp of each member. `dos_protocol.store_record`
-describes stamps, docs/decisions/0211 the reasons for these rules.
+For any two members A and P that are connected, P must know A's newest stamp before both count: else A's disk
+could be replaced by an older copy, and P would not notice. Before P receives a newer stamp of A, A must prove
+that its disk has the stamp that P knows: the newer stamp would erase the evidence. This client is a witness
+too. docs/decisions/0211 has the reasons.
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,14 +44,12 @@ class Witnessing:
         self._present: dict[bytes, None] = {OURSELVES: None}  # a dict: its order is reproducible
 
     def joined(self, member: bytes, newest: DiskStamp, witnessed: Mapping[bytes, DiskStamp]) -> None:
-        """Record that a session with a member began, and the stamps in its WELCOME."""
         self._present[member] = None
         self._stored[member] = dict(witnessed)
         self._is_at(member, newest)
         self._remember(member)
 
     def left(self, member: bytes) -> None:
-        """Record that the last session with a member ended."""
         self._present.pop(member, None)
 
     def proved(self, member: bytes, stamp: DiskStamp, newest: DiskStamp) -> None:
@@ -66,15 +60,13 @@ class Witnessing:
         self._remember(member)
 
     def went_back(self, member: bytes) -> None:
-        """Record that the member's disk is an older copy. Forget its newest stamp if this client has taken it
-        as the first one that it saw of this member: the disk that is no copy does not have that stamp.
-        """
+        """Record that the member's disk is an older copy."""
         ours = self._stored[OURSELVES]
+        # It is the first stamp that this client saw: the disk that is no copy does not have it.
         if member in ours and ours[member] == self._newest.get(member):
             del ours[member]
 
     def stored(self, witness: bytes, member: bytes, held: DiskStamp) -> None:
-        """Record that the witness stores that stamp of the member."""
         self._stored.setdefault(witness, {})[member] = held
 
     def _is_at(self, member: bytes, newest: DiskStamp) -> None:

@@ -1,16 +1,10 @@
-"""Fill the joining member, and verify that it is filled.
+"""Fill the joining member, and verify that it is filled (docs/decisions/0010).
 
-The joining member gets everything that F old members hold, and the claims they hold. Nothing is written
-anywhere else. docs/decisions/0010 explains why this is safe.
-
-- Each directory is listed on F members that have the new generation. The longest copy of each of its objects
-  is *wanted*. If an object is deleted meanwhile (R14), F members are queried again.
-- An active writer fills its own directory. A directory without one is filled here: in a session that claims
-  the directory on the joining member, on that member alone, with the epoch and writer id that the old members
-  hold.
-- So the claim itself is also transferred. Otherwise a fenced writer could reach a quorum with the new member
-  (P-4). A writer that is active after all takes its directory back by claiming again.
-- Only bytes of old members are appended, each after a digest of the preceding bytes.
+It gets everything that F old members hold, and the claims they hold. The longest copy of each object is
+*wanted*. An active writer fills its own directory. Another one is filled here, in a session that claims the
+directory on the joining member alone, with the epoch and writer id that the old members hold: otherwise a
+fenced writer could reach a quorum with the new member (P-4). Only bytes of old members are appended, each
+after a digest of the preceding bytes.
 """
 
 import logging
@@ -57,7 +51,8 @@ log: Final = logging.getLogger("dos.client")
 @dataclass(slots=True)
 class ReplaceProgress:
     """The progress: `phase` is joining, filling, finishing or done; bytes are of the directories known so
-    far."""
+    far.
+    """
 
     phase: str = "joining"
     directories: int = 0
@@ -158,7 +153,6 @@ class Filling:
         self._count()
 
     async def _list_stable(self, name: str) -> DirectoryGoal:
-        """List the directory. Retries if objects are deleted, or a member is lost, meanwhile."""
         for attempt in range(1, fill_listings_max):
             try:
                 return await self._list_once(name)
@@ -198,7 +192,6 @@ class Filling:
             )
 
     async def _list_once(self, name: str) -> DirectoryGoal:
-        """List what F members hold. Raises NotFoundError or BusyError if an object is deleted meanwhile."""
         view = await self._store.inspect(name, as_files=True)
         epoch, writer_id = max(view.epochs.values(), default=(0, NO_ID))
         wanted = DirectoryGoal(name, epoch, writer_id)
@@ -233,7 +226,6 @@ class Filling:
         return await self._store.reader(wanted.sources[name], wanted.directory)
 
     async def _missing(self, wanted: DirectoryGoal) -> tuple[list[str], DirectoryOpened]:
-        """Return the objects that the joining member lacks wholly or in part, and the claim it holds."""
         opened = await self._store.reopened(self._joining, wanted.directory)
         present = {info.name: info for info in opened.entries}
         missing = []
@@ -258,8 +250,7 @@ class Filling:
         return missing, opened
 
     async def _agree(self, wanted: DirectoryGoal, copy: ObjectInfo, info: ObjectInfo) -> bool:
-        """Return whether one of the joining member's part of a file and the wanted content begins with the
-        other."""
+        """Return whether one of the joining member's part and the wanted content begins with the other."""
         if copy.corrupt or copy.poisoned:
             return False
         if copy.synced >= info.synced:
@@ -282,7 +273,6 @@ class Filling:
         )
 
     async def _fill(self, wanted: DirectoryGoal, missing: list[str], live: DirectoryOpened) -> None:
-        """Hold the directory on the joining member with the newest claim, and append what is missing."""
         epoch, writer_id = max((wanted.epoch, wanted.writer_id), (live.epoch, live.writer_id))
         async with open_member_session(self._store, self._joining) as connection:
             opened = await self._enter(connection, wanted.directory, epoch, writer_id, live.epoch)
@@ -343,7 +333,6 @@ class _Copy:
         self._count()
 
     async def _progress(self) -> None:
-        """Wait for a durability ack. Raises the reason if the session fails."""
         self._moved = trio.Event()
         async with background_tasks() as nursery:
 

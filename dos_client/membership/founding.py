@@ -1,10 +1,5 @@
-"""Create a store from servers that are in none.
-
-Only the first record is made here; later ones are made in `replacing`.
-
-A store is created once, from servers that all answer and are all empty. Every record names its members by
-server id. So if the creation was interrupted, any later run can complete it: the servers that have the record
-name the others.
+"""Create a store from servers that are in none, that all answer and are all empty. If it was interrupted, any
+later run completes it: the servers that have the record name the others.
 """
 
 from collections.abc import Sequence
@@ -31,12 +26,12 @@ from dos_protocol.store_record import Member, StoreRecord, default_ack_quorum
 async def init_store(
     url: str | DosUrl, *, ack_quorum: int | None = None, token: bytes = b"", client: str = ""
 ) -> StoreRecord:
-    """Make the servers of the URL a store. Returns its record, with generation 1 if it was created now.
+    """Make the servers of the URL a store. Returns its record. If they already are exactly this store,
+    nothing is changed.
 
-    If they already are exactly this store, nothing is changed. Raises StoreNotReadyError (NotEmptyError) with
-    a line for each server that prevents it: it does not answer, is in another store, holds objects, or is
-    named twice. Nothing was written then, unless the message says that some servers took the record. Running
-    it again completes that. Raises BadUrlError if some of the servers, not all, are on loopback.
+    Raises StoreNotReadyError (NotEmptyError) with a line for each server that prevents it. Nothing was
+    written then, unless the message says that some servers took the record; running it again completes that.
+    Raises BadUrlError.
     """
     parsed = parse_url(url)
     if alone := loopback_among(parsed.servers):
@@ -73,7 +68,6 @@ async def init_store(
 
 
 def all_refuse(url: DosUrl, refusal: DosError, problems: Sequence[str]) -> StoreRefusedError:
-    """Return the error for a store whose servers all refuse this client. `refusal`: the error of one."""
     if not isinstance(refusal, UnauthorisedError):
         return StoreRefusedError(f"no server of {url} can be used with TLS as it is set", problems)
     return TokenRefusedError(

@@ -57,12 +57,10 @@ class RecordLog:
         self.last = record
 
     async def note(self, entry: Override) -> None:
-        """Write an override entry on a quorum. Raises as `decide`."""
         writer = self._writer_of(OVERRIDES)
         await writer.wait_synced(writer.append(OVERRIDES.encode(entry)))
 
     async def record_change(self, change: Change) -> None:
-        """Write an entry of the history on a quorum. Raises as `decide`."""
         writer = self._writer_of(CHANGES)
         await writer.wait_synced(writer.append(CHANGES.encode(change)))
 
@@ -78,7 +76,6 @@ class RecordLog:
 
 
 async def read_overrides(store: Store) -> list[Override]:
-    """Return what people forced on the store, oldest first. Raises as `read_log`."""
     return await read_log(store, OVERRIDES)
 
 
@@ -105,13 +102,11 @@ async def _read_log_once(store: Store, log: JsonLog[Entry]) -> list[Entry]:
 
 @asynccontextmanager
 async def open_record_log(store: Store, *, seen_epoch: int | None = None) -> AsyncIterator[RecordLog]:
-    """Take the log over. From then on no other run decides anything.
+    """Take the log over: no other run decides anything from then on. Raises QuorumUnavailableError,
+    FencedError.
 
-    seen_epoch: the epoch of the log when the caller decided to act. A run that has taken the log over since
-    is not interrupted: FencedError is raised instead.
-
-    Raises QuorumUnavailableError if too few members are available, FencedError if others repeatedly take it
-    over.
+    seen_epoch: of the log when the caller decided to act. A run that has taken the log over since is not
+    interrupted.
     """
     if seen_epoch is None:
         # superseded before the start is acknowledged: begin again (R17)
@@ -125,7 +120,6 @@ async def open_record_log(store: Store, *, seen_epoch: int | None = None) -> Asy
 async def _retry(
     attempt_once: Callable[[Store], Awaitable[_T]], store: Store, transient: type[DosError]
 ) -> _T:
-    """Repeat after each `transient` error, at most `take_over_attempts_max` times, after random pauses."""
     attempt = 0
     while True:
         attempt += 1
@@ -177,12 +171,10 @@ log: Final = logging.getLogger("dos.client")
 
 
 def named(*members: Member | None) -> str:
-    """Return the members for the history, as addresses with server ids."""
     return ", ".join(names_of(one for one in members if one is not None))
 
 
 def names_of(members: Iterable[Member]) -> list[str]:
-    """Format members for people and for the logs."""
     return [f"{one.address} ({id_text(one.server_id)})" for one in members]
 
 
@@ -204,9 +196,8 @@ def change_now(
 
 @asynccontextmanager
 async def recorded(store: Store, records: RecordLog, change: Change) -> AsyncIterator[None]:
-    """Write the entries of a change before and after the block, and beats during it.
-
-    If the block raises, the second entry has the error. If it is canceled, there is no second entry.
+    """Write the entries of a change before and after the block, and beats during it. If it is canceled, there
+    is no second entry.
     """
     await records.record_change(change)
     failure: Exception | None = None
@@ -238,5 +229,4 @@ async def _beat(records: RecordLog) -> None:
 
 
 async def read_history(store: Store) -> list[Change]:
-    """Return the changes of the store, oldest first. Raises as `read_log`."""
     return merge(await read_log(store, CHANGES))

@@ -48,7 +48,7 @@ from dos_protocol.store_record import StoreRecord
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The result of a recovery. `record`: the record in use now; `details`: what was done, one line each."""
+    """The record in use now, and what was done, one line each."""
 
     record: StoreRecord
     details: tuple[str, ...]
@@ -63,14 +63,12 @@ async def recover_store(
     token: bytes = b"",
     client: str = "dos store recover",
 ) -> Recovered:
-    """Continue with the members that are left, and with the empty servers at the addresses `new`.
+    """Continue with the members that are left, and with the empty servers at the addresses `new`. If
+    interrupted, run it again with the same arguments.
 
-    If enough members answer, copies are repaired as `repair_store` does, and damaged copies that it cannot
-    repair are truncated to their good part.
-
-    Without `accept_loss`, raises LossError, which names what is missing and what is left. Also raises
-    LossError if nothing acknowledged can be lost, because `replace_member` handles that case, and
-    ReplacementError if nothing has to be given up. If interrupted, run it again with the same arguments.
+    If enough members answer, copies are repaired, and damaged copies that cannot be are truncated. Without
+    `accept_loss`, raises LossError, which names what is missing and what is left; also if nothing
+    acknowledged can be lost. Raises ReplacementError if nothing has to be given up.
     """
     parsed, reporter, added = parse_url(url), ProgressReporter(progress), [parse_address(one) for one in new]
     reporter.phase("looking")
@@ -116,7 +114,6 @@ async def _require_acceptance(
 async def _accept_damage(
     store: Store, now: StoreSurvivors, reporter: ProgressReporter, *, accept_loss: bool
 ) -> Recovered:
-    """Truncate damaged copies although enough members answer."""
     reporter.phase("repairing")
     # Copies may be damaged that the others cannot repair, because one of those is unavailable. A member with
     # such a copy does not answer for that directory, which may block the directory for good.

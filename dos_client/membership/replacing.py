@@ -73,16 +73,15 @@ async def replace_member(
     token: bytes = b"",
     client: str = "dos store replace",
 ) -> StoreRecord:
-    """Replace the member `old` (an address, or a server id in hex) by the server at the address `new`.
+    """Replace the member `old` (an address, or a server id in hex) by the empty server at the address `new`.
 
-    `new` must answer, be in no store, and be empty. It may have the address of `old`. Writers and readers
-    continue meanwhile. If interrupted, run it again with the same arguments; it continues. Returns the record
-    in which the new member is in. Raises ReplacementError, also if another replacement was started after this
-    one, LossError, StoreNotReadyError, QuorumUnavailableError.
+    Writers and readers continue meanwhile. If interrupted, run it again with the same arguments. Returns the
+    record in which the new member is in. Raises ReplacementError, LossError, StoreNotReadyError,
+    QuorumUnavailableError.
 
-    `other_is_gone`: a person confirms that `old` is gone for good and that nobody continues to work with it
-    elsewhere. It is needed, and accepted, only if too few members answer to agree on a replacement (one of
-    two members is dead), but every acknowledged byte is on a member that answers.
+    `other_is_gone`: a person confirms that `old` is gone for good and that nobody continues to work with it.
+    It is accepted only if too few members answer to agree on a replacement, but every acknowledged byte is on
+    one that does.
     """
     reporter = ProgressReporter(progress)
     reporter.phase("joining")
@@ -125,12 +124,9 @@ async def _force_without(
     client: str,
     other_is_gone: bool,
 ) -> tuple[Override, str]:
-    """Force a record of the members that answer and of the new one, or raise the reason against it.
-
-    If only the joining member of a replacement is missing, the record has the members alone, and the
-    replacement starts again. Returns the override entry and the member to be replaced then.
-    """
+    """Force a record of the members that answer and of the new one, or raise the reason against it."""
     filled, replaced = filled_member(now.record), replaced_member(now.record)
+    # Only the joining member is missing: the record has the members alone, and the replacement starts again.
     restarted = replaced if now.lost == (filled,) else None
     if (
         restarted is not None
@@ -215,10 +211,8 @@ async def add_member(
     token: bytes = b"",
     client: str = "dos store add",
 ) -> StoreRecord:
-    """Add the empty server at the address `new` to the store. It is filled first.
-
-    Until it is filled, every member is needed to continue. If interrupted, run it again with the same
-    arguments. Raises as `replace_member`.
+    """Add the empty server at `new` to the store. Until it is filled, every member is needed. If interrupted,
+    run it again. Raises as `replace_member`.
     """
     reporter = ProgressReporter(progress)
     async with open_store(parse_url(url), token=token, client=client) as store:
@@ -235,7 +229,6 @@ async def add_member(
 
 
 def _all_are_needed(record: StoreRecord, error: QuorumUnavailableError) -> QuorumUnavailableError:
-    """Return the error with the remedy for a member that is lost while another is being added."""
     filled = filled_member(record)
     if filled is None or filled.state != "adding":
         return error
@@ -279,7 +272,6 @@ def _change_in_progress(record: StoreRecord) -> str:
 
 
 async def _is_in(store: Store, server_id: bytes) -> bool:
-    """Return whether the server is, or soon becomes, a member that counts."""
     store.reread_membership()
     with trio.move_on_after(inspect_timeout_s):
         while True:
@@ -316,7 +308,6 @@ def _plan(record: StoreRecord, old: str, new: ServerAnswer, *, absent: bool = Fa
 
 
 async def decide_and_install(store: Store, records: RecordLog, record: StoreRecord) -> None:
-    """Decide a record, and send it to its members until it counts."""
     await records.decide(record)
     await _install(store, record)
 
@@ -328,7 +319,6 @@ async def install_decided(store: Store, records: RecordLog) -> None:
 
 
 async def _install(store: Store, record: StoreRecord) -> None:
-    """Send a decided record to its members until enough of them have it, so that it counts."""
     failed: list[tuple[Member, DosError]] = []
     attempt = 0
 
@@ -379,15 +369,13 @@ def refusals() -> Iterator[None]:
 
 
 async def require_empty(address: str, token: bytes, client: str, record: StoreRecord | None = None) -> None:
-    """Raise ReplacementError unless the server is empty and in no store, or a spare of this record.
-
-    A spare may hold the directory of the record log, if it was a tie-breaker.
-    """
+    """Raise ReplacementError unless the server is empty and in no store, or a spare of this record."""
     async with open_connection(address, token=token, client=client) as connection:
         held = connection.record
         spare = record is not None and any(one.server_id == connection.server_id for one in record.spares)
         if held is not None and not (spare and record is not None and held.store_id == record.store_id):
             raise ReplacementError(f"{address} already belongs to store {held.store_id.hex()}")
+        # A spare that was a tie-breaker may hold the directory of the record log.
         if [one for one in (await connection.list_names()).entries if not spare or one.name != DIRECTORY]:
             raise ReplacementError(
                 f"{address} is not empty",
@@ -397,7 +385,6 @@ async def require_empty(address: str, token: bytes, client: str, record: StoreRe
 
 
 async def is_there(store: Store, member: Member) -> bool:
-    """Return whether the member answers as itself at its address."""
     try:
         answer = await probe(member.address, token=store.token, client=store.client)
     except DosError:
@@ -415,9 +402,7 @@ async def require_both(store: Store) -> None:
 async def add_spare(
     url: str | DosUrl, *, new: str, token: bytes = b"", client: str = "dos store spare add"
 ) -> StoreRecord:
-    """Add the empty server at the address `new` to the store's spares. Returns the record in use then.
-
-    Raises ReplacementError, if the server is not empty, is used otherwise, or a change is in progress;
+    """Add the empty server at the address `new` to the store's spares. Raises ReplacementError,
     StoreNotReadyError, QuorumUnavailableError.
     """
     address = parse_address(new)
@@ -456,10 +441,9 @@ async def remove_spare(
 async def move_member(
     url: str | DosUrl, *, new: str, token: bytes = b"", client: str = "dos store move"
 ) -> StoreRecord:
-    """Record that a member of the store is now at the address `new`. Its identity tells which one it is.
-
-    Raises ReplacementError if the server at `new` is no member, also answers at its old address, or has a
-    disk that went back in time; StoreNotReadyError, QuorumUnavailableError.
+    """Record that a member of the store is now at the address `new`. Raises ReplacementError if the server
+    there is no member, also answers at its old address, or went back in time; StoreNotReadyError,
+    QuorumUnavailableError.
     """
     parsed, address = parse_url(url), parse_address(new)
     answer = await probe(address, token=token, client=client)
@@ -482,10 +466,8 @@ async def move_member(
 
 
 async def move_in(store: Store, records: RecordLog, addresses: Mapping[bytes, str]) -> None:
-    """Record new addresses of members, by server id, under a claim of the record log.
-
-    The store was opened with `located=addresses`, so the disks at these addresses are compared with what the
-    other members know of them. Raises ReplacementError.
+    """Record new addresses of members, by server id. The store was opened with `located=addresses`, so the
+    disks there are compared with what the others know. Raises ReplacementError.
     """
     for server_id, address in addresses.items():
         await _is_that_member(store, server_id, address)
@@ -524,7 +506,6 @@ async def _is_that_member(store: Store, server_id: bytes, address: str) -> None:
 
 @asynccontextmanager
 async def _changing(store: Store, change: Change) -> AsyncIterator[RecordLog]:
-    """Take the record log over for one change, unless another change is in progress."""
     _no_change_in_progress(store.record)
     async with open_record_log(store) as records:
         await install_decided(store, records)
@@ -544,8 +525,6 @@ def _no_change_in_progress(record: StoreRecord) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SurvivingDirectory:
-    """What the survivors have of one directory."""
-
     directory: str
     epoch: int
     objects: int
@@ -555,11 +534,7 @@ class SurvivingDirectory:
 
 @dataclass(slots=True)
 class StoreLoss:
-    """What is missing, and what may be lost.
-
-    `present`, `lost`: members as "address (server id)". `why`: by address, the error or the other server
-    found there. `known`: what is left, by directory.
-    """
+    """What is missing, and what may be lost. `why`: by address. `known`: what is left, by directory."""
 
     record: StoreRecord
     present: list[str]
@@ -590,7 +565,6 @@ class StoreLoss:
 async def find_survivors(
     servers: Iterable[str], *, token: bytes, client: str
 ) -> tuple[StoreSurvivors | None, ServerSurvey]:
-    """Find out which members are left of the store that the servers belong to."""
     membership, seen = await find_membership(servers, token=token, client=client)
     return survivors(membership, seen.answers), seen
 
@@ -656,7 +630,8 @@ def _why(member: Member, seen: ServerSurvey) -> str:
 
 async def force(record: StoreRecord, seen: ServerSurvey, *, token: bytes, client: str) -> None:
     """Send a forced record to its members until it counts, then to servers that it leaves out. Raises
-    ReplacementError in the end; it may be repeated."""
+    ReplacementError.
+    """
     log.warning(
         "forcing generation %d of store %s on %s",
         record.generation, id_text(record.store_id), ", ".join(one.address for one in record.members),
@@ -702,7 +677,6 @@ def entry(
     finished: bool = False,
     details: Sequence[str] = (),
 ) -> Override:
-    """Return the log entry for a forced change made now."""
     return Override(
         what,
         now_text(),
@@ -717,10 +691,8 @@ def entry(
 
 
 async def unfinished(store: Store, *, accept_loss: bool = False) -> Override | None:
-    """Return the forced change of this store that is not complete, if any.
-
-    Without `accept_loss`, raises LossError if the log that would show it is damaged and no member can repair
-    it. With it, the forced change is completed as a recovery.
+    """Return the forced change of this store that is not complete, if any. Without `accept_loss`, raises
+    LossError if the log that would show it is damaged.
     """
     if era(store.record.generation) == 0:
         return None

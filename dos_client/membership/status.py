@@ -1,7 +1,4 @@
-"""Collect the status of a store: its record, the condition of each member, its lag, and forced changes.
-
-The names of conditions are defined in `core.membership`.
-"""
+"""Collect the status of a store: its record, the condition of each member, its lag, and forced changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,12 +24,9 @@ from dos_protocol.store_record import Member, StoreRecord
 
 @dataclass(slots=True)
 class StoreStatus:
-    """The status of a store.
-
-    `record`: None if none is confirmed; then only `problems` is filled. `usable`: enough members answer.
-    `accepts_appends`: enough of them have room. `compared`: what the comparison of all
-    copies by digest found; None if that was not requested, or not possible. `history`: the changes. `spares`:
-    by server id, why a spare does not answer; empty if it does.
+    """The status of a store. `record`: None if none is confirmed. `usable`: enough members answer.
+    `accepts_appends`: enough of them have room. `compared`: None if not requested, or not possible. `spares`:
+    by server id, why a spare does not answer.
     """
 
     record: StoreRecord | None
@@ -64,7 +58,6 @@ class StoreStatus:
 
     @property
     def blocked(self) -> list[str]:
-        """The directories in which too few members answer claims, because of damage."""
         return [] if self.compared is None else self.compared.blocked
 
     @property
@@ -74,7 +67,6 @@ class StoreStatus:
 
     @property
     def verdict(self) -> str:
-        """Whether clients can work with the store, in words."""
         if self.record is None:
             return "no store record could be confirmed"
         if not self.usable:
@@ -95,9 +87,8 @@ class StoreStatus:
 async def store_status(
     servers: Sequence[str], *, holdings: bool = True, token: bytes = b"", client: str = "dos store status"
 ) -> StoreStatus:
-    """Ask the servers and the members that they name. `holdings`: also compare all copies, by digest.
-
-    A server that does not answer a request within `status_answer_s` counts as unavailable.
+    """Ask the servers and the members that they name. `holdings`: also compare all copies, by digest. A
+    server that does not answer within `status_answer_s` counts as unavailable.
     """
     membership, seen = await find_membership(servers, token=token, client=client, timeout_s=status_answer_s)
     problems, duplicates = seen.problems(membership), same_server(seen.answers)
@@ -132,7 +123,6 @@ def _answering(status: StoreStatus) -> list[bytes]:
 
 
 def _problems(status: StoreStatus) -> list[str]:
-    """Return a line for each thing that a person or a watcher has to do."""
     lines = []
     if status.usable and not status.accepts_appends:
         lines.append("writers wait: too few members have room: free some space on the full disks")

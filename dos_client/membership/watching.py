@@ -1,10 +1,8 @@
 """`dos store watch`: look at a store again and again, and keep it whole.
 
-`core.watching` decides what is done. This module looks, and performs: each action under a claim of the record
-log, so that of several watchers and commands one acts, and after the claim everything that the decision was
-based on is verified again. A watcher that dies leaves a record that any other one, or any command, continues.
-
-A process has the metrics of a watcher after this module is imported, and runs one watcher (docs/metrics.md).
+`core.watching` decides what is done. Each action runs under a claim of the record log, so that of several
+watchers and commands one acts; after the claim everything that the decision was based on is verified again. A
+watcher that dies leaves a record that any other one, or any command, continues.
 """
 
 import logging
@@ -118,18 +116,14 @@ class StoreWatcher:
         self._failed: dict[tuple[str, ...], tuple[int, float]] = {}
 
     async def run(self, on_seen: Callable[[Seen], None]) -> None:
-        """Look and act until cancelled. Errors of a look or an action are reported, and never end it.
-
-        The pauses are random, so that watchers that see the same do not all act at the same moment. While an
-        action is performed, `on_seen` is called only if the action cannot continue.
-        """
+        """Look and act until cancelled. Errors of a look or an action are reported, and never end it."""
         self._on_seen = on_seen
         while True:
             on_seen(await self.step())
+            # Random, so that watchers that see the same do not all act at the same moment.
             await trio.sleep(self._options.interval_s * (0.5 + randomness.jitter()))
 
     async def step(self) -> Seen:
-        """Look once, and perform the action that is due. Errors of servers are in the result."""
         try:
             sight = await self._observer.look()
         except DosError as error:
@@ -158,7 +152,6 @@ class StoreWatcher:
     # Acting
 
     async def _perform(self, record: StoreRecord, action: Action) -> None:
-        """Perform an action. While a member is filled, look: it may be lost, and filling waits for it."""
         lost: list[str] = []
 
         async def look() -> None:
@@ -175,7 +168,8 @@ class StoreWatcher:
 
     async def _silent(self, action: core.CompleteAction | core.ReplaceAction) -> str:
         """Report what keeps the action from continuing. Return the address of the filled member when it is
-        lost."""
+        lost.
+        """
         progress, moved_at, reported = self._reporter.now, trio.current_time(), False
         while True:
             await trio.sleep(self._options.interval_s)
@@ -260,11 +254,8 @@ def _change_for(store: Store, action: Action) -> Change:
 
 
 class StoreObserver:
-    """Looks at one store again and again. It remembers for how long members are silent.
-
-    `own_epoch`: the epoch of the record log that the owner of this observer holds or held, so that its own
-    work is not taken for the work of another run. `seen_epoch`: the epoch at the last look that decided
-    anything.
+    """Looks at one store again and again. `own_epoch`: of the record log, so that its owner's work is not
+    taken for another run's. `seen_epoch`: at the last look that decided anything.
     """
 
     def __init__(self, servers: Sequence[str], *, step_max_s: float, token: bytes, client: str) -> None:
@@ -281,11 +272,9 @@ class StoreObserver:
         self._compare_at = -inf
 
     def other_run_works(self) -> None:
-        """Note that another run changes the store: it has taken the record log over."""
         self._active_at = trio.current_time()
 
     def copies_compared(self) -> None:
-        """Note that the copies of members that were away have been compared and repaired."""
         self._returned.clear()
 
     @asynccontextmanager
@@ -355,8 +344,8 @@ class StoreObserver:
         return tuple(sights[one.server_id] for one in record.spares)
 
     def _addresses(self) -> list[str]:
-        """Return where to look: the servers that were named may all have been replaced since."""
         record = self._record
+        # The servers that were named may all have been replaced since.
         known = [] if record is None else [one.address for one in (*record.members, *record.spares)]
         return list(dict.fromkeys([*self._servers, *known]))
 
@@ -387,7 +376,6 @@ class StoreObserver:
     async def _stamps_of(
         self, record: StoreRecord, absent: set[bytes], present: set[bytes]
     ) -> dict[bytes, DiskStamp]:
-        """Return the newest stamps of absent members that present members know."""
         newest: dict[bytes, DiskStamp] = {}
         for member in record.members:
             if member.server_id not in present:
@@ -413,7 +401,8 @@ class StoreObserver:
         self, record: StoreRecord, located: Mapping[bytes, str], *, compare: bool
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Note whether another run changes the store. Return the directories with damaged copies, and those
-        behind."""
+        behind.
+        """
         async with self.open(located) as store:
             view = await store.inspect(DIRECTORY)
             sizes = [info.synced for objects in view.answers.values() for info in objects.values()]
@@ -440,7 +429,6 @@ class StoreObserver:
 
 
 def _is_at(record: StoreRecord, answer: ServerAnswer) -> bool:
-    """Return whether the server is a member, at its address."""
     member = record.member(answer.server_id)
     return member is not None and member.address == answer.address
 
@@ -517,7 +505,6 @@ _shown: Final[set[str]] = set()
 
 
 def _publish_look(sight: StoreSight, action: Action, now_s: float) -> None:
-    """Publish the result of a look that ended at `now_s`, in Unix time."""
     _looks.inc()
     _last_look.set(now_s)
     report = core.report_of(sight, action)

@@ -1,14 +1,10 @@
 """Committed bytes of one object: read, streamed ahead, and followed as the object grows.
 
 Bytes are returned only if Qa members have them with one prefix digest (`core.agreement`), and the prefix
-digest that is computed here equals it. Any member may supply the bytes, hedged. A member that supplies other
-bytes is noted as different and is avoided. Pieces of different members cannot combine to a history that was
-never written, because each piece is verified as the continuation of the previous one.
-
-Cost: for each piece, usually 1 MiB, Qa members are queried for a digest, at the same time as the read. For a
-digest a member reads one or two extents. To begin inside an object, the digest of the preceding block
-boundary is requested first, and up to 64 KiB more are read. A stream fetches `pieces_ahead_max` pieces at
-once, and returns them in order after they were verified in order.
+digest that is computed here equals it. Any member may supply them, hedged. Pieces of different members cannot
+combine to a history that was never written: each is verified as the continuation of the previous one. For
+each piece, Qa members are queried for a digest, at the same time as the read. A stream fetches
+`pieces_ahead_max` pieces at once.
 """
 
 from collections import deque
@@ -57,8 +53,6 @@ U = TypeVar("U")
 
 @dataclass(frozen=True, slots=True)
 class CommittedPiece:
-    """Bytes from `start`, as one member returned them, and the quorum's prefix digest at their end."""
-
     start: int
     data: bytes
     digest: int
@@ -66,9 +60,8 @@ class CommittedPiece:
 
 
 class CommittedReads:
-    """One object as a quorum holds it. Stateless; any number of calls may run at once.
-
-    All methods raise QuorumUnavailableError if too few members answer now. A retry may help.
+    """One object as a quorum holds it. Stateless. All methods raise QuorumUnavailableError if too few members
+    answer now.
     """
 
     def __init__(self, store: ReadableStore, directory: str, name: str) -> None:
@@ -120,12 +113,9 @@ class CommittedReads:
         raise self._no_agreement(quorums, agreement, answers, base)
 
     async def piece(self, fold: PrefixDigest, end: int) -> tuple[CommittedPiece, PrefixDigest]:
-        """Return the bytes from the end of `fold` up to `end`, or as far as a quorum agrees, and the fold
-        after them.
-
-        Returns at least one byte. Raises CorruptError if members contradict each other and no quorum decides,
-        or if no connected member returns the quorum's bytes; NotFoundError if F members report that it does
-        not exist any more.
+        """Return at least one byte from the end of `fold`, up to `end` or as far as a quorum agrees, and the
+        fold after them. Raises CorruptError if no quorum decides or no member returns its bytes,
+        NotFoundError.
         """
         while True:
             piece = await self.fetch(fold.size, end)
@@ -134,7 +124,6 @@ class CommittedReads:
                 return piece, after
 
     def check(self, fold: PrefixDigest, piece: CommittedPiece) -> PrefixDigest | None:
-        """Return the fold with the piece; None if it is not the quorum's, whose member is then noted."""
         after = fold.copy()
         after.update(piece.data)
         if after.value == piece.digest:
@@ -143,7 +132,6 @@ class CommittedReads:
         return None
 
     async def fetch(self, start: int, end: int) -> CommittedPiece:
-        """Do the same as `piece`, without verification: return bytes, and the digest that they must have."""
         (agreed, (data, server_id)) = await _run_both(
             lambda: self._agreed(start, end), lambda: self._bytes(start, end)
         )
@@ -197,8 +185,7 @@ class CommittedReads:
         return found
 
     async def _agreement(self, size: int, start: int = 0) -> tuple[Agreement, MemberAnswers[StatResult]]:
-        """Ask for the digests at that size. Note members that contradict a quorum as different from `start`
-        on."""
+        """Ask for the digests at that size. Note members that contradict a quorum."""
         quorums = reading_quorums(self._store.record)
 
         async def request(connection: Connection) -> StatResult:
@@ -317,7 +304,6 @@ class Extent(Protocol):
 
 class Bookmark:
     """The position of one reader in one append-only object, up to which it knows the object to be committed.
-
     A stream that begins there sends no request about the earlier bytes, and does not read them again.
     """
 
@@ -336,7 +322,8 @@ class Snapshot:
 
     async def beyond(self, size: int) -> int | None:
         """Implement `Extent`. Raises QuorumUnavailableError if that stays unknown, PastEndError,
-        NotFoundError."""
+        NotFoundError.
+        """
         deadline = trio.current_time() + read_timeout_s
         while True:
             if self._reach is not None:
@@ -369,11 +356,9 @@ async def committed_stream(
     without_limit: bool = False,
     seen: Bookmark | None = None,
 ) -> AsyncGenerator[bytes]:
-    """Read the bytes from `offset` to `end`, or as far as `extent` goes.
-
-    `without_limit`: wait for members without limit. `seen`: is advanced with the bytes returned. With a
-    bookmark and an `end`, the bytes up to `end` are assumed to be committed, as the caller knows, unless a
-    quorum does not agree on them.
+    """Read the bytes from `offset` to `end`, or as far as `extent` goes. `seen`: is advanced; with an `end`,
+    the bytes up to it are assumed to be committed, as the caller knows, unless a quorum does not agree on
+    them.
     """
     if end is not None and end <= offset:
         return
@@ -411,8 +396,6 @@ async def read_committed(
 
 
 class _Slot:
-    """One piece that is being fetched."""
-
     def __init__(self, start: int, end: int) -> None:
         self.start = start
         self.end = end
@@ -431,7 +414,6 @@ class _Ahead:
         self._slots: deque[_Slot] = deque()
 
     async def next(self, fold: PrefixDigest, limit: int) -> tuple[CommittedPiece, PrefixDigest]:
-        """Return the verified piece at the end of `fold`, and the fold after it."""
         self._prefetch(fold.size, limit)
         slot = self._slots[0]
         await slot.ended.wait()
@@ -500,11 +482,7 @@ async def follow(store: ReadableStore, directory: str, name: str, offset: int) -
 
 
 class Growth:
-    """What each member has of the object beyond the requested position, watched while this is entered.
-
-    An `Extent` without end. Invariants: `_sizes` has what members reported under the record in use; a member
-    is not polled while its size is above `_position`.
-    """
+    """What each member has of the object beyond the requested position, watched while this is entered."""
 
     def __init__(self, store: ReadableStore, committed: CommittedReads, position: int = 0) -> None:
         self._store = store
@@ -518,12 +496,12 @@ class Growth:
         self._scope = trio.CancelScope()
 
     async def beyond(self, size: int) -> int:
-        """Implement `Extent`. Waits without limit."""
         if size > self._position:
             self._position = size
             self._wanted.set()
             self._wanted = trio.Event()
         while True:
+            # Sizes reported under another record do not count in this one: a member may have left with them.
             if self._store.record != self._record:
                 self._end()
                 self._begin()  # sizes reported under another record do not count in this one
@@ -545,7 +523,6 @@ class Growth:
         self._scope.cancel()
 
     async def _watch_all(self, scope: trio.CancelScope, sizes: dict[bytes, int]) -> None:
-        """Watch all members of one record, until the scope is cancelled."""
         members = reading_quorums(self._record).members
         with scope:
             async with trio.open_nursery() as nursery:

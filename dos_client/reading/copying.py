@@ -1,9 +1,8 @@
 """Copy bytes of an object from one place to another, with the prefix digest verified at both.
 
-The source is any place that can read the object: a member, an archive. What it returns is folded into the
-prefix digest, and compared wherever the digest is known, before a byte of it is passed on. Each chunk carries
-the prefix digest before it, which the target compares with its own content. So no byte can follow wrong
-content, and a copy that was interrupted continues where the target ends.
+What the source returns is folded into the prefix digest, and compared wherever the digest is known, before it
+is passed on. Each chunk carries the prefix digest before it, which the target compares with its own content.
+So no byte can follow wrong content, and an interrupted copy continues where the target ends.
 """
 
 from collections.abc import Callable
@@ -74,10 +73,8 @@ async def copy_bytes(
     source: CopySource, target: CopyTarget, fold: PrefixDigest, digest_at: Callable[[int], int | None]
 ) -> int:
     """Copy from the end of `fold`, the content that the target has, until it wants no more or the source
-    ends. Returns the size that was reached.
-
-    digest_at: returns the digest of a prefix where it is known. Raises CorruptDataError if the source has
-    other bytes, and the errors of both places. The target has whole chunks then, and nothing wrong.
+    ends. Returns the size that was reached. Raises CorruptDataError if the source has other bytes, and the
+    errors of both; the target has whole chunks then, and nothing wrong.
     """
     while wanted := await target.wanted(fold.size):
         data = await source.read(fold.size, wanted)

@@ -1,11 +1,5 @@
-"""The register of damaged and different copies that readers found, per member and object.
-
-It is used to report each copy once, to avoid it in reads, and to repair it. Callers note only what they have
-verified. Nothing is stored on disk; another client finds the damage itself.
-
-A note concerns one copy: one object on one member. A member with a noted copy is queried for that object only
-if no other member can answer. It is never queried if its bytes are *different*, because they would pass all
-checks of its server.
+"""The register of damaged and different copies that readers found: to report each once, to avoid it in reads,
+and to repair it. Callers note only what they have verified. Nothing is stored on disk.
 """
 
 import logging
@@ -48,8 +42,6 @@ class DamageReport:
 
 
 class Damage:
-    """The register of one `Store`, as `store.damage`. `found`: how many copies so far."""
-
     def __init__(self) -> None:
         self._reports: dict[tuple[bytes, str, str], DamageReport] = {}
         self.found = 0
@@ -57,11 +49,7 @@ class Damage:
         self._new_report = trio.Event()
 
     def note(self, server_id: bytes, directory: str, name: str, offset: int, why: CopyFault) -> bool:
-        """Note that a copy is damaged or different from `offset` on. Returns whether that is new.
-
-        A copy is reported once, and again only if it turns out to be DIFFERENT, or damaged from an earlier
-        byte.
-        """
+        """Note that a copy is damaged or different from `offset` on. Returns whether that is new."""
         key = (server_id, directory, name)
         known = self._reports.get(key)
         if known is not None:
@@ -81,11 +69,9 @@ class Damage:
         return True
 
     def reports(self) -> list[DamageReport]:
-        """Return every copy that is currently known to be damaged or different, in the order of the notes."""
         return sorted(self._reports.values(), key=lambda report: report.number)
 
     def of_member(self, server_id: bytes) -> DamageReport | None:
-        """Return the first report about a member, or None."""
         return next((report for report in self.reports() if report.server_id == server_id), None)
 
     def avoid(self, server_id: bytes, directory: str, name: str) -> bool:
@@ -93,7 +79,9 @@ class Damage:
         return (server_id, directory, name) in self._reports
 
     def refuse(self, server_id: bytes, directory: str, name: str) -> bool:
-        """Return whether that copy must not be read at all, because its bytes look sound but are not."""
+        """Return whether that copy must not be read at all, because its bytes pass all checks of its server
+        but are not the quorum's.
+        """
         report = self._reports.get((server_id, directory, name))
         return report is not None and report.why is CopyFault.DIFFERENT
 

@@ -1,6 +1,5 @@
 """Query members without a claim, with hedging: one member first, and another if that one is slow.
 
-This module has the sessions, which are kept open while they are used, and the tasks and timers of one race.
 The caller decides what is requested and when the answers are enough; `core.hedging` decides the order and the
 delays. Damage that members report is noted here, for all reads.
 """
@@ -85,7 +84,6 @@ class ReaderSession:
 
     @property
     def owed(self) -> int:
-        """The `Connection.owed` of the session, 0 without one."""
         return 0 if self._connection is None else self._connection.owed
 
     async def run(self) -> None:
@@ -159,12 +157,10 @@ class Readers:
             self._held_directories -= Counter([directory])  # removes the entry when its count is 0
 
     def owed(self, member: Member, directory: str) -> int:
-        """Return how many answers to abandoned requests the session still has outstanding."""
         session = self._sessions.get((member.server_id, directory))
         return 0 if session is None else session.owed
 
     def end_all(self) -> None:
-        """End all sessions, because another record is in use. They are reopened when needed."""
         for session in self._sessions.values():
             session.scope.cancel()
         self._sessions.clear()
@@ -210,11 +206,9 @@ class MemberAnswers(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class MemberQuery(Generic[T]):
-    """A request that several members can answer.
-
-    `size`: the approximate number of bytes in an answer, 0 for none; answer times are compared within a size
-    class. `lacking`: how many answers are needed at least. `judge`: returns how many answers are still
-    lacking, and whether the answers are enough if no other member has a better one.
+    """A request that several members can answer. `size`: of an answer; times are compared within a size
+    class. `judge`: returns how many answers are lacking, and whether they are enough if no other member has a
+    better one.
     """
 
     directory: str
@@ -233,11 +227,11 @@ class Sessions(Protocol):
         ...
 
     def owed(self, member: Member) -> int:
-        """Return the member's `Connection.owed`."""
+        """The member's `Connection.owed`."""
         ...
 
     def is_connected(self, member: Member) -> bool:
-        """Return whether the member is connected, as far as is known."""
+        """Whether the member is connected, as far as is known."""
         ...
 
 
@@ -247,19 +241,14 @@ async def query_members(
     query: MemberQuery[T],
     sessions: Sessions | None = None,
 ) -> MemberAnswers[T]:
-    """Query members until the answers are enough or no member is left. Errors are in the answers; none is
-    raised.
-
-    Members of a later tier are queried only if those of the earlier tiers are not enough. `sessions`: those
-    of readers by default.
+    """Query members until the answers are enough or no member is left; errors are in the answers. Members of
+    a later tier are queried only if the earlier ones are not enough.
     """
     check_run(store.run_token)
     return await _HedgedQuery(store, tiers, query, sessions or ReaderSessions(store, query.directory)).run()
 
 
 class ReaderSessions:
-    """The sessions of the store's readers in one directory."""
-
     def __init__(self, store: ReadableStore, directory: str) -> None:
         self._store = store
         self._directory = directory
@@ -311,7 +300,6 @@ class _HedgedQuery(Generic[T]):
         return self._answers
 
     def _candidates(self, members: Sequence[Member]) -> list[Candidate]:
-        """Return the members to query: not those with different bytes, nor those that owe many answers."""
         damage, candidates = self._store.damage, []
         path = (self._query.directory, self._query.name)
         for member in members:
@@ -479,12 +467,8 @@ class _Sequence:
 
 
 class ReadAhead:
-    """Wraps `read` so that the next pieces are read before they are requested, in tasks that `start` runs.
-
-    It changes when bytes are requested, never which bytes are returned. A piece that was read ahead is used
-    only if it is as long as the request; bytes that did not exist yet are requested again. It begins with the
-    second read that continues the previous one, and ends with a read that does not. A restore reads a segment
-    this way and decodes in between.
+    """Wraps `read` so that the next pieces are read before they are requested. It changes when bytes are
+    requested, never which bytes are returned. It begins with the second read that continues the previous one.
     """
 
     def __init__(self, start: Callable[[Callable[[], Awaitable[None]]], None], read: Read) -> None:
@@ -493,7 +477,6 @@ class ReadAhead:
         self._sequences: OrderedDict[Key, _Sequence] = OrderedDict()
 
     async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None) -> bytes:
-        """Read bytes, from a piece read ahead if possible. Raises the errors of the read."""
         key = (name, member)
         sequence = self._sequences.get(key)
         continues = sequence is not None and sequence.next == offset and offset > 0
@@ -509,7 +492,6 @@ class ReadAhead:
         return data
 
     def drop(self) -> None:
-        """Discard all pieces to free the memory."""
         for sequence in self._sequences.values():
             sequence.drop()
         self._sequences.clear()
@@ -531,6 +513,7 @@ class ReadAhead:
         piece = sequence.pieces.popleft()
         await piece.ended.wait()
         piece.scope.cancel()
+        # A shorter piece may have met an end that has moved since: it is requested again.
         if piece.offset == offset and piece.data is not None and len(piece.data) >= max_bytes:
             if len(piece.data) > max_bytes:
                 sequence.drop()

@@ -1,12 +1,8 @@
-"""Repair damaged, missing, short and different copies from members that agree.
+"""Repair damaged, missing, short and different copies from members that agree. A copy that changes during the
+repair is left to its writer.
 
-For each copy: read its state, let `core.comparing` decide what may be done, send the new copy, verify it.
-Active writers continue. They update their own copies, and a copy that changes during the repair is left to
-its writer.
-
-The new copy is sent as a whole. Its server keeps the old copy unchanged until the new one is complete,
-verified and durable, and rejects it if the old one changed meanwhile. So an outdated decision has no effect
-(protocol.md, MEND).
+The server keeps the old copy unchanged until the new one is complete, verified and durable, and rejects it if
+the old one changed meanwhile. So an outdated decision has no effect.
 """
 
 import logging
@@ -69,8 +65,6 @@ _CHANGED: Final = (BeingAppendedError, BusyError, SizeMismatchError, DigestMisma
 
 
 class RepairOutcome(Enum):
-    """The result of repairing one copy."""
-
     REPAIRED = "repaired"
     WOULD_REPAIR = "would be repaired"
     LEFT = "left to its writer, which is at work"
@@ -93,19 +87,15 @@ class Repair:
 
     @property
     def repairable(self) -> bool:
-        """Whether it can be repaired without giving anything up."""
         return self.outcome not in (RepairOutcome.REFUSED, RepairOutcome.FAILED)
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do about it."""
         return self.outcome in (RepairOutcome.REPAIRED, RepairOutcome.LEFT)
 
 
 @dataclass(slots=True)
 class RepairProgress:
-    """The progress of a repair."""
-
     directories: int = 0
     directories_done: int = 0
     repaired: int = 0
@@ -136,11 +126,9 @@ async def repair_store(
     dry_run: bool = False,
     on_progress: OnProgress | None = None,
 ) -> RepairReport:
-    """Repair every copy of the directories, or of all directories, that can be repaired.
-
-    `read`: read all copies first, to find damage that no read has found yet. `dry_run`: only report what
-    would be done. Raises QuorumUnavailableError if fewer than F members answer. The report lists what cannot
-    be repaired, with reasons.
+    """Repair every copy of the directories, or of all, that can be repaired. `read`: read all copies first,
+    to find damage that no read has found yet. `dry_run`: only report. Raises QuorumUnavailableError if fewer
+    than F members answer.
     """
     wanted = [check_name(one) for one in directories]
     report = RepairReport(members=len(store.record.members))
@@ -161,11 +149,8 @@ async def repair_store(
 async def repair_object(
     store: Store, server_id: bytes, directory: str, name: str, *, suspect_at: int | None = None
 ) -> Repair | None:
-    """Repair one member's copy of one object. Returns None if it needs no repair.
-
-    `suspect_at`: read there first, so that a server that was restarted notices earlier damage again. Raises
-    BrokenConnectionError if the member is unavailable, or becomes so before its copy is known, and other read
-    errors.
+    """Repair one member's copy of one object; None if it needs no repair. `suspect_at`: read there first, so
+    that a restarted server notices earlier damage again. Raises BrokenConnectionError and other read errors.
     """
     async with open_walk(store) as walk:
         if server_id not in walk.sessions:
@@ -182,8 +167,6 @@ async def repair_object(
 
 
 class _Repairer:
-    """The repairs of one walk through the store."""
-
     def __init__(
         self, walk: StoreWalk, progress: RepairProgress, on_progress: OnProgress | None, *, dry_run: bool
     ) -> None:
@@ -221,7 +204,6 @@ class _Repairer:
         return done
 
     def _report_unclaimed(self, directory: str, name: str, copies: Copies) -> list[Repair]:
-        """Report damaged copies of a directory that was never claimed: nobody else has a copy."""
         return [
             self._repair(
                 directory, name, one, CopyState.DAMAGED, RepairOutcome.REFUSED, _without_copies(directory)
@@ -375,7 +357,6 @@ class _NewCopy:
         return min(repair_chunk_bytes, self.todo.goal.size - offset)
 
     async def put(self, chunk: Chunk) -> None:
-        """Implement `CopyTarget`: the server compares the digest of the whole before it replaces the copy."""
         goal, old = self.todo.goal, self.todo.old
         await self.walk.session(self.server_id).repair(
             RepairChunk(
@@ -420,7 +401,6 @@ async def auto_repair(store: Store) -> None:
 
 
 async def _repair_reported(store: Store, report: DamageReport) -> bool:
-    """Try one repair. Returns whether nothing is left to do."""
     if store.record.member(report.server_id) is None:
         return True
     try:
@@ -446,11 +426,7 @@ async def _pause_after(report: DamageReport, repair: Repair) -> bool:
 
 
 async def watch_for_damage(store: Store) -> None:
-    """Query members for damage. Runs as a task: begins when the store is first claimed for writing, and ends
-    with the store.
-
-    The pauses are random, so that many clients of one store do not repair the same copy at the same time.
-    """
+    """Query members for damage. A task from the first claim for writing to the end of the store."""
     await store.wrote.wait()
     while True:
         for member in store.record.members:
@@ -458,6 +434,7 @@ async def watch_for_damage(store: Store) -> None:
                 await _check_member(store, member)
             except DosError as error:
                 log.debug("%s was not queried for damage: %s", member.address, error)
+        # Random, so that many clients of one store do not repair the same copy at the same time.
         await trio.sleep(damage_watch_s * (0.5 + store.rng.random()))
 
 

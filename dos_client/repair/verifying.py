@@ -1,16 +1,9 @@
-"""Compare every object on all members of a store.
+"""Compare every object on all members of a store. Nothing is claimed or changed; writers continue meanwhile.
 
-Verification claims nothing and changes nothing; writers continue meanwhile. `core.comparing` decides how
-copies compare.
-
-Two things are compared. First the digests: the one that each server reports for its copy, and the prefix
-digests at the sizes of the shorter copies. A server verifies stored bytes when it reads them, not when it
-returns a digest. So with `read` every byte of every copy is read as well, at most at a given rate.
-
-A copy may lag because a writer is active. So an object with lagging copies is looked at twice, with one pause
-for all of them. If something changed in between, or is being appended, the lag is not a difference.
-
-`dos store status` is the same comparison without `read`.
+The digests are compared: of each copy, and at the sizes of the shorter copies. A server verifies stored bytes
+when it reads them, so with `read` every byte is read as well. A copy may lag because a writer is active. So
+an object with lagging copies is looked at twice. If something changed in between, or is being appended, the
+lag is no difference.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -30,10 +23,8 @@ from dos_protocol.names import check_name, epoch_of_segment
 
 @dataclass(frozen=True, slots=True)
 class CopyDifference:
-    """One copy that is not equal to the reference.
-
-    `live`: it lags after an active writer, or on a member that is still being filled; that is no difference.
-    `expected_*`: of the reference; -1 if it is unknown which copy is right.
+    """One copy that is not equal to the reference. `live`: it lags after an active writer, or is still being
+    filled. `expected_*`: of the reference; -1 if unknown.
     """
 
     directory: str
@@ -63,8 +54,6 @@ class DirectoryDamage:
 
 @dataclass(slots=True)
 class VerifyProgress:
-    """The progress. `bytes_total`: of all copies in the directories that were listed so far."""
-
     directories: int = 0
     directories_done: int = 0
     objects_done: int = 0
@@ -74,11 +63,8 @@ class VerifyProgress:
 
 @dataclass(slots=True)
 class MemberHolding:
-    """What one member has.
-
-    `lag_bytes`: bytes of the reference copies that its own copies lack; `live_lag_bytes`: those of them that
-    an active writer has appended. `damaged`: objects that its server reports as damaged, as
-    directory/object.
+    """What one member has. `lag_bytes`: of the reference copies that it lacks; `live_lag_bytes`: appended by
+    an active writer. `damaged`: as directory/object.
     """
 
     bytes: int = 0
@@ -90,14 +76,9 @@ class MemberHolding:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """The result of a verification.
-
-    `unavailable`: by address, why a member was not compared. `damaged_directories`: what members cannot open.
-    `blocked`: claimed directories in which too few members are undamaged: a writer that starts there waits.
-    `full`: addresses of members that refuse appends. `accepts_appends`: enough of the others are available.
-    `complete`: False if the token shows only some directories, and none was named. `holdings`: what each
-    member has, by server id. `total_bytes`: of the longest undamaged copies. `bytes_read`: of all copies that
-    were read.
+    """The result. `unavailable`: by address, why. `blocked`: claimed directories in which too few members are
+    undamaged, so that a writer waits. `full`: addresses of members that refuse appends. `complete`: False if
+    the token shows only some directories. `total_bytes`: of the longest undamaged copies.
     """
 
     directories: int = 0
@@ -139,10 +120,8 @@ async def verify_store(
     answer_timeout_s: float = answer_timeout_s,
     on_progress: OnProgress | None = None,
 ) -> VerifyReport:
-    """Compare all objects of the directories, or of all directories, on all members that answer.
-
-    `read`: read every byte of every copy, at most `bytes_per_s` on all members together. `without`,
-    `answer_timeout_s`: see `open_walk`. Raises QuorumUnavailableError if fewer than F members answer.
+    """Compare all objects of the directories, or of all, on all members that answer. `read`: read every byte,
+    at most `bytes_per_s` together. Raises QuorumUnavailableError if fewer than F members answer.
     """
     wanted = [check_name(one) for one in directories]
     async with open_walk(store, without=without, answer_timeout_s=answer_timeout_s) as walk:
@@ -169,7 +148,6 @@ def blocked_text(directory: str) -> str:
 
 
 def directory_damage(walk: StoreWalk) -> list[DirectoryDamage]:
-    """Return what the members of the walk could not open."""
     return [
         DirectoryDamage(directory, walk.member(one).address, reason)
         for directory, reasons in sorted(walk.damaged.items())
@@ -188,8 +166,6 @@ def need_quorum(walk: StoreWalk, what: str) -> None:
 
 
 class _Comparison:
-    """One verification."""
-
     def __init__(
         self, walk: StoreWalk, read: bool, bytes_per_s: float | None, on_progress: OnProgress | None
     ) -> None:
@@ -241,7 +217,6 @@ class _Comparison:
         ]
 
     def note_room(self) -> None:
-        """Note which members have no room."""
         walk = self._walk
         full = {one for one, session in walk.sessions.items() if session.welcome.refuses_appends}
         self.report.full = [walk.member(one).address for one in full]

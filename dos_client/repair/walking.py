@@ -1,10 +1,5 @@
-"""A walk: one session with each member of a store, through the same directories, to verify or repair.
-
-A walk records which members are connected and what each one has. It claims nothing and changes nothing.
-`core.comparing` decides how the copies compare.
-
-A member that cannot be reached, is another server, or stops answering is excluded for the rest of the walk,
-and `errors` has the reason. A walk does not wait for members.
+"""A walk: one session with each member of a store, through the same directories, to verify or repair. A
+member that cannot be reached, is another server, or stops answering is excluded, and `errors` has the reason.
 """
 
 import logging
@@ -60,10 +55,8 @@ Infos = dict[bytes, ObjectInfo | None]
 
 
 class StoreWalk:
-    """A walk, made by `open_walk`.
-
-    `sessions`: the connected members, by server id. `errors`: why others are excluded, by address.
-    `damaged`: the members that cannot open a directory, with the reasons; they stay in the walk.
+    """A walk, made by `open_walk`. `sessions`: by server id. `damaged`: the members that cannot open a
+    directory, with the reasons; they stay in the walk.
     """
 
     def __init__(self, store: Store, answer_timeout_s: float) -> None:
@@ -77,7 +70,6 @@ class StoreWalk:
         self._claims: dict[bytes, tuple[int, bytes]] = {}
 
     def member(self, server_id: bytes) -> Member:
-        """Return the member of the record with which the walk began."""
         member = self.record.member(server_id)
         assert member is not None, f"{id_text(server_id)} is not a member"
         return member
@@ -109,7 +101,6 @@ class StoreWalk:
         return True
 
     async def enter(self, directory: str, members: Iterable[bytes] = ()) -> None:
-        """Open a directory on all members, or again on some."""
         again = frozenset(members) or frozenset(self.sessions)
         known = self._objects if frozenset(self.sessions) - again else {}
         self._objects = {one: known[one] for one in known if one not in again}
@@ -131,7 +122,6 @@ class StoreWalk:
 
     @property
     def answering(self) -> frozenset[bytes]:
-        """Return the members that have opened the directory."""
         return frozenset(self._objects)
 
     @property
@@ -147,7 +137,6 @@ class StoreWalk:
         return epoch_granted_twice({one: self._claims[one] for one in self._objects}, self._objects)
 
     def names(self) -> list[str]:
-        """Return the objects of the directory that any member has."""
         return sorted({name for objects in self._objects.values() for name in objects})
 
     def infos(self, name: str) -> Infos:
@@ -198,7 +187,6 @@ class StoreWalk:
         return session
 
     def lose(self, server_id: bytes, error: DosError) -> None:
-        """Exclude the member for the rest of the walk."""
         session = self.sessions.pop(server_id, None)
         self._objects.pop(server_id, None)
         self.errors[self.member(server_id).address] = str(error.args[0])
@@ -248,10 +236,8 @@ class StoreWalk:
 async def open_walk(
     store: Store, *, without: Collection[bytes] = (), answer_timeout_s: float = answer_timeout_s
 ) -> AsyncIterator[StoreWalk]:
-    """Open sessions with all members that can be reached now.
-
-    `without`: members that are not asked. `answer_timeout_s`: a member that does not answer a request for
-    this long is excluded.
+    """Open sessions with all members that can be reached now. A member that does not answer for
+    `answer_timeout_s` is excluded.
     """
     async with background_tasks() as nursery:
         walk = StoreWalk(store, answer_timeout_s)
@@ -263,10 +249,8 @@ async def open_walk(
 
 
 async def list_twice(walk: StoreWalk, directory: str) -> dict[str, Infos]:
-    """Enter a directory; if copies have different sizes, again after a pause in which an active writer
-    changes them.
-
-    Returns the first listing, for `moving`.
+    """Enter a directory; if copies have different sizes, again after a pause. Returns the first listing, for
+    `moving`.
     """
     await walk.enter(directory)
     first = {name: walk.infos(name) for name in walk.names()}
@@ -277,10 +261,8 @@ async def list_twice(walk: StoreWalk, directory: str) -> dict[str, Infos]:
 
 
 def moving(first: Infos | None, now: Infos) -> bool:
-    """Return whether a writer is active on the object: a member reports an append, or a copy grew since the
-    first listing.
-
-    `first`: None for an object that did not exist then.
+    """Return whether a writer is active: a member reports an append, or a copy grew since the first listing
+    (None: new).
     """
     if any(info is not None and info.appending for info in now.values()):
         return True
@@ -319,9 +301,8 @@ async def scrub_store(
     on_progress: Callable[[ScrubReport], None] | None = None,
 ) -> ScrubReport:
     """Begin a round of the scrub on each member that answers. `wait`: until all rounds are complete.
-
-    `bytes_per_s`: the rate of each member; 0: its own. Errors of members are in the report. A cancellation
-    ends the waiting, not the rounds.
+    `bytes_per_s`: of each member; 0: its own. Errors are in the report. A cancellation ends the waiting, not
+    the rounds.
     """
     report: ScrubReport = {one.address: MemberScrub() for one in store.record.members}
 

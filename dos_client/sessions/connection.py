@@ -1,9 +1,7 @@
 """One session with one server, in trio: connecting, requests and their answers.
 
-This module moves bytes between the socket and `dos_protocol`, matches answers with requests, checks that they
-fit, and detects silence; callers decide what an answer means. Nothing is sent twice or retried here, except
-the greeting of a server that has no place for one more connection. OSError becomes the client's errors only
-here.
+Callers decide what an answer means. Nothing is sent twice or retried here, except the greeting of a server
+that has no place for one more connection. OSError becomes the client's errors only here.
 
 - The *reader* fills the decoder and passes each frame to its waiter.
 - The *writer* collects the bytes to send in one system call: posted requests first, then what `feed`
@@ -124,7 +122,6 @@ class Requests(ABC):
         return error
 
     async def open_directory(self, directory: str) -> DirectoryOpened:
-        """Enter a directory for reading, without a claim. Raises NotFoundError if the server reports it."""
         request = ChangeDirectory(directory)
         answer = await self.call(request, DirectoryOpened)
         self._check_names(request, answer.entries)
@@ -153,7 +150,6 @@ class Requests(ABC):
         return answer
 
     async def list_all(self, prefix: str = "") -> list[ObjectInfo]:
-        """Return the entries of all pages."""
         found: list[ObjectInfo] = []
         while True:
             page = await self.list_names(prefix, found[-1].name if found else "")
@@ -174,7 +170,6 @@ class Requests(ABC):
         return bytes((await self.get_data(name, offset, max_bytes, wait_ms)).payload)
 
     async def get_data(self, name: str, offset: int, max_bytes: int, wait_ms: int = 0) -> Data:
-        """Return durable bytes from `offset`, with the synced size."""
         request = Get(name, offset, max_bytes, wait_ms)
         data = await self.call(request, Data, self.answer_timeout_s + wait_ms / 1_000)
         if data.offset != offset or len(data.payload) > max_bytes or data.name != name:
@@ -182,12 +177,9 @@ class Requests(ABC):
         return data
 
     async def delete(self, name: str) -> None:
-        """Delete a whole object permanently. On return, the deletion is durable.
-
-        The session must be allowed to append there. Raises FencedError, NotClaimedError, NotFoundError,
-        BeingAppendedError, BusyError, and UnsupportedError if the server is in a store; nothing was deleted
-        then. After PoisonedError, STAT shows what is left. After BrokenConnectionError the result is unknown
-        until the directory is read again.
+        """Delete a whole object permanently. On return, the deletion is durable. After PoisonedError, STAT
+        shows what is left; after BrokenConnectionError the result is unknown. Other errors: nothing was
+        deleted.
         """
         answer = await self.call(Delete(name), Deleted, delete_timeout_s)
         if answer.name != name:
@@ -209,7 +201,6 @@ class Requests(ABC):
         return await self.call(ScrubRequest(begin, bytes_per_s), ScrubProgress)
 
     async def ping(self, payload: bytes = b"", timeout_s: float | None = None) -> float:
-        """Return the seconds of one round trip."""
         begin = trio.current_time()
         answer = await self.call(Ping(payload), Pong, timeout_s)
         if bytes(answer.payload) != payload:
@@ -236,8 +227,6 @@ def _no_refusal(tag: int, error: RefusedError) -> None:
 
 
 class _Slot:
-    """A request that waits for its answer."""
-
     __slots__ = ("event", "message")
 
     def __init__(self) -> None:
@@ -246,11 +235,9 @@ class _Slot:
 
 
 class Connection(Requests):
-    """A live session, made by `open_connection`. After it has failed, all methods raise
-    BrokenConnectionError.
-
-    `feed(buffers)` is called for more to send whenever the socket accepts more; it appends to the list.
-    `on_durability_ack` and `on_append_refused(tag, error)` are called from the reader and must not block.
+    """A live session, made by `open_connection`. `feed(buffers)` appends more to send whenever the socket
+    accepts it. `on_durability_ack`, `on_append_refused(tag, error)`: called from the reader; they must not
+    block.
     """
 
     def __init__(self, sock: ClientStream, address: str) -> None:
@@ -275,7 +262,6 @@ class Connection(Requests):
 
     @property
     def server_id(self) -> bytes:
-        """The server's id, from its WELCOME."""
         return self.welcome.server_id
 
     @property
@@ -284,13 +270,11 @@ class Connection(Requests):
         return len(self._owed)
 
     async def wait_broken(self) -> DosError:
-        """Wait until the session has failed. Returns the reason."""
         await self._broken.wait()
         assert self.failure is not None
         return self.failure
 
     def wake(self) -> None:
-        """Wake the writer: there is more to send, or room for it."""
         self._parked.unpark_all()
 
     def post(self, *buffers: Buffer) -> None:
@@ -316,11 +300,8 @@ class Connection(Requests):
             self._parked.unpark_all()
 
     async def request(self, message: Message, timeout_s: float | None = None) -> Message:
-        """Send a request and wait for its answer.
-
-        Raises the RefusedError of an ERROR answer, and BrokenConnectionError if the session ends first or the
-        answer takes longer than `timeout_s`. If cancelled, the request may or may not be carried out, and its
-        answer is counted in `owed`.
+        """Send a request and wait for its answer. Raises RefusedError, and BrokenConnectionError if the
+        session ends first or the answer takes too long. If cancelled, it may or may not be carried out.
         """
         if self.failure is not None:
             raise fresh_failure(self.failure)
@@ -432,7 +413,8 @@ class Connection(Requests):
 
     def _refused(self, frame: Frame) -> None:
         """Handle an error that no request waits for: of an append, of the session, or of an abandoned
-        request."""
+        request.
+        """
         message = decode(frame)
         assert isinstance(message, Error)
         tag = tag_of(frame.request_id)
@@ -457,7 +439,6 @@ class Connection(Requests):
         return self._next_id - 1
 
     async def _quit(self) -> None:
-        """Send QUIT and wait for BYE, but not for long."""
         self._quitting = True
         with trio.move_on_after(_quit_timeout_s):
             try:
@@ -475,11 +456,8 @@ async def open_connection(
     generation: int = 0,
     client: str = "",
 ) -> AsyncIterator[Connection]:
-    """Open a session with the server at `address` (`host:port`), including HELLO.
-
-    A server that has no place for one more connection is asked again for some seconds. Raises
-    BrokenConnectionError if it cannot be reached, RefusedError if it rejects the HELLO. The session ends on
-    exit; unacknowledged appends may or may not have happened.
+    """Open a session with the server at `address` (`host:port`), including HELLO. Raises
+    BrokenConnectionError, RefusedError. On exit, unacknowledged appends may or may not have happened.
     """
     hello = Hello(PROTOCOL_VERSION, current(token), store_id, generation, client)
     failure: Exception | None = None
@@ -537,7 +515,6 @@ async def dial(address: str) -> ClientStream:
 
 
 async def connect(host: str, port: int) -> ClientStream:
-    """Connect through the runtime environment, which a simulation replaces."""
     return await runtime().connect(host, port)
 
 

@@ -1,8 +1,4 @@
-"""Ask servers for their identity, and send store records to them.
-
-The sessions are short, with single servers and without a store. What the answers mean is decided in
-`core.membership`.
-"""
+"""Ask servers for their identity, and send store records to them, in short sessions with single servers."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -26,9 +22,8 @@ _FINAL: Final = (UnauthorisedError, TlsRequiredError, TlsError)
 
 @dataclass(frozen=True, slots=True)
 class ServerSurvey:
-    """The answers of several servers, and the errors of the others by address.
-
-    `refused`: by address, errors that a retry does not change: the token was rejected, or TLS failed.
+    """The answers of several servers, and the errors of the others by address. `refused`: errors that a retry
+    does not change.
     """
 
     answers: tuple[ServerAnswer, ...]
@@ -74,10 +69,8 @@ async def survey(
     patience_s: Callable[[Sequence[ServerAnswer]], float] = lambda _: inf,
     timeout_s: float = probe_timeout_s,
 ) -> ServerSurvey:
-    """Ask several servers at once. Errors are in the result, and are not raised.
-
-    `patience_s`: how many seconds the other servers get to answer, called after each answer. `timeout_s`: how
-    long each one gets at most.
+    """Ask several servers at once. Errors are in the result. `patience_s`: how many seconds the others get,
+    called after each answer.
     """
     answers: list[ServerAnswer] = []
     errors = dict.fromkeys(addresses, "did not answer in time")
@@ -122,12 +115,11 @@ async def find_membership(
     timeout_s: float = probe_timeout_s,
 ) -> tuple[Membership, ServerSurvey]:
     """Find the record that counts. Follows the addresses in records, and sends the newest record to members
-    that lack it. In a hurry, spares are asked only if the members do not decide.
+    that lack it.
 
-    - `hurry`: do not wait long for servers that are not needed for the decision.
-    - `above`: the same, and do not wait at all if the record that counts has a generation above this one.
-    - `undecided_s`: how long to wait for a decision after each answer, if not until the time limit.
-    - `timeout_s`: how long each server gets to answer. A server that did not answer is not asked again.
+    `hurry`: do not wait long for servers that are not needed; spares are asked only if the members do not
+    decide. `above`: the same, and do not wait at all above this generation. `undecided_s`: how long to wait
+    for a decision after each answer. `timeout_s`: how long each server gets.
     """
     hurry = hurry or above is not None
     requested = list(addresses)

@@ -1,8 +1,7 @@
 """Sessions with the members of a store: their disks are compared first, and one idle session each is kept.
 
-This module sends the requests that `core.witnessing` decides. A session is usable only after the stamps of
-its member and of all other connected members were compared. A connected member that does not answer delays a
-session by at most `witness_timeout_s`. It is then treated as unavailable, and compared later.
+A session is usable only after the stamps of its member and of all other connected members were compared
+(`core.witnessing`). A connected member that does not answer delays a session by at most `witness_timeout_s`.
 """
 
 import logging
@@ -51,10 +50,8 @@ log: Final = logging.getLogger("dos.client")
 async def open_member_session(
     store: "WitnessedStore", member: Member, record: StoreRecord | None = None
 ) -> AsyncIterator[Connection]:
-    """Open a session with a member, by `record` or the record in use, after its disk was checked.
-
-    Raises the errors of `open_connection`, RolledBackError if its disk went back in time, and
-    RemoteProtocolError if another server answers at its address.
+    """Open a session with a member, by `record` or the record in use, after its disk was checked. Raises
+    RolledBackError, RemoteProtocolError if another server answers there, and as `open_connection`.
     """
     by = record or store.record
     address = store.located.get(member.server_id, member.address)
@@ -75,11 +72,7 @@ async def open_member_session(
 
 
 class SharedStore(Protocol):
-    """What the parts of a client use of `live_store.Store`, which says what each name means. So a part is
-    imported, read and tested without the store.
-
-    `located`: addresses, by server id, of members that are not at the address in the record.
-    """
+    """What the parts of a client use of `live_store.Store`, which says what each name means."""
 
     record: StoreRecord
     located: Mapping[bytes, str]
@@ -104,9 +97,8 @@ class SharedStore(Protocol):
 
 
 class Witnesses:
-    """The stamps that the members of a store know of each other, and the task that exchanges them.
-
-    `rolled_back`: members whose disks went back in time. Nothing that they report counts.
+    """The stamps that the members of a store know of each other. `rolled_back`: members whose disks went back
+    in time.
     """
 
     def __init__(self, store: SharedStore) -> None:
@@ -140,14 +132,12 @@ class Witnesses:
     async def wait_compared(self, connection: Connection) -> None:
         """Wait until the member's stamps are compared with those of all connected members, in both
         directions.
-
-        Raises the reason if the session ends first, and BrokenConnectionError if the member does not prove
-        the stamps that others know of it: a disk that could not be asked is not trusted.
         """
         while steps := self._due(connection.server_id):
             if connection.failure is not None:
                 raise fresh_failure(connection.failure)
             failed = [step for step in steps if step in self._failed_steps]
+            # A disk that could not be asked is not trusted.
             if any(_proves(step, connection.server_id) for step in failed):
                 raise BrokenConnectionError(
                     f"{connection.address} does not prove that its disk did not go back in time"
@@ -157,7 +147,6 @@ class Witnesses:
             await self._changed.wait()
 
     async def run(self) -> None:
-        """Run the steps that are due. Runs as a task of the store."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._renew)
             while True:
@@ -179,7 +168,6 @@ class Witnesses:
         self._changed = trio.Event()
 
     async def _run_step(self, step: Step) -> None:
-        """Run a step. A failed step is repeated after a pause. Until then no session waits for it."""
         asked = _asked(step)
         try:
             if isinstance(step, ProveStamp):
@@ -227,7 +215,6 @@ class Witnesses:
             log.error("%s", error)
 
     async def _renew(self) -> None:
-        """Renew the stamps of disks at intervals, so that an older copy of a disk can be detected."""
         while True:
             await trio.sleep(stamp_renewal_s)
             for member in list(self._sessions):
@@ -269,8 +256,6 @@ class WitnessedStore(SharedStore, Protocol):
 
 
 class Watch:
-    """The idle session with one member."""
-
     def __init__(self, store: WitnessedStore, member: Member) -> None:
         self.member = member
         self.connection: Connection | None = None
@@ -333,10 +318,8 @@ class Watch:
 
 
 async def admit_or_act(store: WitnessedStore, member: Member, error: RefusedError) -> None:
-    """React to a server that rejected a session of this store.
-
-    Reads the membership again, or sends the record to the server. Returns if a retry makes sense; otherwise
-    raises the reason why the server never counts.
+    """React to a server that rejected a session of this store. Returns if a retry makes sense; otherwise
+    raises the reason.
     """
     address = store.located.get(member.server_id, member.address)
     answer = await probe(address, token=store.token, client=store.client)

@@ -1,13 +1,9 @@
 """A claim: one writer of one directory, on all members of the store; its links, and the copies they fill.
 
-`core.claim` decides when a claim is granted or lost, `core.quorum` what is acknowledged, `core.replica` what
-a member's copy is worth and what to do with it next.
-
-- The *claim* has what its owner may do.
 - A *link* is one task per member: it connects, claims, and compares every object that the claim knows. Then
   the session's writer task requests bytes from the member's *copies* whenever the socket accepts more, and
-  durability acks update the object's `WriteTarget`. When a session ends, for any reason, the link waits with
-  backoff and jitter, and connects again. Only a FENCED error that shows a newer claim ends the claim.
+  durability acks update the object's `WriteTarget`. When a session ends, for any reason, the link connects
+  again. Only a FENCED error that shows a newer claim ends the claim.
 - Nothing waits for a link: a member that does not respond keeps its own bytes in the window and delays no
   other member. One that lags is *filled* by tasks of its session.
 """
@@ -116,16 +112,14 @@ log: Final = logging.getLogger("dos.client")
 
 
 class ClaimStore(ReadableStore, Protocol):
-    """The store of a claim."""
-
     def forget(self, claim: object) -> None: ...
 
 
 class Claim:
     """The claim of one directory, made by `Store.claim`. An async context manager that closes it.
 
-    `answers`: per trusted member, the objects it had when it took the claim. A take-over reads them. A member
-    with a damaged object is not included (R4). `epoch_seen`: the highest epoch seen, this one or a newer one.
+    `answers`: per trusted member, the objects it had when it took the claim; a take-over reads them. A member
+    with a damaged object is not included (R4). `epoch_seen`: the highest epoch seen.
     """
 
     def __init__(
@@ -185,7 +179,6 @@ class Claim:
         return self._quorums.claims_needed if claiming else self._quorums.ack_quorum
 
     def status(self) -> "ClaimStatus":
-        """Return the current status: what it waits for and why, the pending bytes, and the members."""
         return self.waits.status()
 
     async def wait_quorum(self) -> None:
@@ -205,10 +198,8 @@ class Claim:
 
     async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
         """Read durable bytes of an object from `member` or the best one; short only at that member's end.
-
-        Hedged: if one is slow, another is also queried. A session that is being reconnected is waited for.
-        Raises QuorumUnavailableError or BrokenConnectionError if no claimed member can answer for
-        `read_timeout_s`, otherwise the errors of the members.
+        Raises QuorumUnavailableError or BrokenConnectionError after `read_timeout_s`, otherwise the errors of
+        the members.
         """
         return await self.reads.read(name, offset, max_bytes, member)
 
@@ -216,10 +207,9 @@ class Claim:
         """Sync the prefix of that size, with that digest, on a quorum of claimed members (R7).
 
         Members that lack it are filled from `local`, if that has exactly this content, otherwise from a
-        member. The call may be repeated. When cancelled, and for members beyond the quorum, it continues in
-        the background. Raises MissingDataError if as many undamaged members as a take-over needs, or all,
-        have answered and none holds it; QuorumUnavailableError if the one that had it is not available or
-        damaged now, so that a new claim must decide; FencedError, ClosedError.
+        member. When cancelled, and for members beyond the quorum, it continues in the background. Raises
+        MissingDataError if as many undamaged members as a take-over needs, or all, answered and none holds
+        it; QuorumUnavailableError if a new claim must decide; FencedError, ClosedError.
         """
         self.check()
         target = self.targets.get(name)
@@ -240,26 +230,23 @@ class Claim:
             await self.wait_changed(1.0)
 
     def open_object(self, name: str, local: LocalCopy | None = None) -> ObjectWriter:
-        """Create an object. `local`: this machine's copy of it, to fill members that lag.
-
-        Raises FencedError, ClosedError, LocalProtocolError if the object is known or exists.
+        """Create an object. `local`: this machine's copy of it, to fill members that lag. Raises FencedError,
+        ClosedError, LocalProtocolError if it is known or exists.
         """
         if name not in self.deleting:  # an object being deleted is rejected below
             check_absent(self.directory, name, self.answers, self.store.record)
         return self._open(name, SendWindow(), local)
 
     def resume_object(self, name: str, base: int, base_digest: int, tail: bytes) -> ObjectWriter:
-        """Continue an object that has content: `base` is a multiple of 64 KiB, `base_digest` the prefix
-        digest there, `tail` the bytes after it. For plain objects only; a journal never continues a segment.
+        """Continue a plain object: `base` is a multiple of 64 KiB, `base_digest` the digest there, `tail` the
+        bytes after it.
         """
         return self._open(name, SendWindow(base, base_digest, tail))
 
     async def delete(self, name: str) -> None:
         """Delete an object of a server that is in no store (`connect`), durably. Its name can be used again.
-
-        Raises LocalProtocolError in a store, or for an object that this claim writes or settles; FencedError,
-        ClosedError, and the errors of `Requests.delete`; BrokenConnectionError, also without a session now:
-        then the object may or may not be deleted.
+        Raises LocalProtocolError for an object in use or in a store, FencedError, ClosedError, and as
+        `Requests.delete`.
         """
         self.check()
         if not self.store.of_one_server:
@@ -282,11 +269,9 @@ class Claim:
             self.deleting.discard(name)
 
     def collect(self, garbage: Garbage) -> None:
-        """Delete, on every member and until the claim ends, objects that are no longer needed: in the
-        background, one at a time, also on members that reconnect later. Replaces an earlier `garbage`.
-
-        The caller guarantees that an acknowledged record releases them and that nothing retained needs them
-        (R14). Raises LocalProtocolError for an object being written, FencedError, ClosedError.
+        """Delete, on every member and until the claim ends, objects that are no longer needed, in the
+        background. The caller guarantees that an acknowledged record releases them and that nothing retained
+        needs them (R14). Raises LocalProtocolError for an object being written, FencedError, ClosedError.
         """
         self.check()
         selected = [target for target in self.targets.values() if garbage(target.name)]
@@ -366,10 +351,10 @@ class Claim:
         self.check()
 
     def record_changed(self) -> None:
-        """Reconnect every session, because another store record is in use."""
         self._quorums = Quorums(record_in(self.store.record, self.directory))
         for link in self._links.values():
             link.scope.cancel()
+        # Before the new links: a session of the old record must not count in the new quorums.
         self._machine.handle(RecordChanged(self._quorums))
         for target in self.targets.values():
             target.requorum(self._quorums)
@@ -435,7 +420,6 @@ class Claim:
             await self._change.wait()
 
     def addresses(self) -> dict[bytes, str]:
-        """Return the address of each member that the claim writes to."""
         return {link.server_id: link.member.address for link in self._links.values()}
 
     def wake_links(self) -> None:
@@ -479,7 +463,6 @@ class Claim:
         return not here and has_no_source(self._quorums, target, connected)
 
     def _unsettled_error(self, target: WriteTarget) -> DosError:
-        """Return the error for content that cannot be settled: lost, or gone since the claim."""
         content = f"{target.size} bytes of {self.directory}/{target.name}"
         if was_held(self.answers, target, target.without - self._with_loss):
             return QuorumUnavailableError(
@@ -513,8 +496,6 @@ class Claim:
 
 
 class ClaimReads:
-    """The reads of one claim."""
-
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
         self._ahead = ReadAhead(claim.store.start, self._read)
@@ -554,7 +535,6 @@ class ClaimReads:
         return b""
 
     def _disconnected_with_more(self, name: str, offset: int) -> list[str]:
-        """Return members without a session that had more of the object than the others."""
         return [
             f"{link.member.address}: {link.error or 'no session'}"
             for link in self._claim.links()
@@ -569,8 +549,8 @@ class ClaimReads:
         return max(known, info.synced if info is not None else 0)
 
     def _readers(self, name: str, end: int, only: bytes | None) -> list[list[Member]]:
-        """Return connected members in the order to query them: first those that have the object up to `end`,
-        of these those whose digest agreed with this claim's, then the others, longest first.
+        """Return connected members in the order to query them: those that have the object up to `end` and
+        whose digest agreed, then those that have it, then the others, longest first.
         """
         claim = self._claim
 
@@ -604,11 +584,8 @@ class ClaimReads:
 
 @dataclass(frozen=True, slots=True)
 class ClaimStatus:
-    """The status of a claim at one moment.
-
-    `waiting`: what it waits for at the store and why, '' if it does not wait. `waiting_s`: for how long.
-    `lag_bytes`: bytes appended and not yet synced on a quorum; the oldest is at most `lag_s` old. `members`:
-    the status of each member in this claim.
+    """The status of a claim. `waiting`: for what and why, ''. `lag_bytes`: not yet synced on a quorum; the
+    oldest is at most `lag_s` old.
     """
 
     directory: str
@@ -646,7 +623,6 @@ class ClaimWaits:
         )
 
     def inspect(self) -> None:
-        """Check whether the claim waits, log a change, and update the counters."""
         claim = self._claim
         match self._waiting.inspect(self._reason(), trio.current_time()):
             case WaitBegan(reason):
@@ -742,7 +718,6 @@ class Outage:
         log.log(logging.DEBUG if known else logging.INFO, "%s: %s; retrying", self._label, error.args[0])
 
     def over(self) -> bool:
-        """End the outage. Returns whether the member was connected before."""
         again = self._was_connected
         self._was_connected = True
         if not self._logged.isdisjoint((NoSpaceError, QuotaExceededError)):
@@ -756,8 +731,8 @@ class Outage:
 
 
 class MemberLink:
-    """The link of one claim with one member. `error`: why there is no session, '' while there is one.
-    `refusal`: set if the reason is that the member refuses the token.
+    """The link of one claim with one member. `error`: why there is no session. `refusal`: that the member
+    refuses the token.
     """
 
     def __init__(self, claim: Claim, member: Member) -> None:
@@ -772,7 +747,6 @@ class MemberLink:
 
     @property
     def connection(self) -> Connection | None:
-        """The session on which the member holds the claim, or None."""
         return self.copies.connection
 
     async def run(self) -> None:
@@ -826,7 +800,6 @@ class MemberLink:
         self.outage.failed(error, worked=self.copies.worked)
 
     async def _session(self) -> None:
-        """Connect, claim and serve until the session breaks. Raises the reason."""
         store = self.claim.store
         try:
             async with open_member_session(store, self.member) as connection:
@@ -870,7 +843,6 @@ class MemberLink:
         return opened
 
     async def _serve(self, connection: Connection, opened: DirectoryOpened) -> None:
-        """Bring the member up to the claim's objects until the session breaks."""
         self.error, self.refusal = "", None
         if self.outage.over():
             self.claim.store.counts.reconnects[self.member.address] += 1
@@ -897,10 +869,7 @@ class MemberLink:
 
 
 class ObjectCopy:
-    """One object on one member: its state machine, and an event for tasks that wait for a change.
-
-    `had`: the size that the member had reported as synced to this claim, if it came back with less.
-    """
+    """One object on one member. `had`: the size that it had reported as synced, if it came back with less."""
 
     __slots__ = ("had", "moved", "replica", "target")
 
@@ -912,11 +881,8 @@ class ObjectCopy:
 
 
 class MemberCopies:
-    """All copies of one member.
-
-    Invariants: `connection` is that of the live session, None without one. Copies are in ENTER during an
-    attempt to connect, and in DISCOVER_LOCAL_SIZE between attempts. `_active` are the copies that follow the
-    window.
+    """All copies of one member. `connection`: of the live session. Copies are in ENTER during an attempt to
+    connect, and in DISCOVER_LOCAL_SIZE between attempts. `_active`: those that follow the window.
     """
 
     def __init__(self, link: "MemberLink") -> None:
@@ -932,9 +898,7 @@ class MemberCopies:
         self.held = Collecting()
         self.collectable = trio.Event()
         self._dropped: set[str] = set()
-        """Objects that the claim no longer has, and of which this session may still deliver durability acks:
-        the member has not answered their deletion.
-        """
+        """Objects that the claim no longer has: this session may still deliver durability acks of them."""
         self._nursery: trio.Nursery | None = None
         self._attempting = False
         self._in_flight_max = in_flight_bytes_max
@@ -949,7 +913,6 @@ class MemberCopies:
             self._add(target)
 
     def begin(self, connection: Connection, opened: DirectoryOpened, nursery: trio.Nursery) -> None:
-        """Begin a session: the member holds the claim and has listed its objects."""
         self._infos = {info.name: info for info in opened.entries}
         self._dropped.clear()  # of objects that were dropped before, this session appends nothing
         self._in_flight_max = min(in_flight_bytes_max, connection.welcome.in_flight_bytes_max)
@@ -964,7 +927,6 @@ class MemberCopies:
         nursery.start_soon(_sweep, self)
 
     def end(self) -> None:
-        """Note that the session breaks: objects entered now wait for the next one."""
         self._nursery = None
 
     def left(self, why: str) -> None:
@@ -988,7 +950,6 @@ class MemberCopies:
         return next((self._named(copy) for copy in broken), "")
 
     def agrees(self, name: str) -> bool:
-        """Return whether the digest of that copy agreed in the current session."""
         copy = self._all.get(name)
         return copy is not None and self.connection is not None and copy.replica.state in AGREED
 
@@ -1008,17 +969,14 @@ class MemberCopies:
             self._discover(self._all[target.name])
 
     def gone(self, name: str) -> None:
-        """Record that the member no longer has a garbage object: no durability ack of it can follow."""
         self.held.gone(name)
         self._dropped.discard(name)
 
     def forget(self, name: str) -> None:
-        """Record that the member deleted an object that the claim does not write."""
         self._infos.pop(name, None)
         self.claim.store.damage.repaired(self.server_id, self.claim.directory, name)
 
     def drop(self, target: WriteTarget) -> None:
-        """Remove an object of the claim: its transfers end, and it may be deleted."""
         copy = self._all.pop(target.name)
         self._by_tag.pop(target.tag)
         self._active.pop(target.name, None)
@@ -1145,7 +1103,6 @@ class MemberCopies:
             target.without.add(self.server_id)
 
     def _follow(self, copy: ObjectCopy) -> None:
-        """Send from the window from here on. A sealed object needs nothing more."""
         if copy.target.window is not None:
             self._active[copy.target.name] = copy
             self.wake()
@@ -1220,9 +1177,8 @@ class MemberCopies:
 class _CatchUp:
     """Compares one copy of one member, and fills it: from the writer's local copy, or from another member.
 
-    Runs in the link's session and ends with it. Only one chunk is in memory, and the next one is read after
-    the kernel has taken it: a member costs less than 1 MiB here, however far it lags and however slow it is.
-    Local bytes come first: they do not load the other members, and are available if no other member is.
+    Only one chunk is in memory, and the next one is read after the kernel has taken it. Local bytes come
+    first: they do not load the other members, and are available if no other member is.
     """
 
     def __init__(self, copies: MemberCopies, copy: ObjectCopy) -> None:
@@ -1249,7 +1205,6 @@ class _CatchUp:
             self._differs(f"different content before byte {target.goal_size}")
 
     async def fill(self) -> None:
-        """Fill the copy up to where the memory begins, or to its goal, after comparing its digest."""
         claim, attempt = self._copies.claim, 0
         while not self._reached():
             if await self._fill_locally():
@@ -1291,7 +1246,6 @@ class _CatchUp:
                 await self._copies.claim.wait_changed(0.1)  # the source has no more: its sync may follow
 
     async def _fill_locally(self) -> bool:
-        """Send one range from the local copy. Returns False if it is not available there."""
         await self._wait_room()
         if self._target.local.size() <= self._offset():
             return False
@@ -1343,7 +1297,6 @@ class _CatchUp:
             await self._copy.moved.wait()
 
     def _append(self, chunk: Chunk, source: str) -> None:
-        """Send a chunk, unless the copy broke or the session ended while its bytes were read."""
         connection = self._copies.connection
         if connection is None or self._replica.state is not ReplicaState.CATCH_UP:
             return
@@ -1356,10 +1309,7 @@ class _CatchUp:
 
 
 async def _sweep(copies: MemberCopies) -> None:
-    """Delete the garbage on one member during its session, one object at a time. Nothing waits for it. A
-    member that was unavailable, or on which `dos store repair` restored a deleted object, is swept when it
-    reconnects: it lists its objects then.
-    """
+    """Delete the garbage on one member during its session, one object at a time. Nothing waits for it."""
     connection, claim, held = copies.connection, copies.claim, copies.held
     assert connection is not None
     while True:
@@ -1400,10 +1350,8 @@ async def resume(store: ReadableStore, claim: Claim, name: str) -> ObjectWriter:
 
 
 async def end_of(store: ReadableStore, claim: Claim, name: str) -> tuple[int, int, bytes]:
-    """Return the end of an object: the last block boundary, the prefix digest there, and the bytes after it.
-
-    The longest copy is continued if all others are prefixes of it. If copies contradict each other, this
-    module cannot decide which one counts (docs/decisions/0014).
+    """Return the end of an object: the last block boundary, the prefix digest there, and the bytes after
+    it.
     """
     copy = longest(claim.answers, name)
     if copy is None or not copy[1].synced:
@@ -1413,6 +1361,8 @@ async def end_of(store: ReadableStore, claim: Claim, name: str) -> tuple[int, in
     reader = await store.reader(member, claim.directory)
     for server_id, objects in claim.answers.items():
         info = objects.get(name)
+        # The longest copy is continued only if all others are prefixes of it: nothing here says which one
+        # counts.
         if info is not None and info.synced and (await reader.stat(name, info.synced)).digest != info.digest:
             other = store.record.member(server_id)
             raise CorruptError(

@@ -1,12 +1,8 @@
 """One object that a claim writes or settles: bytes in, quorum sizes out.
 
-Only sizes and their waiters; no sockets. The links report sizes, the writers wait for them. An *open* target
-has a window and grows with its writer. A *sealed* target has a fixed size and digest: it is a segment of the
-chain that was taken over, or its writer has finished.
-
-The writer's machine may have a *local copy* of the object. It is an unreliable cache: at any time it may be
-deleted, truncated, outdated or another object's. So no byte of it is used before the digest of its range
-matches a known one: from the writer's milestones, its memory, or the object's end.
+An *open* target has a window and grows with its writer. A *sealed* target has a fixed size and digest. The
+writer's machine may have a *local copy* of the object, an unreliable cache: no byte of it is used before the
+digest of its range matches a known one.
 """
 
 import logging
@@ -36,7 +32,7 @@ from dos_protocol.limits import u64_max
 
 
 class WriterClaim(Protocol):
-    """What a writer uses of its claim (`claim.Claim`)."""
+    """What a writer uses of its claim."""
 
     directory: str
 
@@ -53,10 +49,9 @@ class WriterClaim(Protocol):
 
 
 class ObjectWriter:
-    """Appends to one object of a claim. Made by `Claim.open_object`, used from the claim's trio thread.
-
-    `append` only buffers. Sending, counting and catching up happen in the background. An append is durable
-    when `synced` has reached the size that `append` returned. No other sign means that it is durable.
+    """Appends to one object of a claim. Made by `Claim.open_object`, used from the claim's trio thread. An
+    append is durable when `synced` has reached the size that `append` returned. No other sign means that it
+    is durable.
     """
 
     def __init__(self, claim: WriterClaim, target: "WriteTarget") -> None:
@@ -91,10 +86,8 @@ class ObjectWriter:
         return self._window.digest
 
     def append(self, data: Buffer) -> int:
-        """Append bytes and return the new size. Never waits; use `wait_room` for backpressure.
-
-        Raises FencedError after the claim is lost, ClosedError after `seal` or the claim's end. A `bytes`
-        object is kept, anything else is copied.
+        """Append bytes and return the new size. Never waits; use `wait_room` for backpressure. Raises
+        FencedError after the claim is lost, ClosedError after `seal` or the claim's end.
         """
         if self._claim.ended is not None:
             self._claim.check()
@@ -110,10 +103,8 @@ class ObjectWriter:
         return size
 
     async def wait_synced(self, size: int) -> None:
-        """Wait until `synced` is at least `size`. Waits without limit while there is no quorum.
-
-        Raises FencedError, ClosedError, and LocalProtocolError for a size that was not appended. If the wait
-        is interrupted, the bytes are kept and still sent.
+        """Wait until `synced` is at least `size`, without limit while there is no quorum. Raises FencedError,
+        ClosedError, LocalProtocolError. If the wait is interrupted, the bytes are kept and still sent.
         """
         self._check_appended(size)
         while self._target.synced < size:
@@ -128,19 +119,15 @@ class ObjectWriter:
             await self._target.received_waiters.add(size).wait()
 
     def _check_appended(self, size: int) -> None:
-        """Reject a wait for bytes that were never appended, because it could never end.
-
-        A size below 0 counts as reached: callers wait for `size` minus some slack. An ended claim raises its
-        own error.
+        """Reject a wait for bytes that were never appended, because it could never end. A size below 0 counts
+        as reached.
         """
         if self._claim.ended is None:
             check_number(size, "size", least=-u64_max, most=self.size)
 
     async def wait_room(self) -> None:
-        """Wait until fewer than `journal_lag_bytes_max` bytes are not synced: backpressure that bounds memory
-        (P-9).
-
-        Call it in every loop that appends. It also regularly lets other tasks run.
+        """Wait until fewer than `journal_lag_bytes_max` bytes are not synced (P-9). Call it in every loop
+        that appends.
         """
         size = self._window.size
         if size - self._target.synced >= journal_lag_bytes_max:
@@ -161,8 +148,6 @@ _TRIM_STEP_BYTES = 1 << 20
 
 
 class Waiters:
-    """Tasks that wait until a size is reached."""
-
     __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
@@ -175,14 +160,12 @@ class Waiters:
         return event
 
     def wake(self, size: int) -> None:
-        """Set the events of all sizes up to `size`."""
         if self._waiting:
             for _, event in (pair for pair in self._waiting if pair[0] <= size):
                 event.set()
             self._waiting = [pair for pair in self._waiting if pair[0] > size]
 
     def wake_all(self) -> None:
-        """Set every event. The tasks check again why they were woken."""
         for _, event in self._waiting:
             event.set()
         self._waiting.clear()
@@ -191,16 +174,10 @@ class Waiters:
 class WriteTarget:
     """One object of a claim and what its members have of it.
 
-    Invariants:
-
-    - `synced` and `received` are quorum sizes and never decrease.
-    - `sizes`: per member, the synced size of content whose digest agreed.
-    - `without`: members found to have less than the goal.
-    - `spoiled`: members whose copy is damaged or poisoned.
-    - `moved_at`: when `synced` last grew, or bytes began to wait.
-    - `on_complete`: called when a quorum has everything.
-    - `milestones`: known digests of bytes that are no longer in memory.
-    - `local`: this machine's other copy of the object, as far as it can be verified.
+    Invariants: `synced` and `received` are quorum sizes and never decrease. `sizes`: per member, the synced
+    size of content whose digest agreed. `without`: members found to have less than the goal. `spoiled`: whose
+    copy is damaged. `milestones`: known digests of bytes that are no longer in memory. `local`: this
+    machine's copy.
     """
 
     def __init__(
@@ -239,7 +216,6 @@ class WriteTarget:
 
     @property
     def size(self) -> int:
-        """The intended size of the object at this moment."""
         return self.window.size if self.window is not None else self.goal_size
 
     @property
@@ -268,7 +244,6 @@ class WriteTarget:
         self.goal_size, self.goal_digest = size, digest
 
     def requorum(self, quorums: Quorums) -> None:
-        """Use the quorums of another store record."""
         self._quorums = quorums
         # Sizes that were reported in sessions of the previous record do not count in the new one: a member
         # may have left with them. Members report them again when they are claimed again. Without this,
@@ -332,7 +307,6 @@ class WriteTarget:
         return max(0, self.size - self.synced)
 
     def count(self, counts: StoreCounters) -> None:
-        """Add what was appended and acknowledged since the last call."""
         if self._counted_size is not None:
             size, synced = self.size, min(self.synced, self.size)
             counts.appended_bytes += size - self._counted_size
@@ -345,7 +319,6 @@ class WriteTarget:
         return self.times.age(have, trio.current_time()) if have < self.size else 0.0
 
     def about_to_append(self) -> None:
-        """Record that bytes begin to wait, after none did."""
         self.moved_at = trio.current_time()
         self.times.note(self.size, self.moved_at)
 
@@ -370,21 +343,17 @@ class LocalCopy(Protocol):
 
 
 class LocalSource:
-    """The local copy of one target, as far as it can be verified, for all members that lack something."""
-
     def __init__(self, target: "WriteTarget", copy: LocalCopy | None) -> None:
         self._target = target
         self._copy = copy
         self._proving = trio.Lock()
 
     def size(self) -> int:
-        """Return the size that it may be useful for, 0 if it is not usable."""
         return self._copy.size() if self._copy is not None else 0
 
     async def proved(self, offset: int) -> Chunk | None:
-        """Return the bytes from `offset` to the next milestone, or to where the memory begins.
-
-        Returns None if they are not available or not the writer's. `data` is empty where the memory begins.
+        """Return the verified bytes from `offset` to the next milestone or to where the memory begins; None
+        if not available.
         """
         begin, end = milestone_range(offset, self._target.base)
         before, after = self._target.milestones.at(begin), self._target.digest_at(end)
@@ -448,8 +417,6 @@ class LocalSource:
 
 
 class AppendTracing:
-    """Traces every `every`th append of one object. Used in the claim's trio run."""
-
     def __init__(
         self,
         tracer: Tracer,
@@ -508,7 +475,6 @@ class AckTimes:
     """When what happened to one append, in seconds since it was made. By the id of each member."""
 
     size: int
-    """Its end in the object."""
     received_s: dict[bytes, float] = field(default_factory=dict)
     synced_s: dict[bytes, float] = field(default_factory=dict)
     quorum_s: float | None = None
@@ -524,7 +490,6 @@ class AckTimes:
             self.quorum_s = at_s
 
     def span(self, directory: str, name: str, members: Mapping[bytes, str], end_s: float) -> SpanRecord:
-        """Return the trace, which ends now. members: the address of each member."""
         acks = tuple(self._ack(server_id, address, end_s) for server_id, address in members.items())
         quorum_s = end_s if self.quorum_s is None else self.quorum_s
         quorum = SpanRecord("dos.append.quorum", 0.0, quorum_s, error="no quorum" * (self.quorum_s is None))
