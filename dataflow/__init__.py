@@ -1,9 +1,6 @@
 """Graphs of sources, operators and sinks, and the workers that run them with exactly-once state and output.
 
-    from dataflow import FileSink, FileSource, Graph
-
-The names below are imported on first use. All of them take a second, and a program that only produces rows,
-or a Python process of Spark that formats an error, needs few of them.
+Names are imported on first use: all of them take a second, and a program that only produces rows needs few.
 """
 
 from typing import TYPE_CHECKING

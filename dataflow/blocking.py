@@ -4,13 +4,8 @@
         with open_producer(store, "shop", "orders", "till-7", schema) as producer:
             producer.wait_recorded(producer.send(rows))
 
-    with read_merged(sites, "board.joined", "out", schema, after=token) as merged:
-        for batch in merged:
-            ...  # commit the effects of batch.table together with batch.token
-
-Every call runs on the trio thread of a `dos_client.blocking` store, and the caller waits for it. Names and
-errors are those of `dataflow.producing` and `dataflow.merged`. Threads and interrupted calls behave as in
-`dos_client.blocking`.
+Each call runs on the trio thread of a `dos_client.blocking` store. Names, arguments and errors are those of
+`dataflow.producing` and `dataflow.merged`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -10,8 +10,8 @@ from journal.archive.bucket import S3Url
 
 @contextmanager
 def service_errors(url: S3Url, raised: type[DosError], needs: str) -> Iterator[None]:
-    """Raise `raised` if the service refuses a request or cannot be reached. needs: who needs which
-    permissions, as "a source needs GetObject".
+    """Raise `raised` if the service refuses a request or cannot be reached. needs: "a source needs
+    GetObject".
     """
     try:
         yield

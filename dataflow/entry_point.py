@@ -3,17 +3,10 @@ r"""Lines over TCP into an input handle: each line is recorded in the store befo
     async with open_store("dos://h1,h2,h3") as store:
         await serve_lines(store, "shop", "lines", "entry-1", port=7777)
 
-    $ printf 'first\nsecond\n' | nc 127.0.0.1 7777
-    2
-
-A line ends with \n and gets its time of arrival. The answer is the number of lines of this connection that
-are on stable storage of a quorum, as decimal text and \n, each time that it grows. A client resends a line
-that was not acknowledged, on another connection. So a line may be recorded twice, and no acknowledged line is
-lost.
-
-One producer writes the lines of all connections; lines that arrive during a write are sent together. Times
-never decrease, even after a restart: the mark of each batch has the last one. So `event_time(...,
-lateness=timedelta(0))` always holds.
+The answer to a connection is the number of its lines that a quorum has on stable storage, as decimal text and
+a newline, each time that it grows. A client resends a line that was not acknowledged, so a line may be
+recorded twice, and no acknowledged line is lost. One producer writes the lines of all connections. Their
+times never decrease, even after a restart, so `event_time(..., lateness=timedelta(0))` always holds.
 """
 
 import logging
@@ -116,12 +109,12 @@ async def serve_lines(
 
     application: the name given to `run`. producer: the name of this entry point; of several with one name,
     the one started last serves. insecure: allow an address that other machines can reach, without encryption
-    or tokens. tls: the certificate of this host; clients use TLS then, and need one for such an address.
-    recorded: called with the number of lines that are newly on stable storage. task_status: gets the port.
+    or tokens. tls: the certificate of this host. recorded: called with the number of lines that are newly on
+    stable storage. task_status: gets the port.
 
     Raises SchemaError for such an address without `insecure`; TlsSettingsError without `tls` although the
-    environment demands TLS; FencedError when another entry point took the
-    name; and what `open_producer` raises. Lines that were not acknowledged then may be recorded or not.
+    environment demands it; FencedError when another entry point took the name; and what `open_producer`
+    raises. Lines that were not acknowledged may be recorded or not.
     """
     if tls is None and tls_of_environment() is not None:
         raise TlsSettingsError(
@@ -193,10 +186,8 @@ async def _shaken(stream: TlsStream) -> bool:
 async def _record(
     writer: Producer, chunks: "trio.MemoryReceiveChannel[_Lines]", recorded: Callable[[int], None]
 ) -> None:
-    """Record the waiting chunks as one batch, then answer their clients.
-
-    Times never decrease, even if the clock does.
-    """
+    """Record the waiting chunks as one batch, then answer their clients."""
+    # Times never decrease, even if the clock does: a smaller one would be late.
     mark = writer.last.mark
     last = _mark.unpack(mark)[0] if len(mark) == _mark.size else 0
     async for first in chunks:

@@ -1,8 +1,4 @@
-"""Errors of a dataflow. Messages: lower case, the violated rule, the values, the remedy.
-
-Base classes are in `dos_protocol.errors`. A user's own exception is wrapped in `OperatorError`, which keeps
-the original traceback as text, because the driver may not have the user's classes.
-"""
+"""Errors of a dataflow. Messages: lower case, the violated rule, the values, the remedy."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -29,8 +25,8 @@ class GraphError(DosError):
 
 
 class ReplicaError(GraphError):
-    """The graph is that of a replica (an output has times), and replicas of it at several sites may emit
-    different rows. Nothing was started. `problems` lists operators, reasons and remedies.
+    """The graph is that of a replica, and replicas at several sites may emit different rows. Nothing was
+    started.
     """
 
     verdict = "cannot run as replicas at several sites"
@@ -41,27 +37,19 @@ class SchemaError(DosError):
 
 
 class DeliveryError(DosError):
-    """A sink does not support the delivery of its region (`consistent(delivery=...)`).
-
-    Nothing was started.
-    """
+    """A sink cannot do the delivery of its region (`consistent(delivery=...)`). Nothing was started."""
 
 
 class OperatorFailure(DosError):  # noqa: N818 - the paper's word for what an operator reports
-    """Raised by a user function for a problem that a reset of the region may solve.
-
-    For example, a service that it calls is unavailable, or a cache of it is corrupt. The region resets to its
-    last committed checkpoint, which counts as one of `max_consecutive_reset_attempts`. Any other exception
-    stops the region. (Consistent regions, "Resetting to a consistent state": an operator detects and reports
-    an error.)
+    """Raised by a user function for a problem that a reset of the region may solve: a service is unavailable,
+    a cache is corrupt. The reset counts as one of `max_consecutive_reset_attempts`. Any other exception stops
+    the region. (Consistent regions, "Resetting to a consistent state".)
     """
 
 
 class UserFault(Exception):  # noqa: N818 - not a failure of the engine: it carries the user's exception
-    """A user function raised an exception or returned an invalid result.
-
-    The circuit adds the operator's name and the position. `row` is the index in the batch if one row caused
-    the fault; `__cause__` is the user's exception, if there was one.
+    """A user function raised an exception (`__cause__`) or returned an invalid result. `row`: its index in
+    the batch if one row caused the fault. The circuit adds the operator's name and the position.
     """
 
     def __init__(self, message: str, *, row: int | None = None, remedy: str = "") -> None:
@@ -75,12 +63,11 @@ class DirectoryError(DosError):
 
 
 class OperatorError(DosError):
-    """A user function raised, or returned what its schema does not allow; or an operator of this package,
-    a source or a sink cannot handle its rows.
+    """A user function raised, or returned what its schema does not allow; or an operator, a source or a sink
+    cannot handle its rows. The region stops; if `wants_reset` (OperatorFailure), it resets.
 
-    The region stops and needs a person; if `wants_reset` (the function raised OperatorFailure), it resets.
-    operator: its name. position: where in the input (source, split, byte), or which step. traceback_text: the
-    original traceback.
+    operator: its name. position: in the input, or which step. traceback_text: the original one, as text,
+    because the driver may not have the user's classes.
     """
 
     def __init__(
@@ -117,10 +104,7 @@ def _operator_error(
 
 
 class InputChangedError(DosError):
-    """An input differs from what was read before: it was truncated, or its first bytes changed.
-
-    Nothing was read after the position. A file that only grew is accepted.
-    """
+    """An input was truncated or changed since it was read. Nothing was read after the position."""
 
     remedy = "put the file back as it was, or start the region under a new name"
 
@@ -134,9 +118,7 @@ class InputChangedError(DosError):
 
 
 class InputGoneError(InputChangedError):
-    """A file in a watched directory, or an object that is being read, is missing, and it is not known whether
-    all of it was read.
-    """
+    """A watched file, or an object that is being read, is missing, perhaps before all of it was read."""
 
     remedy = (
         "restore it under its name; if files are removed after a checkpoint covers them, write"
@@ -173,8 +155,8 @@ class InputReadError(DosError):
 
 
 class InputUnavailableError(DosError):
-    """The service of a bucket did not answer, or refused a request. The worker fails and is started again,
-    up to `max_consecutive_reset_attempts` times; the region resumes from its last checkpoint.
+    """The service of a bucket did not answer, or refused a request. The worker is started again, up to
+    `max_consecutive_reset_attempts` times; the region resumes from its last checkpoint.
     """
 
 
@@ -194,10 +176,7 @@ class SinkOwnedError(DosError):
 
 
 class SinkFencedError(DosError):
-    """A worker of a later incarnation has written this output.
-
-    This worker is obsolete and changed nothing.
-    """
+    """A worker of a later incarnation has written this output. This one changed nothing."""
 
     remedy = "none is needed: this worker ends, the later one continues"
 
@@ -240,10 +219,7 @@ class TokenMismatchError(DosError):
 
 
 class PeerLostError(DosError):
-    """The link to another worker broke. The region resets.
-
-    `unreachable`: no link could be opened, so the coordinator looks for another placement.
-    """
+    """The link to another worker broke. The region resets; if `unreachable`, on another placement."""
 
     def __init__(self, peer: int, why: str, *, remedy: str = "", unreachable: bool = False) -> None:
         super().__init__(f"worker {peer} is lost: {why}", remedy=remedy)

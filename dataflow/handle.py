@@ -1,8 +1,8 @@
 """The handles of running regions and applications: counterparts of Spark's `StreamingQuery`, with its names.
 
-`run` and `run_local` return them. `start_part` assembles a region: the coordinator of `checkpoint` runs it,
-and a launcher starts its workers (Spark jobs, or local processes). When the region has ended, the handle ends
-the workers that still run, and then what was started for the region: its page and its port for figures.
+`start_part` assembles a region: the coordinator of `checkpoint` runs it, and a launcher starts its workers
+(Spark jobs, or local processes). At its end the handle ends the workers that still run, then the page and the
+port for figures.
 """
 
 import logging
@@ -64,9 +64,7 @@ _POLL_S = 0.2
 def serve_page(
     spec: RegionSpec, reports: Mapping[str, Callable[[], dict[str, Any]]], listen: str
 ) -> "PageServer":
-    """Serve the page of the store of `spec`, with the reports of these regions; `RegionHandle.serve_page` has
-    the errors.
-    """
+    """Serve the page of the store of `spec` with these regions, as `RegionHandle.serve_page`."""
     from dos_ui.serving import PageServer  # needs the extra [ui]
 
     host, port = parse_listen(listen, "listen")
@@ -89,7 +87,7 @@ class Monitoring(NamedTuple):
 
 def monitoring_of(metrics: str | None) -> Monitoring:
     """Return what was asked for; `metrics` None: as DOS_METRICS. Begins the driver's log if DOS_LOG asks for
-    one and the program has none. Raises ValueError, MissingExtraError; OSError for a file of spans.
+    one. Raises ValueError, MissingExtraError; OSError for a file of spans.
     """
     given = os.environ.get(METRICS_VARIABLE, "") if metrics is None else metrics
     parse_metrics_listen(given)
@@ -215,15 +213,15 @@ class RegionHandle:
     def serve_page(
         self, listen: str = "127.0.0.1:0", *, beside: "Mapping[str, RegionHandle] | None" = None
     ) -> "PageServer":
-        """Serve a web page of this region and its store at HOST:PORT until `close` of the result, whose
-        `url` is to be opened. beside: other regions of this process in the same store.
+        """Serve a web page of this region and its store at HOST:PORT until `close` of the result, whose `url`
+        is to be opened. beside: other regions of this process in the same store. It is also shown while the
+        store is unavailable.
 
             page = region.serve_page("127.0.0.1:4050")
             print(page.url)
 
-        The status is that of this process, so it is also shown while the store is unavailable. Raises
-        MissingExtraError without the extra `ui`, ValueError for an address that is invalid or that other
-        machines can reach, OSError if the port cannot be used.
+        Raises MissingExtraError without the extra `ui`, ValueError for an address that is invalid or that
+        other machines can reach, OSError if the port cannot be used.
         """
         reports = {name: one.report for name, one in {**(beside or {}), self.name: self}.items()}
         return serve_page(self._control.spec, reports, listen)
@@ -244,9 +242,8 @@ class RegionHandle:
         return self._control.recentProgress
 
     def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802  # Spark's name
-        """Wait at most `timeout` seconds for the end of the region; return whether it has ended.
-
-        Raises `exception()` if it ended as FAILED or FENCED. After a time-out the region continues to run.
+        """Wait at most `timeout` seconds for the end of the region; return whether it has ended. Raises
+        `exception()` if it ended as FAILED or FENCED.
         """
         if not self._cleaned.wait(timeout):
             return False
@@ -266,10 +263,9 @@ class RegionHandle:
     def stop(self) -> None:
         """Take a last checkpoint, end the workers, and wait for them. A later `run` continues from there.
 
-        The rows of that checkpoint are visible then in all sinks. If a destination fails, or takes longer
-        than 10 seconds, they become visible when the region runs again; the log of the worker has the error.
-        If this takes longer than a minute the workers are killed, and the region continues from the last
-        checkpoint that was committed.
+        The rows of that checkpoint are visible then in all sinks; if a destination fails, or takes longer
+        than 10 seconds, when the region runs again. After a minute the workers are killed, and the region
+        continues from the last committed checkpoint.
         """
         self._control.stop()
         if not self._control.wait(stop_timeout_s):
@@ -278,9 +274,8 @@ class RegionHandle:
         self._cleaned.wait(stop_timeout_s)
 
     def checkpoint(self, timeout: float | None = None) -> int:
-        """Commit a checkpoint now and return its number.
-
-        Raises RegionFailedError if none was committed within `timeout` seconds.
+        """Commit a checkpoint now and return its number. Raises RegionFailedError after `timeout` seconds
+        without.
         """
         return self._control.checkpoint(timeout)
 
@@ -288,18 +283,17 @@ class RegionHandle:
         """Change the number of workers while the region runs. Their state moves with the keys that they own.
 
         Returns when the region runs with them, with the seconds that it took and that no input was taken.
-        None gives up a change that is under way. Raises NotScaledError with the reason if the region keeps
-        its workers; RegionFailedError after `timeout` seconds, and the change goes on.
+        None gives up a change that is under way. Raises NotScaledError if the region keeps its workers;
+        RegionFailedError after `timeout` seconds, and the change goes on.
         """
         return self._control.scale(workers, timeout)
 
     def replace(self, *workers: int, timeout: float | None = None) -> ReplaceSettled:
         """Replace workers by other processes, one after the other, while the region runs; without any: all.
-
         Each new process joins first, in a task slot of its own; then the region pauses and continues with it.
-        So another version of this package takes over, or a machine is freed. Raises NotReplacedError if a
-        worker is not replaced: it keeps its process, and so do those after it. RegionFailedError after
-        `timeout` seconds, and the replacement continues.
+
+        Raises NotReplacedError if a worker keeps its process, and so do those after it. RegionFailedError
+        after `timeout` seconds, and the replacement continues.
         """
         return self._control.replace(workers, timeout)
 
@@ -308,10 +302,8 @@ class RegionHandle:
         self._control.reset()
 
     def pause(self, timeout: float | None = None) -> int:
-        """Stop reading input until `resume`, and return the number of a checkpoint that covers all input
-        read.
-
-        Workers keep their slots and processes. Raises RegionFailedError after `timeout` seconds.
+        """Stop reading input until `resume`; return a checkpoint that covers all input read. Workers keep
+        their slots and processes. Raises RegionFailedError after `timeout` seconds.
         """
         return self._control.pause(timeout)
 
@@ -321,34 +313,29 @@ class RegionHandle:
 
     def restore(self, to: str, timeout: float | None = None, *, allow_republish: bool = False) -> int:
         """Go back to an older checkpoint: `savepoint:NAME`, `checkpoint:N`, or a time in ISO 8601, for the
-        newest retained checkpoint that is not later. Returns its number once the restore is committed. All
-        workers are then reset to it.
+        newest retained checkpoint that is not later. Returns its number once the restore is committed.
 
         Output after it is taken back, and input is read again from there. Rows of sinks that cannot take back
-        what they have shown come again: `allow_republish` confirms that. Raises RestoreRefusedError with the
-        reason if nothing was changed; RegionFailedError if that took longer than `timeout` seconds or the
-        region ended: then it may be restored or not.
+        what they have shown come again: `allow_republish` confirms that. Raises RestoreRefusedError if
+        nothing was changed; RegionFailedError if that took longer than `timeout` seconds or the region ended:
+        then it may be restored or not.
         """
         return self._control.restore(to, timeout, republish=allow_republish).checkpoint
 
     def savepoint(
         self, name: str, checkpoint: int = 0, timeout: float | None = None, *, why: str = ""
     ) -> int:
-        """Create a savepoint: keep a checkpoint (0: the last) restorable under a name until
-        `drop_savepoint`, also for later drivers. Returns the number of the checkpoint once a committed
-        checkpoint records the savepoint. why: a note for people, at most 500 characters, which
-        `dos region savepoints` shows with the time and this driver (host:pid).
+        """Create a savepoint: keep a checkpoint (0: the last) restorable under a name until `drop_savepoint`,
+        also for later drivers. Returns its number once a committed checkpoint records the savepoint. why: a
+        note for people, at most 500 characters, which `dos region savepoints` shows.
 
-        Raises LocalProtocolError with the reason if the savepoint cannot be created, because the checkpoint
-        is released, or the name is taken or reserved; RegionFailedError if that took longer than `timeout`
-        seconds or the region ended.
+        Raises LocalProtocolError if the checkpoint is released, or the name is taken or reserved;
+        RegionFailedError if that took longer than `timeout` seconds or the region ended.
         """
         return self._control.savepoint(name, checkpoint, timeout, why)
 
     def drop_savepoint(self, name: str, timeout: float | None = None) -> int:
-        """Drop a savepoint; return the number of its checkpoint. Deletes what only that checkpoint needed.
-        Raises as `savepoint`.
-        """
+        """Drop a savepoint, and what only its checkpoint needed; return its number. Raises as `savepoint`."""
         return self._control.drop_savepoint(name, timeout)
 
     def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
@@ -404,7 +391,6 @@ def start_part(
 ) -> RegionHandle:
     """Start one part of an application as a region. `undo` ends it if a later step of the caller fails.
 
-    metrics: where to serve its figures (`Monitoring.metrics`).
     make_launcher: called when the coordinator listens, and before any worker is started. fields: further
     fields of `RegionSpec`. Raises ValueError for a field out of range, BrokenConnectionError if no port is
     free.
@@ -454,8 +440,7 @@ class Application:
     """Several parts that run concurrently. Every method may be called from any thread. A part that fails ends
     alone: the others continue until they have read everything that it had published.
 
-    `parts`: handle of each part by name, to control one alone. A listener gets the events of all parts; each
-    report has the name of its part.
+    `parts`: handle of each part by name. A listener gets the events of all parts; each report names its part.
     """
 
     def __init__(
@@ -499,9 +484,8 @@ class Application:
         return {name: part.recentProgress for name, part in self.parts.items()}
 
     def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802  # Spark's name
-        """Wait until every part has ended, at most `timeout` seconds. Return whether all have.
-
-        Raises the error of `exception()` as soon as a part is FAILED or FENCED; the other parts continue.
+        """Wait until every part has ended, at most `timeout` seconds. Return whether all have. Raises the
+        error of `exception()` as soon as a part is FAILED or FENCED; the other parts continue.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -530,17 +514,13 @@ class Application:
         return next((error for part in self.parts.values() if (error := part.exception())), None)
 
     def stop(self) -> None:
-        """Stop every part, upstream parts first.
-
-        Each takes a final checkpoint, from which a later `run` continues.
-        """
+        """Stop every part, upstream parts first. A later `run` continues from their final checkpoints."""
         for part in self.parts.values():
             part.stop()
 
     def checkpoint(self, timeout: float | None = None) -> dict[str, int]:
-        """Commit a checkpoint in every consistent region that has not ended; return their numbers.
-
-        Raises RegionFailedError for a region without a new checkpoint within `timeout` seconds.
+        """Commit a checkpoint in every consistent region that has not ended; return their numbers. Raises
+        RegionFailedError for a region without a new checkpoint within `timeout` seconds.
         """
         return {
             name: part.checkpoint(timeout)
@@ -583,9 +563,8 @@ def start_application(
     make_launcher: Callable[[GraphPart, RegionSpec, RegionControl, RegionEvents], WorkerLauncher],
     **options: Any,
 ) -> RegionHandle | Application:
-    """Start each part of an application as a region; if one cannot be started, end those that were.
-
-    Returns the handle of the region, or an `Application` for several parts. `options` and errors: those of
+    """Start each part of an application as a region; if one cannot be started, end those that were. Returns
+    the handle of the region, or an `Application` for several parts. `options` and errors: those of
     `start_part`; ValueError for `restore` of several parts, which have no checkpoint in common.
     """
     if options.get("restore") and len(parts) > 1:

@@ -1,8 +1,4 @@
-"""`dos input`: receive lines over TCP as an input of an application, close an input, sweep staged rows.
-
-`entry_point.py` describes what an entry point guarantees. `dos input sweep` and the commands on retention are
-in `checkpoint/cli/retention.py`.
-"""
+"""`dos input`: receive lines over TCP as an input of an application, and close an input."""
 
 import re
 import signal

@@ -1,7 +1,6 @@
 """All limits of the package, with the reason beside each. The unit is the last word of the name.
 
-Relations between limits are checked at import. What a user may configure per region is a field of
-`WorkerLimits`, whose defaults are here.
+Relations between limits are checked at import. `WorkerLimits` has what a user may configure per region.
 """
 
 from dataclasses import dataclass, field
@@ -38,16 +37,13 @@ merged_bytes_min: Final = 1 * MIB
 replica_report_s: Final = 1.0
 """How often the streams of a merge are reported."""
 replica_retry_s: Final = 1.0
-"""How long the reader of a stream waits after its store was unavailable, or before it looks again whether
-there is an output to read.
-"""
+"""The wait after a store was unavailable, or until an output to read is looked for again."""
 
 # --- steps --------------------------------------------------------------------------------------------------
 step_bytes_max: Final = 2 * MIB
-"""Source bytes of one step of one worker.
-
-Merging equal words saves more the larger a step is, but a checkpoint waits for the steps in progress: from 2
-to 8 MiB the word count gets no faster, and a checkpoint takes 1.6 s instead of 0.4 s.
+"""Source bytes of one step of one worker. Merging equal words saves more the larger a step is, but a
+checkpoint waits for the steps in progress: from 2 to 8 MiB the word count gets no faster, and a checkpoint
+takes 1.6 s instead of 0.4 s.
 """
 step_ms_max: Final = 250
 """A step also ends when its user functions took this long, so that slow functions do not delay checkpoints.
@@ -56,9 +52,8 @@ backlog_s: Final = 1.0
 """Minimum time between two counts of the input that waits: heartbeats report it once per second."""
 batch_bytes_max: Final = 1 * MIB
 batch_bytes_min: Final = 1 * KIB
-"""A batch is the input of one call of a user function. Its size follows the duration of the previous call,
-within these limits. A process that has measured no call yet begins with the least: a step ends only after its
-first batch, and a batch of 64 KiB took 8 s of a function that needs 3 ms for a row.
+"""The input of one call of a user function. Its size follows the duration of the previous call, and begins
+here: a batch of 64 KiB took 8 s of a function that needs 3 ms for a row.
 """
 batch_ms_aim: Final = 50
 steps_ahead: Final = 2
@@ -69,20 +64,17 @@ line_bytes_max: Final = 16 * MIB
 """A longer line is an error: a line is held in memory as a whole."""
 verify_read_bytes: Final = 1 * MIB
 directory_files_max: Final = 50_000
-"""Files of a watched directory that one worker reads.
-
-A checkpoint holds the position of each, about 100 bytes and its path, and is one record of at most 16 MiB.
+"""Files of a watched directory that one worker reads. A checkpoint holds the position of each, about 100
+bytes and its path, and is one record of at most 16 MiB.
 """
 
 object_read_bytes_min: Final = 256 * KIB
-"""The first request for bytes of an object. The size doubles with each further request in sequence: a request
-takes some 30 ms, during which S3 sends 1 to 3 MB.
+"""The first request for an object; each further one in sequence doubles. One takes 30 ms, in which S3 sends 1
+to 3 MB.
 """
 object_read_bytes_max: Final = 8 * MIB
 object_buffer_bytes_max: Final = 64 * MIB
-"""Bytes of objects that one source of one worker holds. They are divided among the objects that are open, in
-parts of at least `object_read_bytes_min`.
-"""
+"""Bytes of objects that one source of one worker holds, for all open objects together."""
 object_reads_ahead: Final = 2
 """Requests of one source that are made while rows are processed."""
 object_poll_s: Final = 10.0
@@ -95,9 +87,7 @@ feed_bytes_max: Final = 64 * MIB
 entry_line_bytes_max: Final = 1 * MIB
 """A longer line at an entry point is refused: any client could otherwise fill the memory."""
 entry_chunks_waiting: Final = 64
-"""Chunks received from connections of an entry point that wait to be sent to the store, each the result of
-one read. Clients are blocked beyond that.
-"""
+"""Chunks of connections of an entry point that wait to be stored. Clients are blocked beyond that."""
 entry_reply_s: Final = 5.0
 """A client that does not read its answer for this long no longer delays other clients."""
 entry_last_answer_s: Final = 60.0
@@ -119,9 +109,7 @@ entry_batch_bytes_max: Final = 64 * MIB
 # --- exchange -----------------------------------------------------------------------------------------------
 key_sample_rows: Final = 2_048
 key_sample_distinct_max: Final = 0.95
-"""Up to this fraction of distinct keys among the sampled rows, each distinct key of a batch is hashed once:
-there are about 20,000 keys or fewer then, and a batch has each of them several times.
-"""
+"""Up to this fraction of distinct keys among the sampled rows, each distinct key is hashed once."""
 frame_rows_max: Final = 1 << 20
 frame_bytes_aim: Final = 8 * MIB
 """Larger batches are divided into several DATA frames, so that the buffers of a link stay small."""
@@ -133,10 +121,7 @@ state_rows_max: Final = 1 << 31
 cached_values_max: Final = 4_096
 cached_values_min: Final = 16
 cached_bytes_max: Final = 8 * MIB
-"""Values of a state on disk that are cached in memory as objects.
-
-A write touches a page of 4 KiB for each of them.
-"""
+"""Values of a state on disk that are cached as objects. A write touches a page of 4 KiB for each of them."""
 disk_map_bytes_min: Final = 16 * MIB
 """Initial size of the memory map of a state on disk; doubled when it is full."""
 snapshot_piece_rows: Final = 64 * 1024
@@ -145,14 +130,9 @@ snapshot_memory_bytes_max: Final = 32 * MIB
 """From this size on, a snapshot that waits to be sent is in the scratch directory instead of memory."""
 
 directory_bytes_ahead: Final = 16 * MIB
-"""Changes of an operator's files that were handed over and are not in their chain yet. The operator blocks
-beyond that. One write has at most this size.
-"""
+"""Changes of an operator's files that are not in their chain yet. The operator blocks beyond that."""
 directory_batch_bytes: Final = 256 * KIB
-"""Changes of an operator's files are handed over in batches of this size, and at the end of its methods.
-
-One by one, two threads would wake each other for each change.
-"""
+"""Changes of files are handed over in batches: one by one, two threads would wake each other for each."""
 directory_record_bytes: Final = 64
 """The bytes counted for a change in addition to its data and file name."""
 
@@ -168,17 +148,13 @@ sink_lock_log_s: Final = 1.0
 journaled_append_bytes: Final = 4 * MIB
 """Longer text of a step becomes several changes of a journaled file; one change has at most 16 MiB."""
 s3_part_bytes: Final = 8 * MIB
-"""One part of an upload to a bucket. S3 requires 5 MiB of every part except the last, some services that all
-other parts have the same size. Twice the size is no faster, and holds twice the memory.
-"""
+"""One part of an upload. S3 requires 5 MiB of every part except the last. Twice the size is no faster."""
 s3_parts_max: Final = 10_000
 """Parts of one upload, a limit of S3: 80 GB between two checkpoints of one worker."""
 s3_parts_ahead: Final = 3
 """Parts of one worker that are uploaded at the same time. Beyond that, the worker waits."""
 parquet_group_bytes: Final = 16 * MIB
-"""Rows of a Parquet sink are kept in memory until they fill a row group of this size: small ones are slow to
-read.
-"""
+"""Rows of a Parquet sink stay in memory until they fill a row group: small ones are slow to read."""
 sql_staged_bytes: Final = 4 * MIB
 """Rows of a SQL sink are kept in memory until they fill one row of this size in the staging table."""
 sql_insert_rows: Final = 1_000
@@ -208,12 +184,10 @@ peer_resume_s: Final = 1.0
 peer_redial_s: Final = 0.1
 ping_s: Final = 0.1
 pings_missed_max: Final = 3
-"""Local recovery: each worker asks the next one whether it lives, and reports it after so many without an
-answer.
-"""
+"""Local recovery: a worker reports the next one after so many pings without an answer."""
 retained_bytes_max: Final = 64 * MIB
-"""Local recovery: steps that are retained for peers until the next checkpoint, in memory. What goes beyond is
-on the disk; at twice as much in total, a checkpoint is requested and no input is taken.
+"""Local recovery: steps retained for peers in memory; the rest is on the disk. At twice as much in total, a
+checkpoint is requested and no input is taken.
 """
 spill_bytes: Final = 1 * MIB
 """About the size of one file of retained steps."""
@@ -237,10 +211,8 @@ class WorkerLimits:
     batch_bytes_max: int = batch_bytes_max
     steps_ahead: int = steps_ahead
     snapshot_bytes_min: int = field(default_factory=lambda: checkpoint_limits.snapshot_bytes_min)
-    """A chain gets a snapshot only after this many bytes were appended since the previous one.
-
-    What a snapshot replaces is deleted when the checkpoints before it are released; so about this much of
-    each chain is kept and read on restore.
+    """A chain gets a snapshot only after this many bytes since the previous one. So about this much of each
+    chain is kept and read on restore.
     """
 
     retained_bytes_max: int = retained_bytes_max

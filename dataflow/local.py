@@ -3,8 +3,8 @@
     region = run_local(graph, workers=2, store="dos://127.0.0.1:9999")
     region.awaitTermination()
 
-A worker's specification is pickled to its standard input, like the closure of a Spark task: the user's
-functions must reach the process. Nothing else is pickled.
+A worker's specification is pickled to its standard input, because the user's functions must reach the
+process.
 """
 
 import json
@@ -80,8 +80,8 @@ def run_local(
 ) -> RegionHandle | Application:
     """Run a graph as a region of local processes.
 
-    The parameters are those of `spark_integration.run`, and so is the result: a handle, or an `Application`
-    for a graph of several regions. The same store and name continue from the last committed checkpoint.
+    Parameters and result are those of `spark_integration.run`. The same store and name continue from the last
+    committed checkpoint.
 
     - `store`: the URL of an initialized store.
     - `logs`: directory for the output of the workers, a file for each attempt; default: the terminal.
@@ -89,8 +89,8 @@ def run_local(
     - `standby`: processes of each region that have imported everything and wait to replace a lost worker
       (about 120 MB each).
     - `metrics`: where the driver and each worker serve figures and health over HTTP (docs/metrics.md), as
-      HOST:PORT or HOST:FIRST-LAST: each takes the first port that is free; port 0 is any. The status has the
-      addresses. Default: DOS_METRICS, otherwise none.
+      HOST:PORT or HOST:FIRST-LAST: each takes the first port that is free; port 0 is any. Default:
+      DOS_METRICS.
 
     Raises GraphError, ValueError before anything is started.
     """
@@ -166,10 +166,9 @@ def _launch(
 
 
 class ProcessLauncher:
-    """Starts, kills and watches worker processes: `checkpoint`'s Launcher. No method blocks.
-
-    Each attempt has a thread that waits for the previous attempt, unless it runs beside that; starts the
-    process or takes a standby one; and reports its end once.
+    """Starts, kills and watches worker processes: `checkpoint`'s Launcher. No method blocks. Each attempt has
+    a thread that waits for the previous one, unless it runs beside that; starts the process or takes a
+    standby; and reports its end once.
     """
 
     def __init__(
@@ -291,9 +290,9 @@ class ProcessLauncher:
             )
 
     def _log_path(self, worker: int, attempt: int) -> Path | None:
-        """Create the log of an attempt. Other runs use the directory too, and their workers may still write:
-        a name that is taken gets the number of the run.
-        """
+        """Create the log of an attempt."""
+        # Other runs use the directory too, and their workers may still write: a taken name gets the number of
+        # the run.
         if self._logs is None:
             return None
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -321,9 +320,7 @@ def dumps(spec: WorkerSpec) -> bytes:
 
 def main() -> int:
     """Run a worker process. Standard input: the path of its log as a line of JSON, then its specification.
-
-    Prints its summary as one line of JSON. Ends at once if standard input is closed: a standby that is not
-    needed.
+    Prints its summary as one line of JSON. Ends if standard input is closed: a standby that is not needed.
     """
     first = sys.stdin.buffer.readline()
     if not first:

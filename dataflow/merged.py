@@ -1,13 +1,12 @@
-"""Read the output of a region that has replicas at several sites, in an application outside of any region:
-each row once, from the replica that is first.
+"""Read the output of a region that has replicas at several sites, in an application outside of any region.
 
     sites = {"purdue": "dos://p1,p2,p3", "osu": "dos://o1,o2,o3"}
     async with read_merged(sites, "board.joined", "out", "at timestamp, load double", after=token) as merged:
         async for batch in merged:
             ...  # commit the effects of batch.table together with batch.token
 
-The token contains what was passed: the mark, and how often each later row was passed. A reader that continues
-`after` it gets what follows, exactly once. `MergedLogSource` is the same for a region.
+Each row comes once, from the replica that is first. A reader that continues `after` a token gets what
+follows, exactly once. `MergedLogSource` is the same for a region.
 """
 
 import struct
@@ -35,11 +34,9 @@ _WHERE: Final = "the token of a merged output"
 
 @dataclass(frozen=True, slots=True)
 class MergedBatch:
-    """Rows that were passed, and what to commit with them. table: None without rows.
-
-    mark_us: every later row has a later time, in microseconds since 1970; 2^63 - 1 after the last row, and
-    -2^63 before anything is known. token: where a reader continues after this batch. It has about 40 bytes,
-    and 32 bytes for each different row above the mark.
+    """Rows that were passed (table: None without), and what to commit with them. mark_us: every later row has
+    a later time, in microseconds since 1970; 2^63 - 1 after the last row, -2^63 before anything is known.
+    token: where a reader continues; about 40 bytes, and 32 for each different row above the mark.
     """
 
     table: pa.Table | None
@@ -58,10 +55,9 @@ class MergedOutput:
         return self
 
     async def __anext__(self) -> MergedBatch:
-        """Wait for rows or a higher mark. Ends when all rows were returned and no replica has more.
-
-        Raises ReplicasDifferError, ConsumerTakenError if another reader registered under the name of this
-        one, and if no stream can be read because of what it contains, the reason.
+        """Wait for rows or a higher mark. Ends when all rows were returned and no replica has more. Raises
+        ReplicasDifferError, ConsumerTakenError if another reader registered under the name of this one, and
+        the reason if no stream can be read because of what it contains.
         """
         if self._merge.is_over:
             raise StopAsyncIteration
@@ -70,15 +66,13 @@ class MergedOutput:
 
     def acknowledge(self, upto: "bytes | int") -> None:
         """Note that everything up to the batch with this token, or up to this mark, is committed. With a
-        `consumer`, what no reader needs any more can then be deleted at the sites. Raises TokenMismatchError,
-        CorruptDataError.
+        `consumer`, what no reader needs can then be deleted. Raises TokenMismatchError, CorruptDataError.
         """
         self._merge.recorded(_state_after(upto, self._of).mark)
 
     async def wait_caught_up(self) -> int:
-        """Wait until each replica was read to the end that its output had, or has a reason in its status why
-        it is not read, and at least one was read. Return the mark then. Another task must take the batches
-        meanwhile. Raises as the iteration.
+        """Wait until each replica was read to its present end, or has a reason in its status, and at least
+        one was read; return the mark. Another task must take the batches meanwhile. Raises as the iteration.
         """
         return await self._merge.wait_caught_up()
 
@@ -111,11 +105,10 @@ async def read_merged(
 
     sites: site -> URL of its store. schema, time, compare, on_missing, on_difference: as for
     `MergedLogSource`. after: the token of the last batch that was committed, or a mark, if all rows up to it
-    were committed and none after it; None: from the beginning. consumer: a name of this reader, under which
-    it is registered at the sites: what lies above the last acknowledged token is then not deleted. One reader
-    of a name at a time: if another one registers, this one ends with ConsumerTakenError. consumer_retain_s:
-    so long what was acknowledged is not deleted either, in case that the reader continues after an older
-    token. token: of the servers.
+    were committed and none after it; None: from the beginning. consumer: a name of this reader, registered at
+    the sites: what lies above the last acknowledged token is not deleted, and for consumer_retain_s nor is
+    what was acknowledged, in case that the reader continues after an older token. If another reader of that
+    name registers, this one ends with ConsumerTakenError. token: of the servers.
 
     A replica that cannot be reached delays nothing; its status has the reason. Raises BadNameError,
     SchemaError, BadUrlError, TokenMismatchError if `after` is of another output, CorruptDataError if it is

@@ -5,11 +5,8 @@
             number = await producer.send(batch.rows, mark=batch.place)
         await producer.wait_recorded(number)
 
-This module converts rows to parts; `checkpoint.chains.input_log` records them.
-
-Exactly once, from the origin of the rows: give each batch a `mark` that says where the next one begins there.
-A restarted producer reads `last` and continues after its mark. Alternatively, number the batches: a number
-that was recorded before is discarded.
+Exactly once, from the origin of the rows: give each batch a `mark` that says where the next one begins there;
+a restarted producer reads `last` and continues after it. Or number the batches: a known number is discarded.
 """
 
 import math
@@ -35,10 +32,8 @@ Rows: TypeAlias = "pa.Table | pa.RecordBatch | Iterable[Mapping[str, Any]]"
 
 
 class InputEnd(NamedTuple):
-    """The end of an input.
-
-    batch: the number of its last batch, 0 for none. mark: the mark of that batch. position: just after it, as
-    in the outputs (`StepRows.inputs`).
+    """The end of an input: the number of its last batch (0 for none), its mark, and the position just after
+    it.
     """
 
     batch: int
@@ -48,10 +43,9 @@ class InputEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EntryPoints:
-    """The entry points of a handle, for `open_producer`: HOST:PORT of each, separated by commas.
-
-    A producer connects to the first one that serves it, and to the next one when that fails. token: that of
-    the entry store. Raises SchemaError for an invalid address.
+    """The entry points of a handle, for `open_producer`: HOST:PORT of each, separated by commas. A producer
+    connects to the first that serves it, and to the next when that fails. token: that of the entry store.
+    Raises SchemaError for an invalid address.
     """
 
     addresses: str
@@ -70,10 +64,7 @@ class EntryPoints:
 
 
 class Producer:
-    """A writer of batches of rows, in order. `open_producer` creates it.
-
-    One `send` at a time, any number of waits.
-    """
+    """A writer of batches of rows, in order (`open_producer`). One `send` at a time, any number of waits."""
 
     def __init__(self, log: InputLog | EntryLog, schema: pa.Schema) -> None:
         self._log = log
@@ -85,13 +76,11 @@ class Producer:
         return InputEnd(self._log.last, self._log.last_mark, self._log.last_end)
 
     async def send(self, rows: Rows, *, batch: int | None = None, mark: bytes = b"") -> int:
-        """Send a batch of any size and return its number.
-
-        Returns when there is room for more; `wait_recorded` tells when the batch is safe. Readers get all of
-        it or nothing.
+        """Send a batch of any size and return its number, when there is room for more. Readers get all of it
+        or nothing.
 
         rows: a table, a record batch, or dicts, with the columns of the schema. batch: its number, by default
-        the next one. A number that was sent before is discarded, whatever its rows. mark: returned by `last`.
+        the next one; a number that was sent before is discarded, whatever its rows. mark: returned by `last`.
 
         Raises SchemaError for rows that do not fit; LocalProtocolError for a number that leaves a gap, with
         nothing sent; FencedError when this producer was opened again elsewhere or the handle was closed.
@@ -105,10 +94,9 @@ class Producer:
         return number
 
     async def wait_recorded(self, batch: int | None = None) -> int:
-        """Wait until a batch (None: the last one) is recorded: on stable storage of a quorum.
-
-        Returns a position up to which everything is recorded. Raises FencedError when that can no longer be
-        known here: open the producer again and check `last`. Waits forever without a quorum.
+        """Wait until a batch (None: the last one) is on stable storage of a quorum, forever without one.
+        Return a position up to which everything is recorded. Raises FencedError when that can no longer be
+        known here: open the producer again and check `last`.
         """
         return await self._log.recorded(self._log.last if batch is None else batch)
 
@@ -119,13 +107,10 @@ async def open_producer(
 ) -> AsyncIterator[Producer]:
     """Open the producer of that name for an input handle, for the duration of the `with` block.
 
-    Any number of producers may write to a handle concurrently, each under its own name. Of several with one
-    name, the one opened last writes.
-
-    store: of the region; or the entry points that record for all sites: then batches are sent again to
-    another entry point when one fails, and are still recorded once. application: the name given to `run`.
-    schema: as in the `InputSource`, for entry points without the time that they give. Leaving the block does
-    not wait: what was sent and not waited for may be lost.
+    Any number of producers may write to a handle concurrently, each under its own name; of several with one
+    name, the one opened last writes. store: of the region; or the entry points that record for all sites.
+    application: the name given to `run`. schema: as in the `InputSource`, for entry points without the time
+    that they give. Leaving the block does not wait: what was sent and not waited for may be lost.
 
     Raises InputClosedError, BadNameError, SchemaError; NotEnoughAnswersError when the producer is new and a
     member of the store is unavailable; EntryRefusedError if no entry point can serve it. Waits while there is

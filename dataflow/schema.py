@@ -1,11 +1,7 @@
 """Parse schemas: a DDL string ("word string, n bigint", as in Spark), a `pa.Schema`, or Spark's StructType.
 
-Text to Arrow and back. Type names are Spark's, so one string serves DataFrames and graphs. A StructType is
-recognized by its methods, so this module does not need Spark. `schema_text` is the canonical form in a
-graph's fingerprint.
-
-Operators carry envelope columns (`_time`, `_id`, `_weight`, `_hash`, `_deleted`) beside the user's columns; a
-user's schema must not contain them.
+Type names are Spark's, so one string serves DataFrames and graphs. `schema_text` is the canonical form in a
+graph's fingerprint. Columns like `_time`, `_hash` are ours; a user's schema must not contain them.
 """
 
 import re

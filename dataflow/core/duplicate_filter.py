@@ -1,27 +1,14 @@
 """Pass each row of several replicas of a stream once, whichever replica gives it first. Pure.
 
-Hwang, Cetintemel, Zdonik, "Fast and Highly-Available Stream Processing over Wide Area Networks", section
-IV-B, algorithm 1. A *stream* here is the output of one replica. All replicas give the same multiset of rows
-with their times, in any order. A row is known by its digest, of 16 bytes; the same row may occur several
-times.
+Hwang, Cetintemel, Zdonik, "Fast and Highly-Available Stream Processing over Wide Area Networks", IV-B,
+algorithm 1. A *stream* is the output of one replica; all give the same multiset of rows, known by their
+digests, in any order. A *mark* of a stream promises that no later row of it has that time or an earlier one.
+`mark` of the filter, M, is the greatest mark of any stream that has given everything up to it: a copy of a
+row up to M is dropped by its time alone, so only digests of later rows are kept. Rules F1 to F3 stand at the
+methods.
 
-A stream gives *marks* too: no later row of it has that time or an earlier one. `mark` of the filter, M, is
-the greatest mark of any stream that has given everything up to it. All rows up to M have been passed, so any
-other copy of them is dropped by its time alone, and only digests of later rows are kept. The rules:
-
-    F1   a row above M counts for its stream. If the stream has now given more copies of it than were passed,
-         it is passed. So a row with m copies is passed m times, by whichever streams are first
-    F2   the mark of a stream is the least mark of all of its logs, without those that are IDLE: they get no
-         rows in this layout of workers. M is the greatest mark of the streams that are *whole*: those whose
-         base is at or below M. M only rises
-    F3   a stream *joins* where a reader begins to read it anew, for whatever reason. It forgets its counts,
-         and has a *base*: it may lack rows up to there. Its rows count at once: what it lacks makes its
-         counts lower, and never passes a copy too many. Its marks count only once M has reached the base. The
-         reader skips what has no row above M, and gives the last mark in what it skipped
-
-Deleting a digest needs no search: digests are kept in buckets by time, which are dropped as M passes them.
-Each bucket numbers its digests, so that counts are arrays: a batch costs one look-up in a dict for each row,
-and about twenty operations on whole arrays.
+Digests are in buckets by time, which are dropped as M passes them. Each bucket numbers its digests, so a
+batch costs one look-up in a dict for each row, and about twenty operations on whole arrays.
 """
 
 import struct
@@ -50,10 +37,7 @@ _Counts = npt.NDArray[np.int64]
 
 
 class FilterState(NamedTuple):
-    """What a checkpoint keeps of a filter: M, and how many copies of each later row were passed.
-
-    buckets, digests, copies: of one length, one element for each row that differs.
-    """
+    """What a checkpoint keeps of a filter: M, and how many copies of each later row were passed."""
 
     mark: int
     buckets: npt.NDArray[np.int64]
@@ -115,12 +99,13 @@ class _Bucket:
     def take(
         self, stream: str, digests: npt.NDArray[Any], ranks: _Counts | None = None
     ) -> npt.NDArray[np.bool_]:
-        """Count rows of a stream, and return which of them are to be passed on (F1). ranks: element n gets
-        the number of rows added that n other streams have given before.
-
-        The copies of one row in this batch are put beside each other, in their order: then the first copy of
-        a run has the count of the stream so far plus 1, the second one plus 2.
+        """Count rows of a stream; return which are passed on. ranks: element n gets the rows that n streams
+        had given.
         """
+        # F1: a row above M counts for its stream. It is passed if the stream has now given more copies of it
+        # than were passed, so a row with m copies is passed m times, by whichever streams are first. Copies
+        # within the batch are put beside each other: the first of a run has the count of the stream plus 1,
+        # the second plus 2.
         numbers = self._numbers_of(digests)
         self.passed = _grown(self.passed, len(self.numbers))
         counts = self.counts[stream] = _grown(self.counts.get(stream, self.passed[:0]), len(self.passed))
@@ -153,8 +138,7 @@ def _grown(counts: _Counts, size: int) -> _Counts:
 
 
 class DuplicateFilter:
-    """The filter of one input. width: the length of a bucket in units of time; a few buckets should fit
-    between two marks.
+    """The filter of one input. width: of a bucket, in units of time; a few should fit between two marks.
 
     Memory: a digest and two numbers for each different row above M, and for each stream that gave it.
     """
@@ -187,9 +171,12 @@ class DuplicateFilter:
     # --- streams --------------------------------------------------------------------------------------------
 
     def join(self, stream: str, logs: Collection[str], base: int = BEFORE_ALL) -> None:
-        """Begin to read a stream, or begin anew. logs: all logs of its layout, also those that are not there
-        yet. base: everything above it is read from now on.
+        """Begin to read a stream (anew). logs: all of its layout. base: everything above it is read from now
+        on.
         """
+        # F3: a stream that is read anew forgets its counts, and may lack rows up to its base. Its rows count
+        # at once: what it lacks makes its counts lower, and never passes a copy too many. Its marks count
+        # once M reaches the base.
         self.leave(stream)
         self._streams[stream] = _Stream(base, dict.fromkeys(logs))
 
@@ -254,8 +241,8 @@ class DuplicateFilter:
         ranks += np.bincount(earlier, minlength=len(ranks))[: len(ranks)]
 
     def take_ranks(self) -> dict[str, tuple[int, ...]]:
-        """Return stream -> how many of the rows that were looked at it gave first, second, and so on, since
-        the last call.
+        """Return stream -> how many of the rows looked at it gave first, second, and so on, since the last
+        call.
         """
         found = {name: tuple(one.ranks.tolist()) for name, one in self._streams.items()}
         for one in self._streams.values():
@@ -263,10 +250,10 @@ class DuplicateFilter:
         return found
 
     def set_mark(self, stream: str, log: str, mark: int) -> bool:
-        """Take the mark of a log, after all rows before it. Return whether M has risen (F2).
-
-        A log whose marks go back joins again before.
-        """
+        """Take the mark of a log, after all rows before it, never a lower one. Return whether M has risen."""
+        # F2: the mark of a stream is the least of its logs that are not IDLE. M is the greatest mark of the
+        # streams that are whole: those whose base is at or below M. M only rises, or a row would be passed
+        # again.
         marks = self._streams[stream].marks
         before = marks[log]
         marks[log] = mark if before is None or IDLE in (mark, before) else max(mark, before)

@@ -1,7 +1,7 @@
 """Messages between producers and entry points, and between entry points. Pure.
 
-They travel on links (`checkpoint/link.py`): a message is one CONTROL frame of JSON, and each part of a batch
-is one DATA frame with an Arrow stream, after the message that announces it.
+A message is one CONTROL frame of JSON on a link (`checkpoint/link.py`). Each part of a batch is one DATA
+frame with an Arrow stream, after the message that announces it.
 
     dialler                                     entry point
     Ask()                                  ->
@@ -11,10 +11,6 @@ is one DATA frame with an Arrow stream, after the message that announces it.
     SendBatch(batch, mark, parts), parts   ->
                                            <-   BatchRecorded(batch, position)      in the order of batches
                                            <-   EntryRefusal(reason), and the link closes
-
-The session is random, made by a producer program when it opens its name. It is recorded, in front of the
-producer's mark, so that of two programs with one name the one that opened it last writes, whichever entry
-points they reach.
 """
 
 import hashlib
@@ -34,11 +30,9 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 class EntryStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """An entry point at one time.
-
-    now_us: its clock. is_good: whether it gives times. errors: peer -> (offset, bound) of its clock against
-    the peer's, in microseconds; a peer that never answered is not listed. marks: origin that it serves -> its
-    newest mark, 0 before the first one. attended: origins whose producers are connected to it.
+    """An entry point at one time. now_us: its clock; is_good: whether it gives times. errors: peer ->
+    (offset, bound) of its clock against the peer's, in microseconds, for peers that answered. marks: origin
+    that it serves -> its newest mark, 0 for none. attended: origins whose producers are connected.
     """
 
     site: str
@@ -81,10 +75,9 @@ class BatchRecorded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class EntryRefusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The link closes.
-
-    kind: "moves": another entry point can serve the producer. "fenced": a program that opened the name later
-    writes. "closed": the handle is closed. "refused": it cannot be served anywhere, for `reason`.
+    """The link closes. kind: "moves", another entry point can serve the producer; "fenced", a program that
+    opened the name later writes; "closed", the handle is closed; "refused", nobody can serve it, for
+    `reason`.
     """
 
     kind: Literal["moves", "fenced", "closed", "refused"]
@@ -124,9 +117,7 @@ def link_job(application: str, handle: str) -> str:
 
 
 def link_key(token: bytes) -> bytes:
-    """Return the key that both ends of a link prove, from the token of the entry store. Without a token it is
-    known to everybody.
-    """
+    """Return the key that both ends of a link prove. Without a token everybody knows it."""
     return hashlib.sha256(b"dos entry point\0" + token).digest()
 
 

@@ -30,9 +30,8 @@ _WIRE: Final = struct.Struct(">q")
 
 
 def combined(watermarks: Iterable[Watermark]) -> Watermark:
-    """Return the combined watermark of several streams: what all of them promise.
-
-    IDLE streams are ignored. Their rows may arrive below the combined watermark, and are late then.
+    """Return the combined watermark of several streams: what all promise. Rows of IDLE streams may be late
+    then.
     """
     active = [watermark for watermark in watermarks if watermark != IDLE]
     return min(active) if active else IDLE
@@ -135,10 +134,8 @@ def least(held: Iterable[HeldWatermark]) -> HeldWatermark:
 class SplitWatermarks:
     """The watermark of each split of the sources above one `event_time` operator.
 
-    Rows of one unit (a batch of a producer) have no order, so a split's watermark advances when its unit
-    ends. A split of which rows were read, and none reached the operator, has the watermark IDLE: it has shown
-    no time, so it holds the others back only while more of its rows wait. Invariant: `reached` of a split
-    never decreases while the split is known, except from IDLE with its first row.
+    Invariant: `reached` of a split never decreases while the split is known, except from IDLE with its first
+    row.
     """
 
     def __init__(self) -> None:
@@ -185,10 +182,9 @@ class SplitWatermarks:
     def of_source(
         self, source: str, now: SourceTime, *, seconds: float = 0.0, idle_after_s: float | None = None
     ) -> HeldWatermark:
-        """Return the watermark of the source at the end of a step. Exhausted splits are forgotten.
-
-        seconds: the time of a clock that never goes back. idle_after_s: a split whose rows were all read, and
-        of which none arrived for this long, is ignored until one does.
+        """Return the watermark of the source at the end of a step; forget exhausted splits. seconds: of a
+        monotonic clock. idle_after_s: after so long without a row, a split that was read to its end is
+        ignored.
         """
         if now.at_end:
             for of_splits in (self._watermarks, self._quiet_since, self._awaited, self.waits_for):
@@ -263,11 +259,10 @@ class SplitWatermarks:
 
 
 class InputMarks(SplitWatermarks):
-    """The watermark of sources that entry points mark (`checkpoint/core/records/inputs.py`), instead of one
-    that follows from rows: a split is an origin, and the pair that it stores is its mark and its number.
-
-    The watermark is the least mark of the origins 1 to N, where N is the newest version of the origin list in
-    any mark that was read. While one of them has no mark, the watermark does not advance.
+    """The watermark of sources that entry points mark (`checkpoint/core/records/inputs.py`): a split is an
+    origin, and the pair that it stores is its mark and its number. It is the least mark of the origins 1 to
+    N, where N is the newest version of the origin list in any mark that was read; it waits for one without a
+    mark.
     """
 
     def marked(self, source: str, split: str, mark: Watermark, *, origin: int, version: int) -> None:

@@ -1,10 +1,8 @@
 """The digest of a file that grows, and the point from which it can be computed further. Pure: no I/O.
 
-A checkpoint stores the digest of everything up to a position. To compute it again, a restore would have to
-read the file from its beginning, which takes longer the longer the region has run. So the checkpoint also
-stores a *resume point*: the prefix digest at an earlier multiple of 64 KiB. A restore reads only from there
-to the position. Because the digest is chained from block to block, the result is the digest of the whole
-file, so the region continues with it, and a complete verification stays possible at any time (decision 0224).
+A checkpoint stores the digest of everything up to a position, and a *resume point*: the prefix digest at an
+earlier multiple of 64 KiB. A restore reads only from there, because the digest is chained from block to
+block, and the result is still the digest of the whole file (decision 0224).
 """
 
 import errno
@@ -31,10 +29,8 @@ def check_verify(verify: str) -> None:
 
 
 class FileDigest:
-    """The prefix digest of the first `size` bytes of a file, resumed at `start`.
-
-    Invariant: `resume` is a multiple of 64 KiB below `size`, by at least 64 KiB (or it is the beginning) and
-    by less than 128 KiB.
+    """The prefix digest of the first `size` bytes of a file. Invariant: `resume` is a multiple of 64 KiB, at
+    least 64 KiB below `size` (or 0) and less than 128 KiB below it.
     """
 
     __slots__ = ("_blocks", "_digest", "resume")
@@ -65,8 +61,8 @@ class FileDigest:
                 self.resume, self._blocks = self._blocks, ResumePoint(self._digest.size, self._digest.value)
 
     def read_to(self, size: int, read: Callable[[int, int], Buffer]) -> None:
-        """Add the bytes up to `size`, in pieces that `read(position, count)` returns. Raises what `read`
-        raises, and OSError if it returns nothing.
+        """Add the bytes up to `size` that `read(position, count)` returns. Raises OSError if it returns
+        nothing.
         """
         while self.size < size:
             block = read(self.size, min(limits.verify_read_bytes, size - self.size))
@@ -76,9 +72,5 @@ class FileDigest:
 
 
 def resumed(point: ResumePoint | UnsetType, *, whole: bool) -> FileDigest:
-    """Return the digest from which a restore continues to the position of a checkpoint.
-
-    It begins at the point that the checkpoint stores. It begins at the beginning of the file if `whole` is
-    set, or if the checkpoint stores no point because an older version made it.
-    """
+    """Return the digest from which a restore continues: at the resume point, or at 0 if `whole`."""
     return FileDigest() if whole or point is UNSET else FileDigest(point)

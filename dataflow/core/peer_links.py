@@ -1,19 +1,13 @@
 """What a worker sends to its peers and accepts from them. Pure: no links, no threads.
 
-1. An exchange link belongs to the terms of both ends. With global recovery, the term of every worker is the
-   incarnation; the first link of each peer is accepted, and its first frame is RESET.
+1. An exchange link belongs to the terms of both ends. With global recovery, each is the incarnation; a peer
+   dials once.
 2. A frame whose sender, region or term differs from that of its link ends the link.
-3. EOF means that the sender's sources are exhausted. DURABLE(n) means that its input division of step n is
-   synced on the quorum. Neither is passed to the circuit.
-
-With local recovery:
-
-4. A link of an older term is refused; one of a newer term waits until the coordinator has shown that term
-   here (`view`).
-5. The acceptor begins with HAVE: what it has used of the dialler. It has dropped everything else, so the
-   dialler sends from there on: retained steps, then new ones. A broken link is opened again in the same way.
-6. What both ends have of a step must agree: a process that made it again sends what was used, or the region
-   resets.
+3. EOF: the sender's sources are exhausted. DURABLE(n): its input division of step n is synced on the quorum.
+4. Local recovery: a link of an older term is refused; one of a newer term waits for the coordinator's `view`.
+5. Local recovery: the acceptor begins with HAVE, what it has used of the dialler. It has dropped everything
+   else, so the dialler sends from there on: retained steps, then new ones.
+6. Local recovery: what both ends have of a step must agree, or the region resets.
 """
 
 from collections import deque
@@ -36,9 +30,7 @@ Frames = tuple[ChannelFrame, ...]
 
 
 class RowsRecord(NamedTuple):
-    """The rows that one worker sends another one in one step on one channel, in a size that does not depend
-    on them: their number, and the sum of their hashes modulo 2^64. DADSTORM: a shared tuple record.
-    """
+    """The rows of one step from one worker to another on a channel: number, and sum of hashes modulo 2^64."""
 
     rows: int
     hashes: int
@@ -91,9 +83,7 @@ class RetainedSteps:
         self.bytes_in_memory += size
 
     def purge(self, step: int) -> None:
-        """Forget the steps up to this one: a committed checkpoint covers them. An entry that follows one of a
-        later step is forgotten with that.
-        """
+        """Forget the steps up to this one, which a committed checkpoint covers, and what precedes them."""
         self.purged = max(self.purged, step)
         while self._kept and self._kept[0].step <= self.purged:
             self._drop_first()
@@ -213,9 +203,7 @@ class PeerLinks:
         at_most_once: bool = False,
         resumes: bool = True,
     ) -> None:
-        """resumes: with local recovery. Otherwise each peer dials once, and what all peers got is
-        forgotten.
-        """
+        """resumes: with local recovery. Otherwise each peer dials once, and what all got is forgotten."""
         self._resumes = resumes
         self._accepted: set[int] = set()
         self.terms = list(terms)
@@ -338,10 +326,7 @@ class PeerLinks:
     # --- out ----------------------------------------------------------------------------------------------
 
     def add(self, sent: Sent, records: Records, *, produces: bool) -> None:
-        """Retain what a stage sends. `records`: (peer, channel) -> its rows. produces: it is the first stage.
-
-        Raises StepDiffersError.
-        """
+        """Retain what a stage sends. `records`: (peer, channel) -> its rows. Raises StepDiffersError."""
         if self._outgoing:  # the only worker of a region sends nothing
             self.retained.add(sent)
         if produces:

@@ -1,22 +1,13 @@
-"""Check a graph before anything starts, and divide it into stages.
-
-Pure: it sees operators as (name, kind, inputs); no functions, schemas or data.
+"""Check a graph before anything starts, and divide it into stages. Pure: names, kinds and inputs.
 
 All workers run the same circuit on disjoint shards. A *stage* is what a worker can run of one step without
-waiting for another worker. Stage 0 turns input into what is sent; stage k+1 begins where an exchange
-(`key_by`) of stage k ends. A worker runs stage k+1 of step n after all senders have ended step n on the
-exchanges into it.
+waiting for another worker. Stage k+1 begins where an exchange (`key_by`) of stage k ends, after all senders
+have ended the step on the exchanges into it.
 
-Whether a step ends with a checkpoint is known only after its barriers have arrived, that is from stage 1 on.
-So everything with an effect (state, sinks) is placed in stage 1 or later. In a graph without an exchange,
-channel 0 then carries only barriers. If such an operator is before the first exchange (a sort before a
-key_by), one more channel carries barriers, numbered after the exchanges. So sources may run ahead, and stage
-0 does nothing that would have to be rolled back.
-
-A broadcast table is not a data port: rows that reach it in a step take effect in the next step. So an
-operator that reads the table may be upstream of it, and the graph still runs stage by stage. Its rows go to
-all workers (`broadcast`). With such a table, sources do not run ahead (`CircuitPlan.steps_ahead_max`):
-each step begins after the previous one has ended.
+Whether a step ends with a checkpoint is known only from stage 1 on, after its barriers have arrived. So
+everything with an effect (state, sinks) is in stage 1 or later: sources may run ahead, and stage 0 does
+nothing to roll back. Without an exchange in front of such an operator, one more channel carries only
+barriers.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -140,10 +131,7 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class CircuitPlan:
-    """The graph as workers run it.
-
-    `channels` is at least 1: barriers need a channel even without an exchange.
-    """
+    """The graph as workers run it. `channels` is at least 1: barriers need one even without an exchange."""
 
     nodes: tuple[NodePlan, ...]
     stages: tuple[StagePlan, ...]
@@ -153,9 +141,7 @@ class CircuitPlan:
         return next(node for node in self.nodes if node.name == name)
 
     def with_own_time(self) -> frozenset[str]:
-        """Return the operators whose event time differs from worker to worker: no exchange is between them
-        and a source. Behind an exchange it is equal, because every worker hears all senders.
-        """
+        """Return the operators before any exchange: their event time differs from worker to worker."""
         found: set[str] = set()
         for node in (node for stage in self.stages for node in stage.nodes):
             if node.exchange is None and (not node.inputs or not found.isdisjoint(node.inputs)):
@@ -268,10 +254,8 @@ def _end_problems(nodes: Sequence[NodeSpec]) -> list[str]:
 
 
 def _cycle(nodes: Sequence[NodeSpec]) -> list[str]:
-    """Return the names along one cycle, the first repeated at the end; empty if there is none.
-
-    Iterative, because graphs may be deeper than the recursion limit.
-    """
+    """Return the names along one cycle, the first repeated at the end; empty if there is none."""
+    # Iterative: graphs may be deeper than the recursion limit.
     WHITE, GREY, BLACK = 0, 1, 2  # noqa: N806 - the colours of the textbook
     colour = [WHITE] * len(nodes)
     for start in range(len(nodes)):
@@ -369,9 +353,8 @@ class PendingTables:
     made_from: Mapping[str, frozenset[str]]
     """The `broadcast` operator of a table -> the sources that its rows come from."""
     waits_for: Mapping[str, frozenset[str]]
-    """Source -> the `broadcast` operators of the tables that it waits for.
-
-    Sources that wait for none are left out.
+    """Source -> the `broadcast` operators of the tables that it waits for, without sources that wait for
+    none.
     """
 
     def problems(self) -> list[str]:
@@ -460,11 +443,8 @@ MAKES_UPDATES: Final = frozenset({OperatorKind.COUNT, OperatorKind.AGGREGATE})
 
 
 def sources_of_updates(nodes: Sequence[NodeSpec], reads: Mapping[int, int]) -> dict[int, int]:
-    """Return operator -> the operator whose updates its output carries.
-
-    Operators without updates are left out.
-
-    reads: a source -> the sink of the same graph whose output it reads.
+    """Return operator -> the operator whose updates its output carries, if any. reads: source -> sink of the
+    graph.
     """
     origin: dict[int, int] = {i: i for i, node in enumerate(nodes) if node.kind in MAKES_UPDATES}
     changed = True

@@ -1,18 +1,13 @@
-"""Assign operators to consistent regions from the annotations of a few of them.
+"""Assign operators to consistent regions from the annotations of a few of them. Pure.
 
-Pure: it sees operators as (name, kind, inputs) and annotations; it starts nothing.
-
-1. `@consistent` on an operator makes it the start of a region, which includes everything reachable from it
-   (consistent-regions, "Selecting a consistent region").
-2. `@autonomous` removes an operator and everything reachable from it.
-3. `@consistent(own_region=True)` also ends the paths of the regions above it: it starts another region, which
-   reads their output from logs in the store. Each region is reset alone.
-4. An operator that is reachable both ways is in the region: consistent takes precedence. So an autonomous
-   operator ends a path, but does not affect parallel paths.
-5. Regions that share an operator are one region and must have the same settings.
-6. All other operators are outside of any region.
-7. A broadcast table reaches the operators that read it.
-8. A graph without annotations is one region with the settings of `run`.
+1. `@consistent` on an operator starts a region, which includes everything reachable from it
+   (consistent-regions, "Selecting a consistent region"); `@autonomous` removes an operator and everything
+   reachable from it. Consistent takes precedence.
+2. `@consistent(own_region=True)` also ends the paths of the regions above it: it reads their output from logs
+   in the store.
+3. Regions that share an operator are one region and must have the same settings.
+4. A broadcast table reaches the operators that read it. All other operators are outside of any region.
+5. A graph without annotations is one region with the settings of `run`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,13 +54,12 @@ ANNOTATION: Final = "__dos_region__"
 class Consistent:
     """The annotation that an operator starts a consistent region. Times are seconds.
 
-    trigger: "periodic" takes a checkpoint every `period`; "operator" when the start operator requests it, for
-    example after a file. period: None means the `checkpoint_interval` of `run`. delivery: how often sinks
-    publish a row when workers fail (`Delivery`); None is exactly-once, or at-least-once for sinks
-    that support no more. own_region: the region begins at this operator even if its input comes from another
-    region. recovery: what follows the loss of a worker; None means the `recovery` of `run`. silence_timeout:
-    with global recovery, for how long the host of another worker may send no packet before it counts as lost.
-    The others are as in the paper, "Configuring a consistent region".
+    trigger: "periodic" takes a checkpoint every `period` (None: the `checkpoint_interval` of `run`);
+    "operator" when the start operator requests it, for example after a file. delivery: how often sinks
+    publish a row when workers fail; None is exactly-once, or at-least-once for sinks that support no more.
+    own_region: the region begins here even if its input comes from another region. recovery: what follows the
+    loss of a worker; None: as `run`. silence_timeout: with global recovery, how long the host of a worker may
+    be silent before it counts as lost. The others are those of the paper, "Configuring a consistent region".
     """
 
     trigger: Trigger = "periodic"
@@ -145,11 +139,9 @@ def consistent(
     recovery: Recovery | None = None,
     silence_timeout: float = peer_silent_s,
 ) -> Consistent:
-    """Start a consistent region at an operator, with the settings of `Consistent`.
+    """Start a consistent region at an operator, with the settings of `Consistent`. Raises ValueError.
 
-    With `own_region=True` the operator may read from other regions of the graph: their output comes to it
-    through logs in the store, which no program has to write or read. Raises ValueError for a setting out of
-    range.
+    Example:
 
         logs = graph.source("logs", FileSource(["a.txt"])).annotate(consistent(period=5))
 
@@ -189,10 +181,8 @@ def region_options(settings: Consistent) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One consistent region.
-
-    `members`: its operators, inputs before consumers. `starts`: its sources, and the operators with
-    `@consistent`. `ends`: the operators whose output is not used or leaves the region.
+    """One consistent region: its `members`, inputs first; `starts`, its sources and `@consistent` operators;
+    `ends`, the operators whose output is not used or leaves the region.
     """
 
     members: tuple[str, ...]
@@ -316,10 +306,7 @@ Groups: TypeAlias = Sequence[tuple[list[int], set[int]]]
 
 
 def _entered(nodes: Sequence[NodeSpec], groups: Groups, begins_own: Callable[[int], bool]) -> list[str]:
-    """Return a problem for each input from outside: it could not be replayed after a reset.
-
-    The output of another region can be, from its log.
-    """
+    """Return a problem for each input from outside, which could not be replayed after a reset."""
     inside = set().union(*(members for _, members in groups))
     return [
         _entry(nodes[index], nodes[source].name)
@@ -364,8 +351,8 @@ def _entry(node: NodeSpec, source: str) -> str:
 
 
 class ReplicaProblem(NamedTuple):
-    """Why two replicas of an operator may return other rows, as text after the operator's name, and what to
-    write instead.
+    """Why two replicas of an operator may return other rows, as text after its name, and what to write
+    instead.
     """
 
     reason: str
@@ -373,9 +360,7 @@ class ReplicaProblem(NamedTuple):
 
 
 def not_deterministic(nodes: Sequence[NodeSpec], starts: Iterable[int]) -> dict[int, str]:
-    """Return the operators `starts` and everything downstream of them -> the name of one of `starts` above
-    it.
-    """
+    """Return the operators `starts` and everything downstream of them -> one of `starts` above it."""
     consumers = consumers_of(nodes)
     todo = [(index, nodes[index].name) for index in starts]
     found: dict[int, str] = {}

@@ -1,15 +1,12 @@
 """Compare what the replicas of a stream give, second by second of event time. Pure.
 
-Replicas must give the same rows with the same times. For each second that lies wholly above the base of a
-stream, the number of its rows and the sum of their digests are kept. Once the marks of two streams have
-passed the second, both must be equal.
+For each second that lies wholly above the base of a stream, the number of its rows and the sum of their
+digests are kept; once the marks of two streams have passed it, both must be equal. Only one of `every`
+seconds is compared; its rows are kept, up to `rows_max`, to name the first that one replica lacks.
 
-Only one of `every` seconds is compared, and only the rows of these seconds are kept, up to `rows_max` over
-all: they name the first row that one replica lacks.
-
-If streams differ, nothing shows which of them is right. Of three or more streams, more than half may agree:
-`by_majority`, the others are the minority, which the reader detaches. The streams that count are those that
-have read the whole second, or will. While one of them could still make a majority, the second is undecided.
+If streams differ, nothing shows which is right. With `by_majority`, more than half of at least three may
+agree: the others are the minority, which the reader detaches. While a stream that has not read the whole
+second could still make a majority, the second is undecided.
 """
 
 from collections import Counter
@@ -30,9 +27,7 @@ _ROWS_OF_SECONDS: Final = 64
 
 class Difference(NamedTuple):
     """Two replicas differ in a second of event time. row: one that `lacking` does not have, as text.
-
-    minority: the streams to be detached, because more than half of all give other rows; empty: it is not
-    known which ones are right.
+    minority: the streams to be detached; empty: it is not known which ones are right.
     """
 
     second: int
@@ -65,9 +60,7 @@ class _Compared:
 
 
 class ReplicaComparison:
-    """Compares the streams of one input. every: 1 compares each second, n each n-th, 0 none. by_majority:
-    whether a minority is named, if there is one.
-    """
+    """Compares the streams of one input. every: 1 compares each second, n each n-th, 0 none."""
 
     def __init__(self, every: int, rows_max: int = 100_000, *, by_majority: bool = False) -> None:
         self._every = every
@@ -137,7 +130,7 @@ class ReplicaComparison:
 
     def set_mark(self, stream: str, mark: int) -> Difference | None:
         """Take the mark of a stream, after the rows before it. Return the first difference from another
-        stream, None if there is none. After one with a minority, call `leave` for each stream of it.
+        stream, if any. After one with a minority, call `leave` for each stream of it.
         """
         one = self._streams[stream]
         if not self._every or mark <= one.mark:
@@ -189,9 +182,7 @@ class ReplicaComparison:
         raise AssertionError("sums differ, and no row does")
 
     def _drop(self) -> None:
-        """Forget the seconds that all marks have passed. Of streams that are far ahead of another, forget the
-        rows of their oldest seconds, and then these seconds too: they are not compared then.
-        """
+        """Forget the seconds that all marks have passed, and the oldest rows of streams far ahead."""
         least = min(one.mark for one in self._streams.values())
         for one in self._streams.values():
             numbers = sorted(one.seconds)

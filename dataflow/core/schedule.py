@@ -1,20 +1,12 @@
-"""Decide what a worker does next: a stage of a step, or nothing until something arrives.
+"""Decide what a worker does next: a stage of a step, or nothing until something arrives. Pure.
 
-Pure: numbers of steps and checkpoints; no rows, no threads, no clock. A new one is made for each incarnation.
-
-Three things advance independently: sources (stage 0 *produces* step p), later stages (stage k has *done* step
-d_k), and the frames that have arrived on the channels. Always
+Sources (stage 0 *produces* step p), later stages (stage k has *done* step d_k) and frames advance
+independently:
 
     p >= d_1 >= d_2 >= ... >= d_last        and        p <= d_last + steps_ahead
 
-1. Of all stages that can run, the highest runs first. So rows leave memory as early as possible, and a worker
-   that waits for its peers never delays them.
-2. A step is produced if there is input, if recorded divisions require it, if a peer has ended that step (it
-   waits for this worker), or if a checkpoint is requested. An idle region makes no steps.
-3. A requested checkpoint is attached to the next STEP_END that this worker sends, once. The alignment of
-   stage 1 determines the step of the checkpoint; it may be an earlier one, because a peer sent the request
-   first.
-4. After the final checkpoint nothing is produced.
+Of all stages that can run, the highest runs first, so rows leave memory early and a waiting worker never
+delays its peers.
 """
 
 from collections import defaultdict
@@ -60,10 +52,7 @@ NO_CHECKPOINT = Barrier()
 
 @dataclass(slots=True)
 class Schedule:
-    """The schedule of one worker in one incarnation. The owner reports what happens and calls `next_action`.
-
-    Invariant: the inequalities in the module docstring.
-    """
+    """The schedule of one worker in one incarnation. Its owner reports events and calls `next_action`."""
 
     plan: CircuitPlan
     first_step: int
@@ -88,9 +77,8 @@ class Schedule:
 
     @property
     def consumed(self) -> int:
-        """The last step that has passed all stages here.
-
-        There are at least two: sinks are in stage 1 or later.
+        """The last step that has passed all stages here. There are at least two: sinks are in stage 1 or
+        later.
         """
         return self.done[-1]
 
@@ -102,11 +90,13 @@ class Schedule:
     def next_action(
         self, is_complete: Callable[[int, int], bool], *, input_waits: bool, room: bool, peers_at: int
     ) -> Action:
-        """Return what to do now.
-
-        is_complete: whether all senders have ended a step on a channel. input_waits: a source has more to
-        read. room: the store accepts more data. peers_at: the highest step that any peer has ended.
+        """Return what to do now. is_complete: whether all senders ended a step on a channel. input_waits: a
+        source has more. room: the store accepts more data. peers_at: the highest step that any peer has
+        ended.
         """
+        # A step is made only for input, a recorded division, a checkpoint, or a peer that has ended it and
+        # waits for this worker: an idle region makes none. After the final checkpoint nothing may be
+        # produced.
         for stage in range(len(self.plan.stages) - 1, 0, -1):
             step = self.done[stage] + 1
             receives = self.plan.stages[stage].receives
@@ -134,9 +124,11 @@ class Schedule:
         return Wait("the store has no room" if input_waits else "there is no input")
 
     def step_produced(self, recorded: Barrier | None = None) -> Barrier:
-        """Note that stage 0 of the next step has run; return what its STEP_ENDs carry: what is recorded of a
+        """Note that stage 0 of the next step has run. Return what its STEP_ENDs carry: what is recorded of a
         step that is made again with local recovery, otherwise the request, if there is one.
         """
+        # A requested checkpoint is attached once. The alignment of stage 1 decides its step, which may be an
+        # earlier one: a peer may have sent the request first.
         self.produced += 1
         self.done[0] = self.produced
         if recorded is not None:

@@ -1,24 +1,8 @@
-"""The transactions of a two-phase sink on one worker: their names, when each is published, and which are left
-over after a failure.
+"""The transactions of a two-phase sink on one worker: names, when each is published, which are left over.
+Pure.
 
-Pure: names and numbers. The sink decides what a transaction holds and where.
-
-Rows since the last checkpoint are *staged* in a transaction that no reader sees. When the worker votes for a
-checkpoint, the transaction is durable and its name is in the checkpoint. When the checkpoint is committed,
-the transaction is published. Three failures are handled that simpler sinks get wrong:
-
-- A worker may prepare checkpoint n+1 before it learns that n is committed, and crash then. If n+1 was
-  committed as well, only the transactions in n+1 are found again. So a checkpoint names *all* transactions
-  that were not published when it was prepared.
-- The number of a checkpoint is used again if the first attempt was not committed. So names consist of the
-  incarnation of the region and a count, not of the checkpoint number. A name is never used twice, and a
-  repeated commit is recognized by its name.
-- A worker that is left over from an earlier incarnation may run its cleanup late. So an incarnation removes
-  nothing that a later one has staged.
-
-A region may also be restored to an older checkpoint than its last one. Transactions that were published after
-that checkpoint must be taken back, because their rows come again. So a checkpoint also names the newest
-transaction that it covers.
+Rows since the last checkpoint are *staged* in a transaction that no reader sees. The vote contains its name;
+it is published when the checkpoint is committed.
 """
 
 import re
@@ -56,11 +40,16 @@ def parse_name(text: str) -> TransactionName | None:
 
 
 class Transactions:
-    """The transactions of one worker in one incarnation.
-
-    Invariant: each transaction is open (takes rows), pending (in a checkpoint, not published) or forgotten.
+    """The transactions of one worker in one incarnation. Each is open (takes rows), pending (in a checkpoint,
+    not published) or forgotten.
     """
 
+    # Three failures decide the design. (1) A worker may prepare checkpoint n+1 before it learns that n is
+    # committed, and crash: if n+1 was committed as well, only its transactions are found again, so a
+    # checkpoint names ALL that were not published. (2) The number of a checkpoint is used again after a
+    # failed attempt, so names consist of the incarnation and a count, and a repeated commit is recognized by
+    # its name. (3) A worker left over from an earlier incarnation may clean up late, so an incarnation
+    # removes nothing that a later one has staged.
     def __init__(self, owner: int, worker: int, incarnation: int) -> None:
         self._next = TransactionName(owner, worker, incarnation, 1)
         self._open: TransactionName | None = None
@@ -71,9 +60,8 @@ class Transactions:
         """The newest transaction that the last checkpoint covers, "" if it covers none."""
 
     def restore(self, pending: Iterable[str], newest: str) -> None:
-        """Restore a checkpoint with these names; newest: its `newest`.
-
-        Raises ValueError for names of another owner or worker.
+        """Restore a checkpoint with these names; newest: its `newest`. Raises ValueError for another owner's
+        names.
         """
         self._open, self._unprepared = None, []
         self._pending = {self._mine(text): 0 for text in pending}
@@ -86,10 +74,8 @@ class Transactions:
         return name
 
     def to_take_back(self, published: Iterable[str]) -> list[str]:
-        """Return those of `published` that were published after the restored checkpoint, newest first.
-
-        None of a later incarnation, because this worker is then the one that is left over.
-        """
+        """Return those of `published` that were published after the restored checkpoint, newest first."""
+        # None of a later incarnation: this worker is then the one that is left over.
         newest, current = self.newest, self._next
         names = sorted((name for name in map(parse_name, published) if name is not None), reverse=True)
         return [

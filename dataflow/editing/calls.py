@@ -1,10 +1,8 @@
 """Edit the state of a stopped region, and begin a region with a given state.
 
-    async with open_store("dos://h1,h2,h3") as store:
-        edit = await edit_state(store, graph, {"counts": [{"word": "the", "count": 7}]}, name="wordcount")
+    edit = await edit_state(store, graph, {"counts": [{"word": "the", "count": 7}]}, name="wordcount")
 
-Everything is validated before anything is claimed or written; `checkpoint/maintenance/editing.py` writes the
-rows. `dos.edit_state` and `dos.bootstrap_state` are the same calls for plain threads.
+Everything is validated before anything is claimed or written; `checkpoint/maintenance/editing.py` writes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,10 +66,9 @@ async def first_positions(
 ) -> list[dict[str, Positions]]:
     """Return for each worker where its sources begin. Raises EditRefusedError unless every source of the
     graph is given, with positions that exist; and what reading an input raises.
-
-    Positions have the digest of everything before them, so an input handle is read up to the position. It is
-    registered as a consumer first: nothing that the region will read is trimmed.
     """
+    # Positions have the digest of everything before them, so an input handle is read up to the position. It
+    # is registered as a consumer first: otherwise what the region will read could be trimmed meanwhile.
     sources = {name: spec for name, spec in plan.specs.items() if isinstance(spec, SourceSpec)}
     for name in given:
         if name not in sources:
@@ -158,9 +155,7 @@ def _check_splits(name: str, splits: Sequence[str], wanted: Mapping[str, Any]) -
 async def _reach(
     store: Store, application: str, spec: InputSource, name: str, split: str, at: int | None
 ) -> SplitPosition | None:
-    """Return the position at the end of a committed part: `at`, or the last one for None. None: there is
-    nothing before it.
-    """
+    """Return the position at the end of a committed part: `at`, or its last; None if nothing is before it."""
     if at == 0:
         return None
     retained = InputSource(spec.name, spec.schema, begin="retained").origin(store, Reading(application))
@@ -240,11 +235,7 @@ def rules_for(plan: GraphPlan, region: str, tables: Mapping[str, GivenTable]) ->
 async def stored_state(
     store: Store, region: str, checkpoint: Checkpoint, rules: Mapping[str, EditRules]
 ) -> StoredState:
-    """Read the state of these operators in a checkpoint.
-
-    Raises EditRefusedError if it is of another version than the graph's, and what reading a state chain
-    raises.
-    """
+    """Read the state of these operators in a checkpoint. Raises EditRefusedError for another version."""
     watermarks: dict[str, Watermark] = {}
     blocks: dict[str, list[pa.RecordBatch]] = {}
     for worker, part in sorted(checkpoint.workers.items()):
@@ -306,9 +297,8 @@ def planned(
 async def plan_edit(
     store: Store, region: str, checkpoint: Checkpoint, plan: GraphPlan, tables: Mapping[str, GivenTable]
 ) -> PlannedEdit:
-    """Return what an edit of a checkpoint changes.
-
-    Raises FingerprintMismatchError for another graph, EditRefusedError, and what reading a chain raises.
+    """Return what an edit of a checkpoint changes. Raises FingerprintMismatchError for another graph,
+    EditRefusedError, and what reading a chain raises.
     """
     stored = plan.stored()
     check_fingerprint(
@@ -351,8 +341,8 @@ class StateEdit:
     base: int
     """The checkpoint whose state was edited; 0 for a region that begins with a given state."""
     checkpoint: int | None
-    """The checkpoint with the edited state. None if nothing was written: for `dry_run`, or because the state
-    already has these rows.
+    """The checkpoint with the edited state; None if nothing was written (`dry_run`, or the state has these
+    rows).
     """
     tables: dict[str, TableEdit] = field(default_factory=dict)
     """Operator -> what changed."""
@@ -388,22 +378,21 @@ async def edit_state(
     """Write rows into the state of a stopped region. The next `run` begins with it.
 
     Keys that are not given stay as they are. Rows with a column `_deleted` that is set delete their keys.
-    Rows that equal the stored ones are not written; if no row differs, nothing is.
+    Rows that equal the stored ones are not written.
 
     - `graph`, `name`: as given to `run`. If the graph has several regions, the operators belong to one.
     - `tables`: operator -> rows.
     - `to`: the checkpoint whose state is edited, as for `dos region restore --to`; default: the last one.
     - `savepoint`: the name of a savepoint that holds that checkpoint, so that the edit can be taken back.
-    - `why`: a note. It is recorded with the edit.
+    - `why`: a note, which is recorded with the edit.
     - `allow_republish`: as for `run(restore=...)`, if `to` is an older checkpoint.
     - `dry_run`: only validate, and return what would change.
 
     A driver that still runs the region is superseded and ends. Output that was made stays; a log branches, as
-    for a restore.
-
-    Raises EditRefusedError, RestoreRefusedError, SavepointRefusedError, FingerprintMismatchError,
-    NoRegionError, with nothing changed; RegionFencedError if a driver claimed the region meanwhile: it may
-    then be edited or not, as when this is cancelled; GraphError; and what reading the store raises.
+    for a restore. Raises EditRefusedError, RestoreRefusedError, SavepointRefusedError,
+    FingerprintMismatchError, NoRegionError, with nothing changed; RegionFencedError if a driver claimed the
+    region meanwhile: it may then be edited or not, as when this is cancelled; GraphError; and what reading
+    the store raises.
     """
     given = {operator: as_table(operator, rows) for operator, rows in tables.items()}
     part = _part_of(graph, name or graph.name, given)
@@ -474,17 +463,16 @@ async def bootstrap_state(
 ) -> StateEdit:
     """Create a region whose first checkpoint has this state. The next `run` of that name begins with it.
 
-    - `graph`, `name`: as for `run`. The graph is one region.
+    - `graph`, `name`, `why`: as for `edit_state`. The graph is one region.
     - `tables`: operator -> rows; other operators begin without state.
     - `positions`: where each source begins: `"begin"`, for an input handle `"end"` or the position of each
       producer, or for any source the position of each split as a checkpoint has it.
     - `workers`: their number in the first checkpoint. A later `run` may change it.
-    - `why`: a note. It is recorded with the checkpoint.
 
     Raises EditRefusedError, with nothing changed but registers and claims, for rows and positions that are
-    not valid, and if the region exists; RegionFencedError if a driver claimed the region meanwhile;
-    GraphError, ValueError; and what reading the store raises. A call that failed or was cancelled can be
-    repeated, until the region has its checkpoint.
+    not valid, and if the region exists; RegionFencedError as `edit_state`; GraphError, ValueError; and what
+    reading the store raises. A call that failed or was cancelled can be repeated, until the region has its
+    checkpoint.
     """
     if not 0 < workers <= workers_max:
         raise ValueError(f"a region has 1 to {workers_max} workers, got {workers}")
@@ -521,10 +509,8 @@ async def bootstrap_state(
 
 
 async def _check_new(store: Store, region: str) -> None:
-    """Raise EditRefusedError if the region has a checkpoint, or has recorded steps or output without one.
-
-    Checked before anything is claimed, because a claim would end a driver that runs.
-    """
+    """Raise EditRefusedError if the region has a checkpoint, recorded steps or output."""
+    # Before anything is claimed: a claim would end a driver that runs.
     try:
         view: ManifestView | None = await read_manifest(store, region)
     except NoRegionError:

@@ -136,10 +136,8 @@ def typed(operator: str, name: str, column: GivenColumn, kind: pa.DataType) -> p
 def given_rows(
     operator: str, schema: pa.Schema, hashed: Sequence[str], given: GivenTable, stored: pa.RecordBatch | None
 ) -> GivenRows:
-    """Return the rows of a table. `hashed`: the key columns whose hash decides the worker.
-
-    Raises EditRefusedError for columns that the state has not, a missing or null key, a key that occurs
-    twice.
+    """Return the rows of a table. `hashed`: the key columns whose hash decides the worker. Raises
+    EditRefusedError for columns that the state has not, a missing or null key, a key that occurs twice.
     """
     names = key_columns(schema)
     allowed = [name for name in schema.names if name not in _IGNORED]
@@ -320,9 +318,8 @@ class EditRules(ABC):
 
     @abstractmethod
     def complete(self, rows: GivenRows, watermark: Watermark) -> None:
-        """Check the rows, and set `rows.values`. watermark: the highest one of the operator on any worker.
-
-        Raises EditRefusedError.
+        """Check the rows, and set `rows.values`. watermark: the highest one on any worker. Raises
+        EditRefusedError.
         """
 
     def _declared(self, rows: GivenRows, name: str) -> pa.Array:
@@ -337,9 +334,7 @@ class EditRules(ABC):
         return pa.nulls(len(rows), rows.schema.field(name).type)
 
     def check_read(self, edited: EditedRows) -> None:
-        """Have a new instance of the operator read the rows. Raises EditRefusedError if it cannot, or if it
-        has other rows then.
-        """
+        """Raise EditRefusedError if a new instance of the operator cannot read the rows, or has others."""
         operator = self.open()
         try:
             table = operator.tables()[""]
@@ -554,9 +549,9 @@ class MapStateRules(EditRules):
         }
 
     def _are_set(self, rows: GivenRows, values: Mapping[str, pa.Array]) -> npt.NDArray[np.bool_]:
-        """Return which keys have a state. A reader that leaves `_is_set` out sees nulls for a key that has
-        only a timer: written back, it still has no state.
-        """
+        """Return which keys have a state."""
+        # A reader that leaves `_is_set` out sees nulls for a key that has only a timer: written back, it has
+        # no state.
         if IS_SET in rows.columns:
             return flags_of(rows.typed(IS_SET))
         nulls = [value.is_null().to_numpy(zero_copy_only=False) for value in values.values()]
@@ -638,9 +633,7 @@ _RULES: Final[Mapping[type[OperatorSpec], type[Any]]] = {
 
 
 def rules_of(plan: GraphPlan, name: str, region: str) -> EditRules:
-    """Return the rules of the operator `name` of a graph. Raises EditRefusedError if it has no state that can
-    be edited, which names those that have.
-    """
+    """Return the rules of an operator of a graph. Raises EditRefusedError if its state cannot be edited."""
     operator, tilde, table = name.partition("~")
     editable = [one for one, spec in plan.specs.items() if _class_of(spec) is not None]
     known = f"operators whose state can be edited: {', '.join(editable) or 'none'}"

@@ -1,5 +1,4 @@
-"""`dos input serve --site`: an entry point as a command; `dos input entries`: the entry points of a
-handle.
+"""`dos input serve --site`, an entry point as a command; `dos input entries`, the entry points of a handle.
 
 What needs pyarrow is imported in functions: `--help` works without it.
 """

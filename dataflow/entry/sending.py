@@ -1,7 +1,5 @@
 """The producer's side of entry points: batches are kept until they are recorded, and sent again to another
-entry point if one fails.
-
-`EntryLog` has the methods of `InputLog` that a `Producer` uses. One task talks to one entry point at a time.
+entry point if one fails. `EntryLog` has the methods of `InputLog` that a `Producer` uses.
 """
 
 import logging
@@ -55,8 +53,8 @@ class OtherEntryPointError(EntryRefusedError):
 
 
 class EntryLink:
-    """A link to one entry point. Its calls raise BrokenConnectionError, LinkClosedError, ChannelFrameError
-    and ControlMessageError.
+    """A link to one entry point. Calls raise BrokenConnectionError, LinkClosedError, ChannelFrameError and
+    ControlMessageError.
     """
 
     def __init__(self, link: Link) -> None:
@@ -67,8 +65,8 @@ class EntryLink:
     async def opened(
         cls, address: str, application: str, handle: str, token: bytes
     ) -> "AsyncIterator[EntryLink]":
-        """Connect to HOST:PORT. Raises BrokenConnectionError; OtherEntryPointError if it serves another
-        handle or has another token.
+        """Connect to HOST:PORT. Raises BrokenConnectionError; OtherEntryPointError for another handle or
+        token.
         """
         host, port = parse_listen(address, "an entry point")
         job = link_job(application, handle)
@@ -126,9 +124,7 @@ _ATTEMPTS_TO_WARN = 5
 
 
 class EntryLog:
-    """One producer name, served by entry points. Start `run` in a task; only the waits may be called from
-    several tasks at once.
-    """
+    """One producer name, served by entry points. Start `run` in a task; only waits may run concurrently."""
 
     def __init__(
         self, addresses: tuple[str, ...], token: bytes, application: str, handle: str, producer: str
@@ -154,8 +150,8 @@ class EntryLog:
     async def append(
         self, parts: list[tuple[int, bytes]], *, number: int, mark: bytes = b""
     ) -> BatchDecision:
-        """Send a batch, as `InputLog.append`. Also raises EntryRefusedError for a batch above
-        `entry_batch_bytes_max`, and what no entry point accepts.
+        """Send a batch, as `InputLog.append`. Also raises EntryRefusedError for one that no entry point
+        accepts.
         """
         decision = judge_batch(number, self.last)
         if decision is BatchDecision.DISCARD:
@@ -178,8 +174,8 @@ class EntryLog:
         return decision
 
     async def recorded(self, number: int) -> int:
-        """Wait until a batch is recorded by a majority of the entry store, and return the position after the
-        last one that is. Raises as `InputLog.recorded`, and EntryRefusedError if no entry point accepts it.
+        """Wait until a majority of the entry store has a batch; return the position after the last such
+        batch. Raises as `InputLog.recorded`, and EntryRefusedError if no entry point accepts it.
         """
         if number > self.last:
             raise LocalProtocolError(f"batch {number} was not sent; the last one sent is {self.last}")

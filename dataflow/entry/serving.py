@@ -1,8 +1,7 @@
 """An entry point: the process at a site that producers connect to. It talks to producers and to its peers.
 
-`Origins` claims and marks. A batch is given its time, appended, and acknowledged once a majority of the
-entry store has it. Whatever goes wrong with an origin closes the link of its producer, which connects to
-another entry point and sends again what was not acknowledged.
+A batch is given its time, appended, and acknowledged once a majority of the entry store has it. Whatever goes
+wrong with an origin closes the link of its producer, which sends again elsewhere what was not acknowledged.
 """
 
 import logging
@@ -72,8 +71,8 @@ from journal import NotEnoughAnswersError, UnsettledStateError, size_seen
 
 
 class TimedBatch(NamedTuple):
-    """A batch as it is recorded. time_us: that was given to its rows, 0: they had times. late: Arrow stream
-    of the rows that are late, b"" for none.
+    """A batch as it is recorded. time_us: given to its rows, 0 if they had times. late: stream of the late
+    rows.
     """
 
     parts: list[tuple[int, bytes]]
@@ -142,10 +141,7 @@ def _divided(table: pa.Table, column: str, origin: OriginTime) -> tuple[pa.Table
 
 
 class EntryClock:
-    """This machine's clock, and how far it is from those of the peers.
-
-    wall_ns: nanoseconds since 1970.
-    """
+    """This machine's clock (wall_ns: nanoseconds since 1970), and how far it is from those of the peers."""
 
     def __init__(self, peers: Sequence[str], error_max_us: int, wall_ns: Callable[[], int]) -> None:
         self.check = ClockCheck(peers, error_max_us)
@@ -165,10 +161,10 @@ class EntryClock:
 
 
 class ServedOrigin:
-    """One origin that is claimed here. `lock` is held from giving a time, or a mark, to its place in the
-    chain, so that the chain has them in their order.
-    """
+    """One origin that is claimed here."""
 
+    # The lock is held from giving a time, or a mark, to its place in the chain: else the chain had another
+    # order.
     def __init__(self, name: str, log: InputLog, time: OriginTime) -> None:
         self.name, self.log, self.time = name, log, time
         self.lock = trio.Lock()
@@ -233,10 +229,8 @@ class Origins:
 
     async def claim(self, name: str, *, session: bytes = b"") -> ServedOrigin:
         """Serve an origin from now on, and mark it. session: of a producer program that opens the name, which
-        is recorded with the mark.
-
-        Raises BadNameError, EntryRefusedError, InputClosedError, NotEnoughAnswersError (a new origin needs
-        every member of the entry store). Waits without a quorum.
+        is recorded with the mark. Raises BadNameError, EntryRefusedError, InputClosedError,
+        NotEnoughAnswersError (a new origin needs every member of the entry store). Waits without a quorum.
         """
         async with self._claiming.setdefault(name, trio.Lock()):
             await self.drop(name)
@@ -410,14 +404,12 @@ _MOVES = (
     StoreNotReadyError,
     UnsettledStateError,
 )
-"""Another entry point may record the batch, or this one a moment later: too few servers of the entry store
-answer here now, or another process changes what is read.
-"""
+"""Another entry point may record the batch, or this one a moment later."""
 
 
 class EntryOptions(NamedTuple):
-    """How an entry point serves. peers: HOST:PORT of the other entry points. settings: of a new handle; None:
-    those that are recorded. token: producers and peers must have the same. wall_ns: the clock.
+    """How an entry point serves. peers: HOST:PORT of the others. settings: of a new handle; None: as
+    recorded. token: of producers and peers. wall_ns: the clock.
     """
 
     site: str

@@ -5,12 +5,9 @@
     words = lines.flat_map("words", lambda row: row["line"].split(), schema="word string")
     words.key_by("by_word", "word").count("counts").sink("out", FileSink("out"))
 
-This module only records what the user calls; `Graph.plan` checks it as a whole before anything starts. The
-graph is sent to every worker, and each worker makes the same plan from it. State is found by operator name
-after a restart: renaming an operator disconnects it from its state.
-
-A graph that is not one region is divided into parts that run separately (`parts_of`, at the end of this
-file).
+`Graph.plan` checks a graph as a whole before anything starts. The graph is sent to every worker, and each
+makes the same plan from it. State is found by operator name: renaming an operator disconnects it from its
+state. `parts_of` divides a graph that is not one region into parts that run separately.
 """
 
 import logging
@@ -136,26 +133,17 @@ class Stream:
             orders.map("reduced", lambda row: {**row, "price": row["price"] * 0.9})
             lines.map("lengths", lambda batch: pc.utf8_length(batch["line"]), schema="n int", takes="batch")
 
-        takes="row": the function gets a dict of the columns and returns a dict, a tuple or, for one column, a
-        value. takes="batch": it gets a `pa.RecordBatch` and returns one with the same number of rows (or a
-        table, a dict of arrays, an array). takes="pandas": the same with a DataFrame, whose columns are
-        Arrow-backed.
-
-        deterministic=False: the function may return other rows for the same input, because it reads a clock,
-        calls a service or uses random numbers. State and output stay exactly-once, but no sink below it may
-        publish by step.
-
-        replica_consistent: for a region with replicas at several sites, whether what the function returns for
-        a row depends on that row alone, not on others in its batch. None: True if takes="row".
-
-        threads: how many threads call the function at once, for a function that waits or releases the GIL. It
-        must be thread-safe. The results keep the order of the rows.
-
-        broadcast: a broadcast table that the function gets as its second argument (`graph.broadcast_table`).
-
-        side_outputs: side outputs, name -> columns; `stream.side_output(name, port)` returns one as a stream.
-        The function gets `emit(port, row)` as its last argument, which writes a row, a batch or a table to a
-        side output.
+        takes: "row", a dict of the columns, for a dict, a tuple or, for one column, a value. "batch", a
+        `pa.RecordBatch`, for one with the same number of rows (or a table, a dict of arrays, an array).
+        "pandas", the same with a DataFrame, whose columns are Arrow-backed. deterministic=False: the function
+        may return other rows for the same input (a clock, a service, random numbers). State and output stay
+        exactly-once, but no sink below may publish by step. replica_consistent: for a region with replicas,
+        whether the result for a row depends on that row alone, not on others in its batch; None: True if
+        takes="row". threads: how many threads call the function at once, for a thread-safe one that waits or
+        releases the GIL; results keep the order of the rows. broadcast: a table that the function gets as its
+        second argument (`graph.broadcast_table`). side_outputs: name -> columns; the function gets
+        `emit(port, row)` as its last argument, which writes a row, a batch or a table, and
+        `stream.side_output(name, port)` reads it.
 
             def checked(row, emit):
                 if row["price"] < 0:
@@ -222,9 +210,8 @@ class Stream:
         broadcast: "BroadcastTable | None" = None,
         side_outputs: "Mapping[str, str | pa.Schema] | None" = None,
     ) -> "Stream":
-        """Keep the rows for which the function returns True. A batch function returns a boolean array.
-
-        The other arguments are those of `map`.
+        """Keep the rows for which the function returns True; one of batches returns a boolean array.
+        Otherwise as `map`.
 
             orders.filter("dear", lambda row: row["price"] > 10)
             orders.filter("tea", lambda batch: pc.equal(batch["item"], "tea"), takes="batch")
@@ -254,9 +241,9 @@ class Stream:
     def key_by(self, name: str, *columns: str, on_null: OnNullKey = "group") -> "KeyedStream":
         """Route rows with the same values in `columns` to the same worker.
 
-        on_null: how rows with a null in one of these columns are handled. "group": null is an ordinary key
-        that equals itself, as in SQL's GROUP BY; a join does not match on it, as in SQL. "error": the region
-        stops. "drop": the rows are dropped and counted. "side": the rows go to the side output "null".
+        on_null: of rows with a null in one of them. "group": null is a key that equals itself, as in SQL's
+        GROUP BY; a join does not match on it. "error": the region stops. "drop": they are dropped and
+        counted. "side": they go to the side output "null".
 
             orders.key_by("by_item_and_time", "item", "at").count("counts")
             orders.key_by("by_known_item", "item", on_null="drop").count("known")
@@ -280,19 +267,15 @@ class Stream:
         """Declare the timestamp `column` as the event time of the rows, and generate watermarks from it.
 
         The watermark is the minimum over all splits (files, producers, ...) that are not read to their end.
-
-        lateness: the maximum delay. No row is more than this behind the latest row before it in its split.
-        punctuation: a column of timestamps, null in most rows. A non-null value promises that all later rows
-        of its split have larger times. A row that breaks either promise is late.
-        idle_after: a split of which all rows were read, and none arrived here for this long, is ignored until
-        one arrives, which may be late. None: a silent split holds the watermark back.
-        marks: the watermark is what the entry points promise that gave the rows their times
-        (`InputSource(..., entry=...)`); it does not follow from rows.
-        on_null: how rows with a null in `column` are handled. "error": the region stops. "drop": they are
-        dropped and counted. "side": they go to the side output "null".
-        max_ahead: how far times may be ahead of the clock (with punctuation, the promises), because one row
-        from the future would make all others late; None: any time. Unused with marks. on_ahead: how rows
-        beyond it are handled: "error", "drop", or "side", the side output "ahead".
+        lateness: no row is more than this behind the latest row before it in its split. punctuation: a column
+        of timestamps, null in most rows; a value promises that all later rows of its split have larger times.
+        A row that breaks either promise is late. idle_after: a split without rows for so long is ignored
+        until one arrives, which may be late; None: a silent split holds the watermark back. marks: the
+        watermark is what the entry points promise that gave the rows their times (`InputSource(...,
+        entry=...)`). on_null: of rows with a null in `column`: "error" stops the region, "drop" drops and
+        counts them, "side" is the side output "null". max_ahead: how far times (with punctuation, the
+        promises) may be ahead of the clock, because one row from the future would make all others late; None:
+        any time; unused with marks. on_ahead: of rows beyond it, likewise; "side" is the side output "ahead".
 
             sent = graph.source("sent", InputSource("sent", "at timestamp, all_before timestamp"))
             sent.event_time("by_promise", "at", lateness=timedelta(minutes=1))
@@ -305,9 +288,7 @@ class Stream:
 
     def sort(self, name: str, time: str) -> "Stream":
         """Emit rows in event-time order as the watermark passes them; equal times in the order of all
-        columns.
-
-        Each worker orders its own rows. Late rows go to the side output "late".
+        columns. Each worker orders its own rows. Late rows go to the side output "late".
 
             orders.sort("in_order", "at")
         """
@@ -329,10 +310,8 @@ class Stream:
         return self._then(name, apply_spec(operator))
 
     def side_output(self, name: str, port: str) -> "Stream":
-        """Return a side output of the operator that made this stream.
-
-        Ports: "late" for rows that arrived too late; "null" for rows without a key or time if on_null="side";
-        "ahead" for rows from the future if on_ahead="side"; or one that a function or operator declares.
+        """Return a side output of the operator that made this stream: "late" for rows that arrived too late;
+        "null" and "ahead" if on_null="side" or on_ahead="side"; or one that a function or operator declares.
 
             in_order = orders.sort("in_order", "at")
             in_order.side_output("late", "late").sink("late_out", CallSink(print))
@@ -411,11 +390,10 @@ class KeyedStream(Stream):
             by_item.aggregate("hourly", Tumbling("at", timedelta(hours=1)), orders=Count())
             by_item.aggregate("smooth", CountWindow("at", 3, slide=1), mean=Mean("price"))
 
-        Without a window: over all rows so far, once a step for each key in it: (key columns, a column for
-        each aggregate, by its name). With a window: over its rows, once, when it closes: (key columns,
-        window_start, window_end, aggregates). With a CountWindow: over that many rows of the key in
-        event-time order, once the last of them has passed: (key columns, window_number, aggregates). Late
-        rows go to the side output "late".
+        Without a window: over all rows so far, once a step for each key in it: (key columns, aggregates by
+        name). With a window: over its rows, when it closes: (key columns, window_start, window_end,
+        aggregates). With a CountWindow: over that many rows of the key in event-time order, once the last has
+        passed: (key columns, window_number, aggregates). Late rows go to the side output "late".
         """
         if window is None:
             return self._then(name, AggregateSpec(self._keys(), tuple(aggregates.items())))
@@ -426,11 +404,9 @@ class KeyedStream(Stream):
     def dedup(self, name: str, window: Tumbling | None = None, /) -> Stream:
         """Emit the first row of each key when it arrives.
 
-        With a window: the first row of each key in each window; the key is forgotten when the window closes,
-        and later rows go to the side output "late".
-
-        If rows with the same key differ otherwise, the first to arrive is emitted, which depends on the order
-        of arrival: use all columns that distinguish rows as the key.
+        With a window: of each key in each window; the key is forgotten when the window closes, and later rows
+        go to the side output "late". Which of several rows of a key is first depends on the order of arrival:
+        use all columns that distinguish rows as the key.
 
             by_item.dedup("items")
             by_item.dedup("items_of_a_day", Tumbling("at", timedelta(days=1)))
@@ -454,22 +430,15 @@ class KeyedStream(Stream):
         other without its key; `suffix` is appended to names that both have. Late rows go to the side outputs
         "late" and "late_right".
 
-            by_item.join(
-                "near",
-                prices.key_by("prices_by_item", "item"),
-                times=("at", "at"),
-                within=timedelta(minutes=30),
-                suffix="_now",
-            )
+            right = prices.key_by("prices_by_item", "item")
+            by_item.join("near", right, times=("at", "at"), within=timedelta(minutes=30), suffix="_now")
         """
         spec = JoinSpec((self._keys(), right._keys()), times, within, suffix)
         return self._with(right, name, spec)
 
     def top_k(self, name: str, window: Tumbling, k: int, *, by: str) -> Stream:
-        """Emit the `k` rows with the largest `by` of each key in each window, when the window closes.
-
-        The largest is first. Equal rows are in the order of all columns, nulls last. Late rows go to the side
-        output "late".
+        """Emit the `k` rows with the largest `by` of each key in each window, when it closes, largest first;
+        equal rows in the order of all columns, nulls last. Late rows go to the side output "late".
 
             by_item.top_k("dearest", Tumbling("at", timedelta(days=1)), 3, by="price")
         """
@@ -493,16 +462,14 @@ class KeyedStream(Stream):
         """Call functions that keep state for each key.
 
         `on_row(row, state)` is called for each row, in event-time order; `on_timer(key, time, state)` after
-        the watermark has passed `state.timer`, which both may set. Both return or yield rows of `schema`.
+        the watermark has passed `state.timer`, a datetime or None, which both may set. Both return or yield
+        rows of `schema`. `state.value` is a dict with the columns of the schema `state`, initially None; the
+        state is deleted when it is None again and no timer is set. Late rows go to the side output "late".
 
-        `state.value` is a dict with the columns of the schema `state`, initially None. The state is deleted
-        when it is None again and no timer is set. `state.timer` is a datetime or None. Late rows go to the
-        side output "late".
-
-        state_version, migrations: for changes of the schema `state` (`Migration`).
-        side_outputs: side outputs, name -> columns; both functions get `emit(port, row)` as last argument.
-        ttl: how long a value is kept after the last call for its key, in event time.
-        state_on: "memory"; or "disk", the local disk of each worker, for values that do not fit into memory.
+        state_version, migrations: for changes of the schema `state` (`Migration`). side_outputs: name ->
+        columns; both functions get `emit(port, row)` as last argument. ttl: how long a value is kept after
+        the last call for its key, in event time. state_on: "memory"; or "disk", that of each worker, for
+        values that do not fit into memory.
 
             def on_row(row, state):
                 state.value = {"n": (state.value["n"] if state.value else 0) + 1}
@@ -545,19 +512,17 @@ class KeyedStream(Stream):
         ttl: timedelta | None = None,
         state_on: StateLocation = "memory",
     ) -> Stream:
-        """Call a function written for Spark's `applyInPandasWithState`, unchanged.
-
-        It is called with (key, DataFrames, GroupState) for each row, in event-time order, and after a
-        timeout. docs/state.md lists what is not supported. The other arguments are those of `map_state`.
+        """Call a function written for Spark's `applyInPandasWithState`, unchanged, with (key, DataFrames,
+        GroupState) for each row, in event-time order, and after a timeout. docs/state.md lists what is not
+        supported. The other arguments are those of `map_state`.
 
             def numbered(key, frames, state):
                 n = (state.get[0] if state.exists else 0) + sum(map(len, frames))
                 state.update((n,))
                 yield pd.DataFrame({"item": [key[0]], "n": [n]})
 
-            by_item.apply_in_pandas_with_state(
-                "numbered", numbered, "item string, n bigint", "n bigint", "append", time="at"
-            )
+            columns, state = "item string, n bigint", "n bigint"
+            by_item.apply_in_pandas_with_state("numbered", numbered, columns, state, "append", time="at")
         """
         check_mode(outputMode)
         spec = GroupStateSpec(
@@ -590,11 +555,10 @@ class KeyedStream(Stream):
         ttl: timedelta | None = None,
         state_on: StateLocation = "memory",
     ) -> Stream:
-        """Run a `StatefulProcessor` written for Spark's `transformWithState`, unchanged.
-
-        With takes="pandas" it is one for `transformWithStateInPandas`. `handleInputRows` is called for each
-        row, in event-time order, `handleExpiredTimer` after a timer has passed. docs/state.md lists what is
-        not supported. The other arguments are those of `map_state`.
+        """Run a `StatefulProcessor` written for Spark's `transformWithState` (takes="pandas":
+        `transformWithStateInPandas`), unchanged. `handleInputRows` is called for each row, in event-time
+        order, `handleExpiredTimer` after a timer has passed. docs/state.md lists what is not supported. The
+        other arguments are those of `map_state`.
 
             class Numbered:  # a StatefulProcessor, where Spark is installed
                 def init(self, handle):
@@ -605,9 +569,8 @@ class KeyedStream(Stream):
                     self.n.update((n,))
                     yield key[0], n
 
-            by_item.transform_with_state(
-                "numbered", Numbered(), "item string, n bigint", "append", "none", time="at"
-            )
+            columns = "item string, n bigint"
+            by_item.transform_with_state("numbered", Numbered(), columns, "append", "none", time="at")
         """
         check_mode(outputMode)
         timers = check_time_mode(timeMode)
@@ -688,7 +651,8 @@ class Graph:
         return self._add(name, UnionSpec(), streams)
 
     def apply(self, name: str, operator: UserOperator, /, **inputs: "Stream") -> "Stream":
-        """Add an operator of your own that has several named inputs (`UserOperator.needs`).
+        """Add an operator of your own that has several named inputs (`UserOperator.needs`); `stream.apply` is
+        for one.
 
             class Tagged(UserOperator):
                 needs = {"orders": "item string", "prices": "item string"}
@@ -699,9 +663,8 @@ class Graph:
 
             graph.apply("tagged", Tagged(), orders=by_item, prices=prices.key_by("prices_by_item", "item"))
 
-        Either all inputs are keyed, by columns of the same types, or none is. If they are keyed, all rows of
-        a key reach the same instance. For an operator with one unnamed input use `stream.apply`. Raises
-        SchemaError and GraphError.
+        Either all inputs are keyed, by columns of the same types, or none is. If they are, all rows of a key
+        reach the same instance. Raises SchemaError and GraphError.
         """
         spec = apply_spec(operator, tuple(inputs))
         return self._add(name, spec, [inputs[one] for one in inputs_of(operator)])
@@ -718,15 +681,14 @@ class Graph:
 
             orders.map("priced", priced, broadcast=newest)
 
-        An operator with `broadcast=` passes the table to its function as the second argument: a read-only
-        mapping from the value of the key column (a tuple if there are several) to a dict of the other
-        columns. A row whose other columns are all null deletes its key. Rows that arrive in a step take
+        The table is a read-only mapping from the value of the key column (a tuple if there are several) to a
+        dict of the other columns. A row whose other columns are all null deletes its key. Rows of a step take
         effect in the next step, on all workers; so the stream may be computed from the output of operators
-        that read the table. With a broadcast table each step begins after the previous one has ended.
+        that read the table. Each step begins after the previous one has ended.
 
         complete_first: for a table from bounded sources. The sources whose rows reach a reader of the table
-        are not read until the sources of the table are read to their end and the whole table is in effect on
-        all workers. A source of the table that never ends blocks them forever.
+        wait until the whole table is in effect on all workers. A source of the table that never ends blocks
+        them forever.
         """
         rows = self._add(f"{name}.rows", BroadcastSpec(), (stream,))
         self._add(name, BroadcastStateSpec(keys, complete_first), (rows,))
@@ -750,17 +712,13 @@ class Graph:
         """Return the operators in the order in which they were added, and the same as the plan checks see
         them.
 
-        Example:
-
             recorded, checked = graph.nodes()
         """
         return list(self._nodes), self._node_specs()
 
     def annotate(self, name: str, annotation: Annotation) -> None:
-        """Declare that the operator `name` starts a consistent region or is autonomous.
-
-        The operator may be added later. The same as `stream.annotate(annotation)`, and also usable for a
-        sink.
+        """Declare that the operator `name`, which may be added later, starts a consistent region or is
+        autonomous. The same as `stream.annotate(annotation)`, and also usable for a sink.
 
             graph.annotate("lines", consistent(period=5))
         """
@@ -773,11 +731,8 @@ class Graph:
             raise GraphError(self.name, (problem,))
 
     def explain(self) -> None:
-        """Print the regions of this graph, their operators, and the logs between them.
-
-        Checks what `run` checks of a graph, and raises the same GraphError.
-
-        Example:
+        """Print the regions of this graph, their operators, and the logs between them. Raises GraphError as
+        `run`.
 
             graph.explain()
         """
@@ -787,7 +742,6 @@ class Graph:
 
     def diagram(self, form: Literal["mermaid", "dot"] = "mermaid") -> str:
         """Return a diagram of this graph as text: operators, regions, exchanges, side outputs, tables.
-
         GitHub, GitLab and JupyterLab draw Mermaid in Markdown; Graphviz draws DOT (`dot -Tsvg`). Raises
         GraphError as `plan` does, ValueError for another form.
 
@@ -798,11 +752,8 @@ class Graph:
         return FORMS[form](self.plan())
 
     def plan(self) -> GraphPlan:
-        """Check the graph and return its plan. Starts nothing. Raises GraphError with all problems found.
-
-        A graph with a `LogSink(time=...)` is that of a replica, and must be replica consistent: ReplicaError.
-
-        Example:
+        """Check the graph and return its plan. Starts nothing. Raises GraphError with all problems found,
+        ReplicaError if it has a `LogSink(time=...)` and is not replica consistent.
 
             columns = graph.plan().schemas["orders"]
         """
@@ -916,13 +867,10 @@ BRIDGE_SUFFIX = ".leaves"
 
 @dataclass(frozen=True, slots=True)
 class GraphPart:
-    """A part that runs separately: a consistent region, or connected operators outside of any (`settings` is
-    None then). Its name is APPLICATION.OPERATOR, after its first operator.
-
-    It has its own coordinator, manifest and workers, so a failure of one part does not reset another. No edge
-    connects two parts: output of a region for operators outside goes through an output log in the store. The
-    region gets a sink for it, and the other part a source with the operator's name. The log shows only what
-    committed checkpoints cover, so a reset of the region repeats nothing.
+    """A part that runs separately, with a coordinator, a manifest and workers of its own: a consistent
+    region, or connected operators outside of any (`settings` is None then). Its name is APPLICATION.OPERATOR,
+    after its first operator. Output of a region for operators outside goes through an output log in the
+    store, which shows only what committed checkpoints cover: a reset of the region repeats nothing.
     """
 
     name: str
@@ -943,10 +891,8 @@ def part_options(part: GraphPart) -> dict[str, Any]:
 
 def check_places(part: GraphPart, store_id: bytes, identity: OutputIdentity | None = None) -> None:
     """Raise an error, before any worker starts, if a source cannot be read, or if the target of a sink holds
-    output of another run (SinkOwnedError) or cannot be written. identity: the owner that the region's last
-    checkpoint states; None: the region itself.
-
-    Places that the driver cannot read are left to the workers, which check them too.
+    output of another run (SinkOwnedError) or cannot be written. identity: the owner in the region's last
+    checkpoint; None: the region itself. Workers check places that the driver cannot read.
     """
     owner = identity or OutputIdentity(region=part.name, store=store_id.hex())
     for node in part.graph.nodes()[0]:
@@ -963,9 +909,7 @@ def check_places(part: GraphPart, store_id: bytes, identity: OutputIdentity | No
 
 def parts_of(graph: Graph, application: str) -> list[GraphPart]:
     """Return the parts of `application`, regions first. A graph that is one region is one part of that name.
-
-    Each part can run. Raises GraphError, as `Graph.plan` does for the graph and for each part, and for graphs
-    that cannot be divided; BadNameError.
+    Raises GraphError, as `Graph.plan` for the graph and each part, or if it cannot be divided; BadNameError.
     """
     plan = graph.plan()
     regions, outside = plan.choice.regions, plan.choice.outside

@@ -1,9 +1,4 @@
-"""Checks of a graph that need the descriptions of its operators, not only names and inputs.
-
-They map operators and inputs to schemas, lags and problem texts; nothing runs. In this order: the columns of
-every operator, rules of single operators and regions, how far times are behind the watermark, and what a
-graph may contain whose region runs as replicas at several sites (docs/sites.md).
-"""
+"""Checks of a graph that need the descriptions of its operators, not only names and inputs. Nothing runs."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -32,12 +27,11 @@ from dataflow.sources.stored import LogSource
 
 
 def time_problems(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> list[str]:
-    """Check that operators that need event time get it, and that it is correct.
-
-    Every path from a source to such an operator needs an `event_time`. Lateness is promised for each split of
-    a source, so an `event_time` must know the split of each row, which is lost after an exchange or an
-    operator with state.
+    """Check that every path from a source to an operator that needs event time has an `event_time`, and that
+    it is correct.
     """
+    # Lateness is promised for each split of a source, so an `event_time` must know the split of each row,
+    # which is lost after an exchange or an operator with state.
     without: dict[int, str | None] = {}
     """Operator -> a source from which its input arrives without event time, if there is one."""
     mixed: dict[int, str | None] = {}
@@ -103,9 +97,8 @@ def reads_of_sinks(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> 
 def shared_key_problems(
     nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec], schemas: Mapping[str, pa.Schema | None]
 ) -> list[str]:
-    """Check that all inputs of a user operator are keyed alike, or none is.
-
-    Otherwise rows that belong together would be on different workers.
+    """Check that all inputs of a user operator are keyed alike, or none is: rows of a key belong to one
+    worker.
     """
     problems = []
     for node in nodes:
@@ -282,13 +275,11 @@ _KEEPS: Final = frozenset(
 
 
 def find_lags(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> dict[str, tuple[int, ...]]:
-    """Return operator -> for each input, by how much its watermark is held back there, in microseconds.
-
-    A window emits its result when its last microsecond has passed: `window_end` is above the watermark then,
-    and `window_start` is behind it by the size of the window. The same holds for the pairs of a join and for
-    rows that a `top_k` held. An operator that uses such a column as its time holds its watermark back by this
-    lag (`CircuitTime.inputs`); otherwise these rows would be late there. An `event_time` starts over.
-    """
+    """Return operator -> for each input, by how much its watermark is held back there, in microseconds."""
+    # A window emits when its last microsecond has passed: `window_start` is behind the watermark by its size
+    # then. The same holds for pairs of a join and rows of a `top_k`. An operator that uses such a column as
+    # its time must hold its watermark back by this lag, or these rows would be late there. An `event_time`
+    # starts over.
     lags_of: dict[int, Lags] = {}
     held_back: dict[str, tuple[int, ...]] = {}
     for index in in_order(nodes):
@@ -347,7 +338,7 @@ def _worst(inputs: Sequence[Lags]) -> int:
 Times: TypeAlias = frozenset[frozenset[str]] | None
 """Sets of columns: for each, the latest of its columns is above every watermark of the stream before the row.
 A pair of a join has a set of two, because only one of its rows arrived above the watermark. None: functions
-of the user make the columns, and the sink checks each row when it arrives.
+of the user make the columns, and the sink checks each row.
 """
 
 NO_TIMES: Final[Times] = frozenset()
@@ -366,12 +357,8 @@ def is_replica(specs: Mapping[str, OperatorSpec]) -> bool:
 
 
 def check_replica(plan: GraphPlan) -> None:
-    """Raise ReplicaError with all problems if replicas of this graph may emit different rows.
-
-    Each operator states in `replica_problem` whether it is replica consistent. Checked here is what only the
-    whole graph shows: the region is exactly-once and the only one; no stream reads late rows of an operator;
-    `event_time` takes watermarks from rows only where these come in the order of their times; and the time of
-    a row on an output is greater than every watermark published before it.
+    """Raise ReplicaError with all problems if replicas of this graph may emit different rows. Each operator
+    states its own in `replica_problem`; checked here is what only the whole graph shows.
     """
     problems = _region_problems(plan.choice)
     times: dict[str, Times] = {}

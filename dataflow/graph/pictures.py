@@ -1,8 +1,5 @@
 """A graph as text for people: a description by region, and diagrams in Mermaid and DOT.
 
-Other programs compute the layout of a diagram: GitHub, GitLab and JupyterLab draw Mermaid in Markdown,
-Graphviz draws DOT as SVG, PNG or PDF.
-
 | element | Mermaid | DOT |
 |---|---|---|
 | region, operators outside of any region | subgraph | cluster |
@@ -142,10 +139,8 @@ def explain(
     sinks: Mapping[str, str],
     logs: Sequence[tuple[str, str, str]],
 ) -> str:
-    """Return several lines, without a newline at the end.
-
-    sinks: sink -> its delivery. logs: for each log between two parts, (the operator whose output it has, the
-    part that writes it, the part that reads it).
+    """Return several lines. sinks: sink -> its delivery. logs: of each log between two parts, (the operator
+    whose output it has, the part that writes it, the part that reads it).
     """
     lines = [
         f"graph {name!r}: {_count(len(choice.regions), 'consistent region')}, {len(choice.outside)} outside"

@@ -34,18 +34,13 @@ class GraphPlan:
     updates: frozenset[str]
     """Operators whose output carries updates: only the last row of a key is a result."""
     lags: dict[str, tuple[int, ...]]
-    """Operator -> for each input, how far its times may be behind the watermark, in microseconds.
-
-    The operator's watermark is held back by that.
-    """
+    """Operator -> for each input, by how many microseconds its watermark is held back there (`find_lags`)."""
 
     is_replica: bool = False
     """Whether its region may run at several sites, so that it must not depend on the order of its rows."""
 
     def stored(self) -> dict[str, Any]:
-        """Return the fields of a `RegionSpec` about the graph: the state that it writes and that it can
-        restore.
-        """
+        """Return the fields of a `RegionSpec` about the graph: the state that it writes and can restore."""
         return {
             "operators": self.operators,
             "graph_fingerprint": self.fingerprint,
@@ -75,9 +70,7 @@ class GraphPlan:
         return {name: reason for name, reason in reasons.items() if reason}
 
     def _resets_because(self) -> str:
-        """Return why local recovery is not possible, empty if it is: a step that is made again must be the
-        same.
-        """
+        """Return why local recovery is not possible, empty if it is."""
         for name, spec in self.specs.items():
             if not spec.deterministic:
                 return f"operator {name!r} may return other rows when it runs again"
@@ -100,11 +93,7 @@ class GraphPlan:
         return self.choice.regions[0].settings.silence_timeout if self.choice.regions else peer_silent_s
 
     def the_region(self) -> Consistent:
-        """Return the settings of the graph's only region.
-
-        Raises GraphError for several regions, or operators outside of any: divide the graph with
-        `dataflow.graph.builder`.
-        """
+        """Return the settings of the graph's only region. Raises GraphError for several regions."""
         regions, outside = self.choice.regions, self.choice.outside
         if len(regions) != 1 or outside:
             outside_text = f", with {', '.join(map(repr, outside))} outside" if outside else ""
@@ -135,10 +124,7 @@ class GraphPlan:
 
     @property
     def delivery(self) -> Delivery | None:
-        """The delivery of the graph's only region.
-
-        None: each sink's default, and for operators outside of regions.
-        """
+        """The delivery of the graph's only region; None: each sink's default, and outside of regions."""
         return self.choice.regions[0].settings.delivery if len(self.choice.regions) == 1 else None
 
     @property

@@ -1,8 +1,6 @@
-"""`dos output`: print the merged output of replicas at several sites; show who reads an output, and what is
-deleted.
+"""`dos output`: print the merged output of replicas at several sites.
 
-The commands on retention are in `checkpoint/cli/retention.py`. What needs pyarrow is in `printing.py`, which
-is imported when the command runs.
+What needs pyarrow is in `printing.py`, which is imported when the command runs.
 """
 
 from pathlib import Path

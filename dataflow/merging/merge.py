@@ -1,9 +1,7 @@
-"""The rows of several streams merged into one. What the streams give is passed on once, in batches with the
-mark up to which they are complete.
+"""The rows of several streams merged into one, in batches with the mark up to which they are complete.
 
-This file joins the filter of duplicate rows (`core/duplicate_filter.py`), the comparison of replicas
-(`core/replica_compare.py`) and a bounded queue. `ReplicaStream` reads the streams; the caller of `next`
-takes the rows. It runs on one trio loop.
+It joins the filter of duplicates, the comparison of replicas and a bounded queue. `ReplicaStream` reads the
+streams; the caller of `next` takes the rows. It runs on one trio loop.
 """
 
 import logging
@@ -59,10 +57,7 @@ class ReplicaPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MergeOrder:
-    """What is merged. time: of several columns, the later time counts. compare: 1 compares the rows of each
-    second of event time, n of each n-th, 0 none. on_missing: "wait" or "accept". on_difference: "stop" or
-    "detach". `merge_order` makes one from what a user has given, and describes these values.
-    """
+    """What is merged; `merge_order` makes it from what a user gives, and describes the values."""
 
     places: tuple[ReplicaPlace, ...]
     schema: pa.Schema
@@ -83,12 +78,8 @@ def merge_order(
     on_missing: str = "wait",
     on_difference: str = "stop",
 ) -> MergeOrder:
-    """Return what is merged. sites: site -> URL of its store. compare: "all", "off", or one second in n.
-
-    on_missing: what follows if no replica that can be reached has all rows: "wait", or "accept", which
-    continues without them. on_difference: what follows if replicas give different rows or run different
-    graphs: "stop", or "detach", which continues with those that agree if they are more than half of at least
-    three. Raises BadNameError, SchemaError, and BadUrlError of a URL that is not valid.
+    """Return what is merged. sites: site -> URL of its store. compare: "all", "off", or one second in n (0
+    for none). `MergedLogSource` describes the others. Raises BadNameError, SchemaError, and BadUrlError.
     """
     check_name(output_chain(sink))
     check_name(region)
@@ -117,9 +108,7 @@ def merge_order(
 logger = logging.getLogger("dos.dataflow")
 
 StreamState: TypeAlias = Literal["connecting", "joining", "reading", "detached"]
-"""What the reader of a stream does: it reaches for the store, looks where to begin, reads, or has given up
-because of an error.
-"""
+"""It reaches for the store, looks where to begin, reads, or has given up because of an error."""
 BUCKET_US: Final = 500_000
 """The width of a bucket of the filter: half of the time between two marks of an entry point."""
 
@@ -129,10 +118,7 @@ class StreamExcludedError(Exception):
 
 
 class MergedRows(NamedTuple):
-    """Rows that were passed, and the mark after them: every later row has a later time.
-
-    rows: None without rows.
-    """
+    """Rows that were passed (None without), and the mark after them: every later row has a later time."""
 
     rows: pa.Table | None
     mark: int
@@ -140,12 +126,10 @@ class MergedRows(NamedTuple):
 
 @dataclass(slots=True)
 class StreamStatus:
-    """What is known of one stream. mark: up to which time it is complete; BEFORE_ALL: not known.
-
-    first: how many rows it gave before all others. bytes: how many bytes it gave. whole: whether it has all
-    rows that were not passed yet.
-    ranks: of the rows that were looked at, how many it gave first, second, and so on. moved_at: when its mark
-    has risen last, on the clock of the loop.
+    """What is known of one stream. mark: up to which time it is complete (BEFORE_ALL: not known). first,
+    bytes: the rows it gave before all others, and the bytes it gave. whole: whether it has all rows that were
+    not passed yet. ranks: of the rows looked at, how many it gave first, second, and so on. moved_at: when
+    its mark has risen last, on the clock of the loop.
     """
 
     site: str
@@ -169,11 +153,9 @@ class StreamStatus:
 
 
 class Merge:
-    """The merge of one input. order: what is merged, and how. state: what was passed before.
-
-    A row of one stream is taken after the other (`take`). waits_for_all: none before each stream has joined,
-    or has a reason why it is not read, so that all that two of them give is compared. If the streams differ,
-    `next` raises ReplicasDifferError; with on_difference="detach", only if no majority of them agrees.
+    """The merge of one input. state: what was passed before. waits_for_all: no row is taken before each
+    stream has joined, or has a reason, so that all that two of them give is compared. If the streams differ,
+    `next` raises ReplicasDifferError; with on_difference="detach", only if no majority agrees.
     """
 
     def __init__(
@@ -241,9 +223,7 @@ class Merge:
             await self._changed.wait()
 
     def exclude(self, site: str, error: DosError | UserFault) -> None:
-        """Read a stream no more, because it is not one of what is merged. Without any other stream, `next`
-        raises the error.
-        """
+        """Read a stream no more. Without any other stream, `next` raises the error."""
         self.leave(site, "detached", str(error))
         self._excluded[site] = error
         if len(self._excluded) == len(self.status):
@@ -254,9 +234,8 @@ class Merge:
             raise StreamExcludedError(site)
 
     def set_graph(self, site: str, operators: Mapping[str, str]) -> None:
-        """Take operator -> description of the graph of a replica, from its manifest.
-
-        Raises StreamExcludedError if it is excluded, also because of this graph.
+        """Take operator -> description of a replica's graph. Raises StreamExcludedError, also because of this
+        graph.
         """
         self._check(site)
         if self._graphs.get(site) != operators:
@@ -313,9 +292,8 @@ class Merge:
         return not output.rows or (output.head.time.high <= self.mark and not self._comparison.is_on)
 
     async def take(self, site: str, log: str, output: Output) -> None:
-        """Take the output of a step of one log of a stream, when there is room.
-
-        Raises ReplicasDifferError if its columns are others, StreamExcludedError.
+        """Take the output of a step of one log of a stream, when there is room. Raises ReplicasDifferError if
+        its columns are others, StreamExcludedError.
         """
         while self._waits_for_all:
             self._waits_for_all = any(
@@ -387,9 +365,7 @@ class Merge:
         return self._filter.missing()
 
     def _go_on(self) -> None:
-        """Go on without the rows that are missing, once it is known of every stream that it lacks them, or
-        why it cannot be read.
-        """
+        """Go on without missing rows once every stream is known to lack them, or why it cannot be read."""
         known = all(one.reason or one.state not in ("connecting", "joining") for one in self.status.values())
         if known and (missing := self._filter.accept_loss()) is not None:
             logger.warning("rows from %d to %d are on no stream: accepted as lost", *missing)
@@ -397,9 +373,7 @@ class Merge:
     # --- who takes the rows ---------------------------------------------------------------------------------
 
     async def wait_caught_up(self) -> int:
-        """Wait until each stream was read to the end that it had, or has a reason why it is not read, and at
-        least one was read. Return the mark then. Raises as `next`.
-        """
+        """As `MergedOutput.wait_caught_up`."""
         while not self._is_caught_up():
             if self._error is not None:
                 raise self._error
@@ -427,9 +401,8 @@ class Merge:
         return self._filter.state()
 
     async def next(self) -> MergedRows:
-        """Wait for rows, or for a higher mark, and take all that there is.
-
-        Raises ReplicasDifferError, and if no stream can be merged, the reason.
+        """Wait for rows, or for a higher mark, and take all that there is. Raises ReplicasDifferError, and
+        the reason if no stream can be merged.
         """
         while True:
             if self._accept_loss:
@@ -506,9 +479,8 @@ class ReplicaStream:
     def __init__(
         self, place: ReplicaPlace, merge: Merge, connect: Connect, *, consumer: str = "", retain_s: float = 0
     ) -> None:
-        """connect: opens the store of the site, as `open_store` does. consumer: the name under which the
-        reader is registered there, so that nothing that it needs is trimmed; "": it is not. retain_s: so long
-        what it has acknowledged is retained too.
+        """connect: opens the store of the site. consumer: the name under which the reader is registered
+        there, "" for none. retain_s: so long what it has acknowledged is retained too.
         """
         self._consumer, self._retain_s = consumer, retain_s
         self._session, self._registered = randomness.fresh_id().hex() if consumer else "", False
@@ -526,9 +498,8 @@ class ReplicaStream:
     async def _acknowledge(
         self, store: Store, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Register as a consumer, then publish at intervals what is not needed any more. What lies up to the
-        mark after which the reader began is known once the logs were read; until then it needs everything.
-        """
+        """Register as a consumer, then publish at intervals what is not needed any more."""
+        # What lies up to the first mark is known once the logs were read: until then it needs everything.
         place = output_register(self._place.region, self._place.sink)
         registration = QueryRegistration(
             StoreHost(store),
@@ -561,8 +532,7 @@ class ReplicaStream:
 
     async def run(self) -> None:
         """Read until it is cancelled, or the replica is found not to fit. Raises nothing that concerns only
-        this stream. If another process registered under the name of the consumer, the merge fails: two that
-        registered again and again would read nothing.
+        this stream. If another process registered under the name of the consumer, the merge fails.
         """
         site = self._place.site
         while True:
@@ -633,9 +603,7 @@ class ReplicaStream:
             await trio.sleep(replica_retry_s)
 
     async def _watch_workers(self, published: PublishedOutput) -> None:
-        """Join anew when there is another log. If nothing is visible before a checkpoint covers it, no record
-        tells of a new worker.
-        """
+        """Join anew when there is another log: output under a checkpoint does not tell of a new worker."""
         while True:
             if not self._logs.keys() >= {*await published.splits()}:
                 raise _JoinsAnewError("the replica has other workers")
@@ -684,8 +652,8 @@ def _time_of(output: Output, place: ReplicaPlace) -> OutputTime:
 
 
 async def is_whole_above(store: Store, place: ReplicaPlace, mark: int) -> bool | None:
-    """Return whether the stream of a replica retains all rows above a mark; None if it has given nothing yet.
-    Raises what reading raises, NoMarksError.
+    """Return whether a replica retains all rows above a mark; None if it has given nothing yet. Raises what
+    reading raises, NoMarksError.
     """
     published = PublishedOutput(store, place.region, place.sink)
     splits = await published.splits()

@@ -34,10 +34,8 @@ async def print_merged(
     only_status: bool,
     as_json: bool,
 ) -> None:
-    """Print the rows of a merged output until its end or the limit; with `only_status`, the streams.
-
-    options: arguments of `read_merged`, whose errors are raised. after_file: where the token of the last
-    printed batch is written.
+    """Print the rows of a merged output until its end or the limit; with `only_status`, the streams. options,
+    errors: of `read_merged`. after_file: where the token of the last printed batch is written.
     """
     if not (as_json or only_status):
         check_text_columns(parse_schema(schema))

@@ -1,17 +1,11 @@
 """Record what a merge passes, in the store of the region that reads it, before the region does.
 
-The record is an input handle of the region's own, with one producer and its marks
-(`checkpoint/core/records/inputs.py`). So the region reads it as any input: a replay finds the same rows
-between the same marks and asks no other site, and retention, restores and forks are those of inputs. The
-claim of the producer's chain fences an earlier process that merges for the same source.
+The record is an input handle of the region's own, with one producer and its marks. So the region reads it as
+any input: a replay finds the same rows between the same marks and asks no other site. The claim of the
+producer's chain fences an earlier process that merges for the same source.
 
-That replicas were found to differ is noted in the register of the handle, before the region ends. Later
-merges for the source compare all rows then, whatever it asks for: one that is started again must not pass
-rows of one program and contradicting rows of another.
-
-The state of the filter is not stored: it follows from the chain. M is the newest mark, and what was passed
-above M are the rows above M in the chain. Each batch notes from which position on these are (`Note`): all
-that lies before has times up to M, so a new process reads the chain from there, and the chain keeps it.
+The state of the filter follows from the chain: M is the newest mark, and what was passed above M are the rows
+above M in the chain. Each batch notes from which position on these are (`Note`).
 """
 
 import struct
@@ -50,9 +44,7 @@ _ONLY: Final = "only"
 
 
 class Note(NamedTuple):
-    """What each batch notes: M before it, and the position, with its digest, after which rows above M may
-    be.
-    """
+    """M before a batch, and the position, with its digest, after which rows above M may be."""
 
     mark: int
     at: int
@@ -75,11 +67,9 @@ def decode_note(data: bytes, *, where: str) -> Note:
 
 
 class MergeRecorder:
-    """Merges the replicas for one source. Run `run` in a task.
-
-    region, handle: the input handle that it writes, in `store`. consumer: the name under which it is
-    registered in the stores of the replicas. connect: opens the store of a replica. report: gets the status
-    of the streams as counters, every second.
+    """Merges the replicas for one source into the input handle `handle` of `region` in `store`. Run `run` in
+    a task. consumer: the name under which it is registered in the stores of the replicas. connect: opens the
+    store of a replica. report: gets the status of the streams as counters, every second.
     """
 
     def __init__(
@@ -109,11 +99,11 @@ class MergeRecorder:
         self._difference = ""
 
     async def run(self) -> None:
-        """Record until all streams are at their end; then close the handle.
-
-        Raises ReplicasDifferError, FencedError if another process merges for this source, and what appending
-        to a chain raises. What was recorded stays, and the next process continues after it.
+        """Record until all streams are at their end; then close the handle. Raises ReplicasDifferError,
+        FencedError if another process merges for this source, and what appending to a chain raises.
         """
+        # That replicas differ is noted in the register of the handle before the region ends: a merge that is
+        # started again must not pass rows of one program and contradicting rows of another.
         try:
             log = await InputLog.open(self._store, self._region, self._handle, PRODUCER)
         except InputClosedError:
@@ -221,8 +211,6 @@ class MergeRecorder:
 
 
 async def passed_mark(store: Store, region: str, handle: str) -> int:
-    """Return the mark up to which all rows are recorded, BEFORE_ALL if there are none. Raises what reading a
-    chain raises.
-    """
+    """Return the mark up to which all rows are recorded, BEFORE_ALL if none. Raises as reading a chain."""
     newest = (await last_recorded(store, region, handle, PRODUCER)).newest_mark
     return BEFORE_ALL if newest is None else newest.mark

@@ -2,10 +2,9 @@
 
     orders.key_by("by_item", "item").aggregate("sold", orders=Count(), income=Sum("price"))
 
-`state/accumulators.py` computes them; windows are in `windows.py`. All results are independent of the order
-of the rows, also for doubles (replication-transparency, algorithm 3: windows are updated as rows arrive). As
-in SQL, nulls are ignored; over nulls only, all results but counts are null. A NaN makes a sum and a mean NaN,
-and is larger than all other numbers.
+All results are independent of the order of the rows, also for doubles (replication-transparency, algorithm
+3). As in SQL, nulls are ignored; over nulls only, all results but counts are null. A NaN makes a sum and a
+mean NaN, and is larger than all other numbers.
 """
 
 from abc import ABC, abstractmethod
@@ -104,10 +103,9 @@ class Count(Aggregate):
 
 @dataclass(frozen=True, slots=True)
 class Sum(Aggregate):
-    """The sum of a column: bigint for integers, double for doubles, rounded once at the end.
-
-    For decimal(p, s) it is exact, of type decimal(p + 10, s) with at most 38 digits. A sum that does not fit
-    its type stops the region, except for doubles.
+    """The sum of a column: bigint for integers, double for doubles, rounded once at the end. For decimal(p,
+    s) it is exact, of type decimal(p + 10, s) with at most 38 digits. A sum that does not fit stops the
+    region, except for doubles.
 
         by_item.aggregate("sold", income=Sum("price"))
     """
@@ -161,9 +159,8 @@ class _Extreme(Aggregate):
 
 @dataclass(frozen=True, slots=True)
 class Min(_Extreme):
-    """The smallest value of a column of numbers, decimals, dates, timestamps, booleans or text.
-
-    Text is compared by its UTF-8 bytes.
+    """The smallest value of a column of numbers, decimals, dates, timestamps, booleans or text (by UTF-8
+    bytes).
 
         by_item.aggregate("first", since=Min("at"))
     """
@@ -174,9 +171,8 @@ class Min(_Extreme):
 
 @dataclass(frozen=True, slots=True)
 class Max(_Extreme):
-    """The largest value of a column of numbers, decimals, dates, timestamps, booleans or text.
-
-    Text is compared by its UTF-8 bytes.
+    """The largest value of a column of numbers, decimals, dates, timestamps, booleans or text (by UTF-8
+    bytes).
 
         by_item.aggregate("last", until=Max("at"))
     """
@@ -187,11 +183,9 @@ class Max(_Extreme):
 
 @dataclass(frozen=True, slots=True)
 class ApproxDistinct(Aggregate):
-    """The approximate number of distinct values of a column: bigint.
-
-    Exact up to 2^precision values (4,096), using 8 bytes a value. Above that the standard error is
-    1 / sqrt(2^precision) (1.6 %), and the result depends only on the set of values. It is the theta sketch of
-    Apache DataSketches.
+    """The approximate number of distinct values of a column: bigint. Exact up to 2^precision values (4,096),
+    using 8 bytes a value. Above that the standard error is 1 / sqrt(2^precision) (1.6 %), and the result
+    depends only on the set of values (the theta sketch of Apache DataSketches).
 
         by_item.aggregate("different", prices=ApproxDistinct("price", precision=14))
     """
@@ -290,9 +284,7 @@ def _type_of(aggregate: Aggregate, columns: pa.Schema) -> pa.DataType | None:
 
 @dataclass(frozen=True, slots=True)
 class AggregateSpec(OperatorSpec):
-    """Aggregates by the key of the upstream keyed stream. `aggregates` holds (result name, aggregate)
-    pairs.
-    """
+    """Aggregates by the key of the keyed stream. `aggregates`: (result name, aggregate) pairs."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.AGGREGATE
     keys: tuple[str, ...]
@@ -394,11 +386,9 @@ class CountSpec(OperatorSpec):
 
 
 class CountOperator(StatefulOperator):
-    """Counts rows by key. State per slot: the count, and whether it changed since the last checkpoint.
+    """Counts rows by key. State per slot: the count, and whether it changed since the last checkpoint."""
 
-    It does not use `KeyedTable`, which maintains three more arrays per slot: a count of 0 is its tombstone.
-    """
-
+    # No `KeyedTable`, which maintains three more arrays per slot: a count of 0 is its tombstone.
     def __init__(self, keys: Sequence[str], output: pa.Schema) -> None:
         self._key_names = tuple(keys)
         self._output = output

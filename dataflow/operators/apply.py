@@ -1,11 +1,9 @@
 """apply: runs an operator that a user wrote (`user_operator.py`) and enforces its declarations.
 
-This is the only module that calls a `UserOperator`. Its declarations are checked when the graph is planned,
-its results when it returns them; errors name the operator.
-
-Theory of several inputs (docs/decisions/0150). How the rows of one input interleave with those of another
-depends on timing, and a replay does not repeat it. Rows of an operator with several inputs therefore wait for
-the end of the step and are processed input by input, in the order in which the operator names them.
+This is the only module that calls a `UserOperator`. How the rows of one input interleave with those of
+another depends on timing, and a replay does not repeat it. So rows of an operator with several inputs wait
+for the end of the step and are processed input by input, in the order that the operator names (decision
+0150).
 """
 
 import copy
@@ -45,11 +43,9 @@ Redistribute: TypeAlias = Callable[[Mapping[int, pa.RecordBatch], Share], pa.Rec
 
 
 class OwnState(StateTable):
-    """The state of a user's operator as a state table. `current_rows` returns its rows.
-
-    Rows are stored by their number (`_row`), so that a checkpoint writes only those that differ from the
-    previous checkpoint. Row -1 has no values; it records that there is a state, which may have no rows.
-    `redistribute` makes the state of this worker from those of the workers of another layout.
+    """The state of a user's operator as a state table. `current_rows` returns its rows. Rows are stored by
+    their number (`_row`); row -1 has no values and records that there is a state, which may have no rows.
+    `redistribute` makes the state of this worker from those of another layout.
     """
 
     def __init__(
@@ -194,9 +190,7 @@ def check_redistribution(operator: UserOperator, history: StateHistory | None) -
 
 
 def check_moves(operator: UserOperator) -> None:
-    """Raise UserFault if the operator does not say what another number of workers does with its state and
-    its files.
-    """
+    """Raise UserFault if the operator does not say how its state and files move to other workers."""
     if operator.state is not None and operator.redistribute is None:
         raise UserFault(
             f"{type(operator).__name__} has a state and does not say how another number of workers divides"
@@ -235,9 +229,7 @@ def inputs_of(operator: UserOperator) -> tuple[str, ...]:
 
 
 def check_inputs(operator: UserOperator, given: Sequence[str] | None) -> None:
-    """Raise SchemaError unless the given stream names are those that the operator declares. None: one unnamed
-    stream.
-    """
+    """Raise SchemaError unless these are the inputs that the operator declares. None: one unnamed stream."""
     class_name, names = type(operator).__name__, inputs_of(operator)
     if names != ("",) and not (names and all(isinstance(name, str) and name for name in names)):
         raise SchemaError(
@@ -330,12 +322,10 @@ class BufferedRows:
 
 
 class CombinedWatermark:
-    """The watermarks of the inputs, and their minimum (replication-transparency IV-A).
+    """The watermarks of the inputs, and their minimum (replication-transparency IV-A)."""
 
-    Unlike downstream of a union, an input that never had a row counts: if that input started later, the
-    operator could not retract what it emitted at a watermark.
-    """
-
+    # Unlike after a union, an input without rows counts: if it started later, the operator could not retract
+    # what it emitted.
     def __init__(self, inputs: int) -> None:
         self.each = WatermarkTable(inputs)
         self._before = UNKNOWN
@@ -345,10 +335,8 @@ class CombinedWatermark:
         return min(self.each.watermarks)
 
     def reach(self, watermark: Watermark, index: int) -> tuple[bool, bool]:
-        """Advance the watermark of one input. Called for each input at the end of a step, in order.
-
-        Returns whether that input advanced and, for the last input, whether the minimum advanced in this
-        step.
+        """Advance the watermark of one input, for each in order at the end of a step. Return whether it
+        advanced and, for the last input, whether the minimum did in this step.
         """
         if index == 0:
             self._before = self.of_all()
@@ -475,10 +463,8 @@ class TimedApplySpec(ApplySpec):
 
 
 def apply_spec(operator: object, inputs: Sequence[str] | None = None) -> ApplySpec:
-    """Return the spec of a user's operator.
-
-    inputs: the names of its input streams; None: one unnamed stream. Raises SchemaError if `operator` is not
-    a UserOperator or does not declare these inputs.
+    """Return the spec of a user's operator. inputs: names of its input streams; None: one unnamed stream.
+    Raises SchemaError if `operator` is not a UserOperator or does not declare these inputs.
     """
     if not isinstance(operator, UserOperator):
         given = f"the class {operator.__name__}" if isinstance(operator, type) else type(operator).__name__
@@ -511,9 +497,7 @@ def _check_methods(operator: UserOperator) -> None:
 
 
 class ApplyOperator(Operator):
-    """Runs one copy of a user's operator. State: the rows that its `checkpoint` returns, and the watermarks
-    of its inputs.
-    """
+    """Runs one copy of a user's operator. State: the rows of its `checkpoint`, and its inputs' watermarks."""
 
     may_repeat: ClassVar[bool] = False
 

@@ -1,27 +1,18 @@
 """The base classes of operators: an immutable *spec* that describes an operator, and a running *instance*.
 
-This file contains base classes only. A spec is immutable and picklable; it holds names, schemas and keys, and
-is created where the user builds the graph. An operator is opened from its spec on a worker and never leaves
-that worker.
-
-The circuit calls an operator in this order:
+A spec is picklable; an operator is opened from it on a worker and never leaves that worker. The circuit
+calls:
 
 | when | call |
 |---|---|
 | first, if there is a checkpoint | `restore` of each state table, per stored block, oldest first |
 | before the first step | `restored`, once, after all stored blocks, if any, were restored |
 | for each batch of a step | `process`, in an order that a replay repeats |
-| when all batches of the step have arrived | `end_step` |
-| after that, if event time advanced (in a graph that has it) | `on_punctuation` |
+| when all batches of the step have arrived | `end_step`, then `on_punctuation` if event time advanced |
 | at a checkpoint, after the step | `drain` (finish and emit the rest), `checkpoint` of each state table |
 
-After a failure the instance is closed, and a new one is opened and restored. No instance is used again.
-
-The data an operator produces must not depend on the worker or on a clock: the same input gives the same
-output.
-
-An operator may have side outputs (`OperatorSpec.side_output_schemas`). The circuit collects their rows after
-each call.
+After a failure the instance is closed, and a new one is opened and restored. What an operator produces must
+not depend on the worker or on a clock: the same input gives the same output.
 """
 
 from abc import ABC, abstractmethod
@@ -55,8 +46,8 @@ def set_fields(spec: object, **values: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OperatorContext:
-    """The environment of one operator instance. `store_id` distinguishes regions of the same name in
-    different stores.
+    """The environment of one operator instance. `store_id` distinguishes regions of one name in different
+    stores.
     """
 
     region: str
@@ -67,17 +58,13 @@ class OperatorContext:
     inputs: tuple[pa.Schema, ...]
     output: pa.Schema | None
     incarnation: int = 0
-    """Incarnation of the region. A sink must fence earlier incarnations off its external output. 0: the
-    operator runs outside a region.
-    """
+    """Of the region, 0 outside of one. A sink must fence earlier incarnations off its external output."""
     triggers_checkpoints: bool = False
     """Whether a source requests checkpoints at positions that it chooses."""
     broadcast: Mapping[Any, Any] | None = None
     """The broadcast table that the operator reads, or None."""
     scratch: str = ""
-    """Directory on the worker's machine for temporary data; '' selects the system's directory for temporary
-    files.
-    """
+    """Directory on the worker's machine for temporary data; '' is that for temporary files."""
     delivery: Delivery | None = None
     """The delivery guarantee of the region's sinks; None: the strongest that each sink supports."""
     checkpoint: int = 0
@@ -85,9 +72,7 @@ class OperatorContext:
     owns_key: Callable[[Sequence[Any]], bool] | None = field(default=None, compare=False)
     """Whether the rows of a key, given as its values, come to this instance; None: its stream has no key."""
     owner: OutputIdentity | None = None
-    """The region and the store as which sinks own output outside of the store; None: this region and its own
-    store.
-    """
+    """As which sinks own output outside of the store; None: this region and its own store."""
     waits: Callable[[str], None] = field(default=lambda _: None, compare=False)
     """Shows in the status of the region what the operator waits for outside of it; "": it continues."""
 
@@ -97,16 +82,13 @@ class Operator:
 
     may_repeat: ClassVar[bool] = True
     """Whether `process_of` may be called again after it has raised, with parts of the batch, to find the row
-    that caused it. The instance is closed afterwards. False if a call has an effect outside of the worker, or
-    a state whose owner is user code.
+    that caused it. False if a call has an effect outside of the worker, or a state whose owner is user code.
     """
     passes_rows: bool = False
     """Whether a batch of as many rows as the given one has its rows in their order, each on its own."""
 
     def restored(self) -> None:
-        """Complete the restore. Called once, after all stored blocks (if any) and after all upstream
-        operators.
-        """
+        """Complete the restore: once, after all stored blocks, and after all upstream operators."""
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         """Process one batch of the step. Return the output batches, which are passed on immediately."""
@@ -122,15 +104,13 @@ class Operator:
         return ()
 
     def forbid_late_rows(self) -> None:
-        """Raise UserFault from now on for a row whose time is not above the watermark of its input.
-
-        Called once, before the first row, in a replica: another replica may have counted the row.
-        """
+        # Called once, before the first row, in a replica: another replica may have counted the row.
+        """Raise UserFault from now on for a row whose time is not above the watermark of its input."""
 
     def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
-        """Advance event time, after `end_step`: all later rows of input `index` are above the watermark
-        `watermark`. The returned batches still belong to the step. The same watermark may be given twice, and
-        a later one may be smaller.
+        """Advance event time, after `end_step`: all later rows of input `index` are above `watermark`. The
+        returned batches still belong to the step. The same watermark may come twice, and a later one may be
+        smaller.
         """
         del watermark, index
         return ()
@@ -140,14 +120,12 @@ class Operator:
         return watermark
 
     def take_directory(self, directory: OperatorDirectory) -> None:
-        """Receive the operator's files as of the checkpoint. Called before `restored`, and only if the spec
-        has `keeps_files`.
-        """
+        """Receive the files as of the checkpoint, before `restored`, if the spec has `keeps_files`."""
         raise NotImplementedError(f"{type(self).__name__} keeps no files: {directory.path}")
 
     def redistribute_directory(self, sources: Mapping[int, Path], target: Path) -> None:
-        """Make its files in `target` from those of all workers of the layout before. Called before
-        `take_directory`, and only if the spec passes `check_moves`.
+        """Make its files in `target` from those of all former workers, before `take_directory`
+        (`check_moves`).
         """
         raise NotImplementedError(f"{type(self).__name__} does not move its files to {target}: {sources}")
 
@@ -161,9 +139,8 @@ class Operator:
         return ()
 
     def lost_on(self, port: str) -> dict[str, int]:
-        """Return the counters of rows that are lost if no stream consumes this side output, counted since the
-        region started. The name of a row counter ends with "_rows_dropped". Only for built-in side outputs,
-        not for those that the user declares.
+        """Return the counters of rows that are lost if no stream consumes this side output, since the region
+        started. The name of a row counter ends with "_rows_dropped". Only for built-in side outputs.
         """
         del port
         return {}
@@ -174,9 +151,7 @@ class Operator:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether the next checkpoint should be followed by a snapshot of the whole state, because the stored
-        state is in an outdated format.
-        """
+        """Whether the next checkpoint needs a snapshot, because the stored state is in an outdated format."""
         return False
 
     def drain(self) -> Sequence[pa.RecordBatch]:
@@ -192,9 +167,7 @@ class Operator:
 
 
 class StatefulOperator(Operator, StateTable):
-    """An operator that is itself its only state table (`checkpoint.chains.state_blocks`). An operator that
-    owns its tables overrides `tables` instead.
-    """
+    """An operator that is its only state table. One that owns its tables overrides `tables` instead."""
 
     @abstractmethod
     def checkpoint(self) -> pa.RecordBatch:
@@ -217,17 +190,14 @@ class OperatorSpec(ABC):
 
     kind: ClassVar[OperatorKind]
     deterministic: bool = True
-    """Whether the same input always gives the same output. If not, no sink downstream may publish its output
-    per step.
+    """Whether the same input always gives the same output. Otherwise no sink downstream may publish per step.
     """
     broadcast: str | None = None
     """Name of the broadcast table that it reads."""
     stores_rows: ClassVar[bool] = False
     """Whether it stores rows of its inputs as they are, also columns that its output does not have."""
     accepts_weights: ClassVar[bool] = False
-    """Whether equal rows may arrive as one row with a `_weight` column (and only the columns in
-    `needed_columns`).
-    """
+    """Whether equal rows may arrive as one with a `_weight` column (and only `needed_columns`)."""
 
     @property
     def needs_time(self) -> bool:
@@ -241,14 +211,12 @@ class OperatorSpec(ABC):
 
     @abstractmethod
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema | None:
-        """Return the output columns for these inputs, None for a sink. Raises SchemaError if the inputs do
-        not fit.
-        """
+        """Return the output columns for these inputs, None for a sink. Raises SchemaError."""
 
     @abstractmethod
     def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
-        """Return why replicas of this operator at several sites may emit other rows (`core/regions.py`);
-        None if it is replica consistent. Also covers `deterministic`. inputs: as for `output_schema`.
+        """Return why replicas of this operator may emit other rows (also for `deterministic`); None if not.
+        inputs: as for `output_schema`.
         """
 
     @abstractmethod
@@ -257,9 +225,7 @@ class OperatorSpec(ABC):
 
     @property
     def keeps_files(self) -> bool:
-        """Whether it has a directory (`dataflow.state.operator_directory`) that is checkpointed and restored
-        with its worker.
-        """
+        """Whether it has a directory that is checkpointed and restored with its worker."""
         return False
 
     def check_moves(self, name: str) -> None:
@@ -274,22 +240,17 @@ class OperatorSpec(ABC):
 
     @property
     def can_trigger(self) -> bool:
-        """Whether it may request checkpoints: a source at positions that it chooses, in a region with
-        trigger="operator"; an operator of the user with `request_checkpoint`.
-        """
+        """Whether it may request checkpoints: a source with trigger="operator"; an operator of the user."""
         return False
 
     def host_path(self) -> str:
-        """Return a path on the hosts of workers on which its output or input depends, "" for none.
-
-        A run on a cluster refuses it, unless the program confirmed it with `local=True`.
+        """Return a path on the hosts of workers on which it depends, "" for none. A run on a cluster refuses
+        it, unless the program confirmed it with `local=True`.
         """
         return ""
 
     def detail(self) -> str:
-        """Return what changes the meaning of its state besides kind, inputs and schema. Part of the
-        fingerprint.
-        """
+        """Return what else changes the meaning of its state, for the fingerprint."""
         return ""
 
     def earlier(self) -> "Sequence[OperatorSpec]":
@@ -297,8 +258,8 @@ class OperatorSpec(ABC):
         return ()
 
     def describe(self, inputs: Sequence[tuple[str, pa.Schema | None]], output: pa.Schema | None) -> str:
-        """Return canonical text for the fingerprint. Excludes user code, so that the state survives a change
-        to a user function. inputs: their names and columns, in order.
+        """Return canonical text for the fingerprint, without user code, so that the state survives a changed
+        function. inputs: their names and columns, in order.
         """
         parts = [self.kind.value, f"from ({', '.join(name for name, _ in inputs)})"]
         if self.stores_rows:

@@ -1,19 +1,10 @@
 """Broadcast tables: rows that steer operators instead of flowing through them, complete on every worker.
 
-    limits = graph.broadcast_table("limits", graph.stream("new_limits"), "sensor")
-    alerts = readings.filter("alerts", too_high, broadcast=limits)
-
-    def too_high(row, limits):
-        return row["value"] > limits.get(row["sensor"], {"max": 100})["max"]
-
 Theory (consistent-regions: cycles that close on control input ports, which produce no tuples on their own).
-The rows of a step take effect in the next step, on every worker, in the order (sender, seq). Therefore:
-
-1. The result does not depend on how far the operator that reads the table was when the rows arrived, and a
-   replay of the same steps sees the same table.
-2. The table may be computed from the output of its readers, one step later (the delay in a DBSP feedback
-   loop).
-3. A checkpoint after step n contains the rows of step n, so that no row is in transit in the cycle.
+The rows of a step take effect in the next step, on every worker, in the order (sender, seq). Therefore the
+result does not depend on how far a reader of the table was when the rows arrived; the table may be computed
+from the output of its readers, one step later; and a checkpoint after step n contains the rows of step n, so
+no row is in transit in the cycle.
 """
 
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
@@ -58,9 +49,7 @@ class BroadcastSpec(OperatorSpec):
 
 @dataclass(frozen=True, slots=True)
 class BroadcastStateSpec(OperatorSpec):
-    """The last row of each key. complete_first: the sources of its readers wait until all of the table's rows
-    have arrived.
-    """
+    """The last row of each key. complete_first: the sources of its readers wait for all of its rows."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.CONTROL
     keys: tuple[str, ...]
@@ -100,12 +89,10 @@ def _block_schema(keys: Sequence[str], columns: pa.Schema) -> pa.Schema:
 
 
 class RowsByKey(dict[Key, Row]):
-    """Rows that are iterated in the order of their keys.
+    """Rows that are iterated in the order of their keys."""
 
-    In the order of insertion, a worker that was restored would iterate in another order than one that was
-    not. It sorts when it is iterated, so that a lookup costs what that of a dictionary does.
-    """
-
+    # In the order of insertion, a restored worker would iterate in another order than one that was not. It
+    # sorts when iterated, so a look-up costs what that of a dictionary does.
     is_sorted = True
 
     def put(self, key: Key, row: Row) -> None:
@@ -173,9 +160,7 @@ class BroadcastStateOperator(StatefulOperator):
         return ()
 
     def begin_step(self) -> None:
-        """Make the rows of the previous step take effect. Called after all operators on this worker have
-        finished it.
-        """
+        """Make the rows of the previous step take effect, after all operators here have finished it."""
         for key, row in self._pending.items():
             if row is None:
                 self._rows.pop(key, None)

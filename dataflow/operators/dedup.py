@@ -1,10 +1,7 @@
 """dedup: the first row of each key; with a window, the first row of each key in each window.
 
-With a window, state is deleted when the window is over (by punctuation, as the counts of
-replication-transparency, algorithm 1, lines 8 to 11). No row waits.
-
-The output does not depend on the input order if rows that share a key are equal or differ only in columns
-that do not matter to the user: of rows that differ, the first to arrive is passed on.
+No row waits. With a window, state is deleted when the window is over (replication-transparency, algorithm 1).
+The output does not depend on the input order if rows that share a key are equal where it matters.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,12 +1,8 @@
 """Event time: the watermark of a stream, and the rows that cannot take part: without a time or key, late.
 
-The watermark of a split (punctuation, replication-transparency IV-A) comes from `lateness`, a promise of the
-user about the rows of a split, or from a column of promises in the rows themselves. The watermark of the
-output is the minimum over the splits that count (`core/event_time.py`). It advances at the end of a step.
-
 How many rows were excluded is state: a row that was dropped before a checkpoint is not read again after a
-crash, so the region must remember that it was dropped. docs/decisions/0214 has the reasons for the rules
-about nulls.
+crash, so the region must remember that it was dropped. Decision 0214 has the reasons for the rules about
+nulls.
 """
 
 from abc import ABC, abstractmethod
@@ -44,12 +40,10 @@ from dataflow.state.key_index import Slots
 
 
 class StepValues:
-    """The values of one number as of the end of each recent step.
+    """The values of one number as of the end of each recent step."""
 
-    Stage 0 runs ahead: when the checkpoint of a step is collected, its operators may have processed later
-    steps. The checkpoint takes the number of its own step.
-    """
-
+    # Stage 0 runs ahead: when the checkpoint of a step is collected, its operators may have processed later
+    # steps.
     def __init__(self) -> None:
         self._values: dict[int, int] = {}
         self._selected = 0
@@ -130,8 +124,8 @@ class NullRule(Operator):
     passes_rows = True
 
     def __init__(self, role: str, on_null: str, columns: Sequence[str], instead: str) -> None:
-        """role: what the columns are, for messages. instead: the remedy in the message of on_null="error".
-        on_null="group" passes on all rows.
+        """role: what the columns are, for messages. instead: the remedy for on_null="error". "group" passes
+        all on.
         """
         self._role = role
         self._on_null = on_null
@@ -234,10 +228,8 @@ def check_time_column(column: str, columns: pa.Schema) -> None:
 
 
 def times_of(column: pa.Array, name: str) -> npt.NDArray[np.int64]:
-    """Return a timestamp column in microseconds.
-
-    Raises UserFault for a time that no `datetime` holds, and for a null. `event_time` lets no null through,
-    so the null is in another column or was made by a function downstream.
+    """Return a timestamp column in microseconds. Raises UserFault for a time that no `datetime` holds, and
+    for a null, which another column or a function downstream of `event_time` has made.
     """
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
@@ -372,9 +364,7 @@ class WatermarkTable(StateTable):
         self._gathered.add(block, part)
 
     def parts_restored(self, share: Share) -> None:
-        """Take the least of the parts, on a new worker. Behind an exchange they are equal, for all workers
-        hear all senders.
-        """
+        """Take the least of the parts, on a new worker. Behind an exchange they are equal."""
         found: list[list[Watermark]] = []
         for _, blocks in self._gathered.take(share.parts):
             watermarks = [UNKNOWN] * len(self.watermarks)
@@ -390,10 +380,8 @@ class WatermarkTable(StateTable):
 
 
 class EventTimeOperator(NullRule):
-    """Computes the watermark of the stream, which is its state.
-
-    It runs in stage 0, which is ahead of the checkpoint, so it remembers the watermark of each step. The
-    watermarks of splits are stored with the positions of the splits (`circuit_time.py`).
+    """Computes the watermark of the stream, which is its state. It runs in stage 0, ahead of the checkpoint,
+    so it remembers the watermark of each step. Those of splits are stored with the positions of the splits.
     """
 
     def __init__(self, spec: EventTimeSpec) -> None:
@@ -429,11 +417,8 @@ class EventTimeOperator(NullRule):
         return [timed]
 
     def _without_ahead(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows to pass on. Raises UserFault if on_ahead="error" and a row is too far ahead.
-
-        One row from the future would make every other row of its split late. The clock is the recorded time
-        of the step, so a replay excludes the same rows.
-        """
+        """Return the rows to pass on. Raises UserFault if on_ahead="error" and a row is too far ahead."""
+        # The clock is the recorded time of the step, so a replay excludes the same rows.
         if self._max_ahead_us is None or self.now_us is None:
             return batch
         name = self._punctuation or self._column
@@ -476,9 +461,7 @@ class EventTimeOperator(NullRule):
         return {_LOST_AHEAD: self._ahead_rows.rows} if self._ahead_rows.rows else {}
 
     def passes_on(self, watermark: Watermark) -> Watermark:
-        """Return the output watermark, where `watermark` is the minimum over the splits. It never goes
-        back.
-        """
+        """Return the output watermark for the minimum over the splits. It never goes back."""
         if is_time(watermark):
             self._state.reach(watermark, 0)
         return self._state.watermarks[0] if is_time(watermark) or watermark == UNKNOWN else watermark
@@ -532,9 +515,7 @@ LATE_PORTS: Final = {LATE: 0, LATE_RIGHT: 1}
 
 
 class LateTable(StateTable):
-    """For each input, the number of late rows since the region started and their maximum delay behind the
-    watermark.
-    """
+    """For each input, the number of late rows since the region started and their maximum delay."""
 
     _schema = block_schema(
         pa.schema([("input", pa.int64())]), pa.schema([("rows", pa.int64()), ("behind_us", pa.int64())])
@@ -547,9 +528,7 @@ class LateTable(StateTable):
         self._gathered = GatheredParts()
 
     def add(self, index: int, rows: int, behind_us: int) -> None:
-        """Count `rows` more late rows of this input, at most `behind_us` microseconds behind the
-        watermark.
-        """
+        """Count `rows` late rows of this input, at most `behind_us` microseconds behind the watermark."""
         self.rows[index] += rows
         self.behind_us[index] = max(self.behind_us[index], behind_us)
         self._changed.add(index)
@@ -596,10 +575,8 @@ class TimedSpec(OperatorSpec):
 
 
 class TimedOperator(Operator, ABC):
-    """An operator with state tables that waits for event time on each of its inputs.
-
-    A row is late if its time is not above the watermark of its input. Late rows go unchanged to the side
-    output "late".
+    """An operator with state tables that waits for event time on each of its inputs. Late rows, whose time is
+    not above the watermark of their input, go unchanged to the side output "late".
     """
 
     def __init__(self, columns: pa.Schema, *, inputs: int = 1) -> None:
@@ -623,10 +600,8 @@ class TimedOperator(Operator, ABC):
         self._forbids_late_rows = True
 
     def check_times(self, times: npt.NDArray[np.int64], index: int = 0) -> None:
-        """Raise UserFault for a time that is not above the watermark of its input, where these are forbidden.
-
-        Called for all rows, because a row at or below the watermark may also belong to windows that are open.
-        """
+        """Raise UserFault for a time not above the watermark of its input, where that is forbidden."""
+        # For all rows: one at or below the watermark may also belong to windows that are open.
         if self._forbids_late_rows and len(times) and times.min() <= self.watermark(index):
             raise UserFault(
                 f"a row has time {int(times.min())}, and the watermark is {self.watermark(index)}, in"

@@ -74,10 +74,8 @@ class _ThreadRows(threading.local):
 
 
 class Emitter:
-    """Callable that the user's function receives: `emitter(port, row)`, or a batch or table instead of a row.
-
-    Raises SchemaError for an undeclared port. Rows of one thread keep their order. `by_row`: the user's
-    function is called once per row.
+    """What the user's function receives: `emitter(port, row)`, or a batch or table. Raises SchemaError for an
+    undeclared port. Rows of one thread keep their order. `by_row`: the function is called once per row.
     """
 
     def __init__(self, schemas: Mapping[str, pa.Schema], *, by_row: bool = False) -> None:
@@ -135,23 +133,18 @@ _SliceOutput: TypeAlias = "tuple[Sequence[pa.RecordBatch], Mapping[str, Sequence
 
 
 class ThreadedOperator(Operator):
-    """Runs a stateless operator on slices of each batch, on `threads` threads: for functions that wait (a
-    service, a disk) or release the GIL (numpy, Arrow, most models).
+    """Runs a stateless operator on slices of each batch, on `threads` threads: for functions that wait or
+    release the GIL. Its `process` must be safe to call from several threads at once.
 
-    Results are passed on in the order of the rows, however the threads were scheduled, so a replay gives the
-    same output. `process` returns when the whole batch is done: a checkpoint never separates a row from its
-    result ("their threads' work is theirs to drain").
-
-    The operator's `process` must be safe to call from several threads at once; the documentation
-    states this. `process` raises the fault of the first slice that has one, with the row counted from the
-    beginning of the batch. After a fault, slices that have not started are cancelled, and running slices are
-    waited for.
+    Raises the fault of the first slice that has one, with the row counted from the beginning of the batch.
+    After a fault, slices that have not started are cancelled, and running slices are waited for.
     """
 
+    # Results are passed on in the order of the rows, however threads were scheduled, so a replay gives the
+    # same output. `process` returns when the whole batch is done: a checkpoint never separates a row from its
+    # result ("their threads' work is theirs to drain").
     def __init__(self, inner: Operator, *, name: str, threads: int, ports: Sequence[str] = ()) -> None:
-        """`ports` are the operator's side outputs. `take_side_output` must return what the calling thread has
-        emitted there.
-        """
+        """`ports`: its side outputs. `take_side_output` returns what the calling thread has emitted there."""
         self._inner = inner
         self._name = name
         self._side_outputs: dict[str, list[pa.RecordBatch]] = {port: [] for port in ports}

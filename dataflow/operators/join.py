@@ -1,10 +1,9 @@
 """join: pairs of rows of two keyed streams that share a key and are near each other in time.
 
 Implements replication-transparency, algorithm 2. Each pair is found once, in the step in which the later of
-its rows arrived, so the set of pairs does not depend on the order of arrival; their order does (lines 1 to
-4). A row is stored until a punctuation of the *other* input excludes further partners (lines 5 and 6). A row
-with a null in its key has no partner, because null equals nothing, as in SQL. Such a row is not stored; if it
-is late, it goes to the late side output.
+its rows arrived, so the set of pairs does not depend on the order of arrival. A row is stored until a
+punctuation of the *other* input excludes further partners. A row with a null in its key has no partner, as in
+SQL, and is not stored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,11 +37,9 @@ RIGHT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class JoinSpec(OperatorSpec):
-    """Join of two inputs.
-
-    `keys` and `times` are given for each input. `within` is the exclusive maximum distance in time. The
-    columns of the right input, without its keys, follow those of the left; `suffix` is appended to a name
-    that both have.
+    """Join of two inputs, with `keys` and `times` for each. `within` is the exclusive maximum distance in
+    time. The columns of the right input, without its keys, follow the left's; `suffix` distinguishes equal
+    names.
     """
 
     kind: ClassVar[OperatorKind] = OperatorKind.JOIN

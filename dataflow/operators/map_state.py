@@ -1,13 +1,9 @@
 """map_state: user functions with a state per key, which are called again at times that they set (timers).
 
-This file makes the calls and defines their order. `values/python_rows.py` checks what the functions return,
-as for every function of rows.
-
-Theory. The output of a stateful function depends on the order of its calls. Rows therefore wait until a
-punctuation passes them and are processed in an order that depends only on their contents
-(replication-transparency IV-C). Timers are ordered among the rows: a timer for time t fires after all rows
-with times up to t and before all later rows; timers of one time fire in the order of their keys. When all
-sources have ended, every timer that is set then fires once; timers set during these calls do not fire.
+The output of a stateful function depends on the order of its calls. Rows therefore wait until a punctuation
+passes them and are processed in an order of their contents (replication-transparency IV-C). A timer for time
+t fires after all rows with times up to t and before all later rows; timers of one time fire in the order of
+their keys. When all sources have ended, every timer that is set fires once; timers set meanwhile do not.
 """
 
 import heapq
@@ -59,9 +55,7 @@ class Calls(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MapStateSpec(OperatorSpec):
-    """`on_row(row, state)` and `on_timer(key, time, state)` return rows of `schema`; `state` is stored per
-    key.
-    """
+    """`on_row(row, state)` and `on_timer(key, time, state)` return rows of `schema`; `state` is per key."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.MAP_STATE
     needs_time: ClassVar[bool] = True
@@ -129,8 +123,8 @@ class MapStateSpec(OperatorSpec):
         return KeyStates(self.history(), ttl, values)
 
     def table(self, columns: pa.Schema, states: KeyStates) -> KeyedTable:
-        """Return the table of keys and their states for a stream of these columns. Raises ValueError if two
-        columns have one name.
+        """Return the table of keys and states for these columns. Raises ValueError for two columns of one
+        name.
         """
         keys = pa.schema([columns.field(name) for name in self.keys])
         return KeyedTable(keys, [states], version=self.state_version, upgrade=states.upgrade)
@@ -226,8 +220,8 @@ class MapStateOperator(TimedOperator):
         return self._spec
 
     def micros(self, time: Any) -> int:
-        """Return a time from the user's functions in microseconds. Raises UserFault for what the time column
-        would not hold exactly.
+        """Return a time of the user in microseconds. Raises UserFault for one that the time column does not
+        hold.
         """
         if time is not None and (type(time) is not datetime or time.tzinfo is not self._zone):
             time = self._take_time(time)

@@ -1,7 +1,4 @@
-"""key_by, union and side outputs: operators that pass rows on unchanged, to a worker or another stream.
-
-The exchange of key_by is in `dataflow.worker.partitioning`.
-"""
+"""key_by, union and side outputs: operators that pass rows on unchanged, to a worker or another stream."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -64,9 +61,7 @@ class KeyBySpec(OperatorSpec):
 
 
 def check_keyed_alike(keys: Sequence[Sequence[pa.DataType]]) -> None:
-    """Raise SchemaError if streams keyed by columns of these types do not bring equal keys to the same
-    worker.
-    """
+    """Raise SchemaError if streams keyed by these types do not bring equal keys to the same worker."""
     other = next((kinds for kinds in keys if list(kinds) != list(keys[0])), None)
     if other is not None:
         listed = [", ".join(map(type_text, kinds)) for kinds in (keys[0], other)]
@@ -77,9 +72,7 @@ def check_keyed_alike(keys: Sequence[Sequence[pa.DataType]]) -> None:
 
 
 def wire_schema(keyed: pa.Schema, merge_columns: Sequence[str] | None) -> pa.Schema:
-    """Return the columns of batches on an exchange: the user's columns (or those that consumers need, and
-    `_weight`), and `_hash`.
-    """
+    """Return the columns on an exchange: those that consumers need, `_weight` if merged, and `_hash`."""
     fields = list(keyed) if merge_columns is None else [keyed.field(name) for name in merge_columns]
     if merge_columns is not None:
         fields.append(pa.field(WEIGHT_COLUMN, pa.int64()))
@@ -88,11 +81,10 @@ def wire_schema(keyed: pa.Schema, merge_columns: Sequence[str] | None) -> pa.Sch
 
 @dataclass(frozen=True, slots=True)
 class UnionSpec(OperatorSpec):
-    """Several streams of one schema as one. Within a step the inputs follow each other in the order in which
-    the user named them: batches wait in the circuit for the end of the step, so that the order does not
-    depend on how the step was divided into batches (replication-transparency IV-D).
-    """
+    """Several streams of one schema as one, within a step in the order in which the user named them."""
 
+    # Batches wait in the circuit for the end of the step, so that the order does not depend on how the step
+    # was divided into batches (replication-transparency IV-D).
     kind: ClassVar[OperatorKind] = OperatorKind.UNION
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:

@@ -1,7 +1,5 @@
-"""sort and top_k: rows wait until the watermark passes them, and leave in an order of their contents.
-
-Downstream operators that depend on the order therefore see the same input, whatever the order of arrival was
-(replication-transparency IV-C, algorithm 4, lines 1 to 6).
+"""sort and top_k: rows wait until the watermark passes them, and leave in an order of their contents, so that
+operators downstream see the same input (replication-transparency IV-C, algorithm 4, lines 1 to 6).
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,9 +24,7 @@ _prune_rows_min: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class TopKSpec(TimedSpec):
-    """Selects by the key of the upstream keyed stream; NaN is the largest number, as for Max; nulls in `by`
-    come last.
-    """
+    """Selects by the key of the keyed stream; NaN is the largest number; nulls in `by` come last."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.TOP_K
     keys: tuple[str, ...]
@@ -66,11 +62,9 @@ class TopKSpec(TimedSpec):
 
 
 class TopKOperator(TimedOperator):
-    """Selects the rows, in an order by the column; rows that are equal in it, by all columns. State: the rows
-    that may be among the largest, each with the end of its window as its time.
-
-    Only the k largest of the rows that arrived can be among the k largest of all. The others are deleted
-    whenever twice as many rows are stored as after the previous deletion.
+    """Selects the rows by the column; equal ones by all columns. State: the rows that may be among the
+    largest, each with the end of its window as its time. The others are deleted whenever twice as many rows
+    are stored as after the previous deletion.
     """
 
     def __init__(self, spec: TopKSpec, columns: pa.Schema) -> None:

@@ -1,10 +1,8 @@
 """Functions for Spark's `applyInPandasWithState` and classes written as `StatefulProcessor`, unchanged.
 
-This file adapts the signatures. `map_state` decides when the user's code is called and what state is stored.
-
-It is called once per row, in the order of event time. Spark does not define how many rows a call gets, and
-one row is the only number that does not depend on how the rows arrived. The watermark during a call is 1 ms
-before the row's time, or the time of the timer.
+They are called once per row, in event-time order: Spark does not define how many rows a call gets, and one is
+the only number that does not depend on how the rows arrived. The watermark during a call is 1 ms before the
+row's time, or the time of the timer.
 """
 
 import copy
@@ -89,9 +87,7 @@ class GroupState:
         self._value = None
 
     def setTimeoutTimestamp(self, timestampMs: "int | datetime") -> None:  # noqa: N802,N803
-        """Request a call when event time passes this time, unless the key gets a call before. Raises
-        ValueError for a time that has passed.
-        """
+        """Request a call when event time passes this, unless the key gets one before. Raises ValueError."""
         if self._timeout != "EventTimeTimeout":
             raise ValueError(
                 f"setTimeoutTimestamp needs timeoutConf 'EventTimeTimeout', not {self._timeout!r}"
@@ -177,9 +173,7 @@ class TimerValues:
     watermark: int
 
     def getCurrentWatermarkInMs(self) -> int:  # noqa: N802 - these are Spark's names
-        """Return the watermark in milliseconds since 1970: 1 ms before the row's time, or the time of the
-        timer.
-        """
+        """Return the watermark in milliseconds since 1970."""
         return self.watermark
 
     def getCurrentProcessingTimeInMs(self) -> int:  # noqa: N802

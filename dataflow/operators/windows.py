@@ -1,9 +1,9 @@
 """Windows of time or of a number of rows, and aggregates over them.
 
 Times are whole microseconds. A watermark p promises that later times are above p, so a window [start, end) is
-over when p >= end - 1 (replication-transparency, algorithm 3, line 6). The windows of a row depend only on
-its time, and a window is emitted once no further rows can arrive, so the output does not depend on the order
-of arrival. A row is late if all of its windows are over; results that were emitted do not change.
+over when p >= end - 1 (replication-transparency, algorithm 3, line 6). A window is emitted once no further
+rows can arrive, so the output does not depend on the order of arrival. A row is late if all of its windows
+are over.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -126,8 +126,8 @@ class WindowKeys(StateTable):
         return np.asarray(starts + self.size - 1 <= watermark)
 
     def open_for(self, times: npt.NDArray[np.int64], watermark: Watermark) -> Iterator[tuple[Slots, Slots]]:
-        """Yield rows, each with the start of a window that contains it and is not over. A row may be in
-        several windows.
+        """Yield rows, each with the start of a window that contains it and is not over; a row may be in
+        several.
         """
         newest = self.newest(times)
         if len(newest) and (newest.max() > LAST_TIME - self.size or newest.min() < FIRST_TIME + self.size):
@@ -350,12 +350,9 @@ class CountWindow:
 
 @dataclass(frozen=True, slots=True)
 class CountWindowSpec(TimedSpec):
-    """Aggregates by key and count window (replication-transparency, algorithm 4).
-
-    Which rows form a window depends on their order. Rows therefore wait until a punctuation passes them, and
-    are counted in an order of their contents. Row number n of its key, from 0, is in the windows k with
-    k * slide <= n < k * slide + size. A window is emitted when its last row is counted; one that is not full
-    when all sources have ended is not emitted.
+    """Aggregates by key and count window (replication-transparency, algorithm 4). Row number n of its key,
+    from 0, in an order of contents, is in the windows k with k * slide <= n < k * slide + size. A window is
+    emitted when its last row is counted; one that is not full when all sources have ended is not emitted.
     """
 
     kind: ClassVar[OperatorKind] = OperatorKind.COUNT_WINDOW
@@ -457,9 +454,7 @@ class CountWindowOperator(TimedOperator):
             accumulator.update(slots, column)
 
     def _full(self) -> Slots:
-        """Return the windows whose last row was counted, in the order of the first row that this call added
-        to them.
-        """
+        """Return the windows whose last row was counted, by the first row that this call added to them."""
         touched = self._windows.take_touched()
         *keys, numbers = self._windows.keys(touched)
         slots = self._counted.find_or_add(keys, self._windows.hashes(touched))

@@ -1,7 +1,5 @@
-"""The base classes of sinks: output that can be reset to a checkpoint and becomes visible only when it is
+"""The base classes of sinks: output that can be reset to a checkpoint and becomes visible when it is
 committed.
-
-The engine calls a sink in this order:
 
 1. `process` and `end_step` in each step.
 2. At a checkpoint, `prepare`: everything so far is passed to the operating system; returns what a reset
@@ -28,9 +26,7 @@ from dos_protocol.errors import MALFORMED_JSON
 exactly_once_remedy: Final = (
     'use a LogSink, a ParquetSink or a two-phase sink; or set consistent(delivery="at-least-once")'
 )
-"""The remedy for a sink whose rows are visible immediately, in a region that promises exactly-once
-delivery.
-"""
+"""The remedy for a sink whose rows are visible immediately, in a region that promises exactly-once."""
 
 
 SHARED: Final = "shared=True adds its rows to those of others"
@@ -50,7 +46,7 @@ class OutputOwner(msgspec.Struct, frozen=True):
 
 
 def other_owner(place: str, recorded: bytes, mine: bytes, since: str = "") -> str:
-    """Return the sentence that another sink owns a place. recorded, mine: owners as JSON; since: when it was
+    """Return the sentence that another sink owns a place. recorded, mine: owners as JSON; since: when
     recorded.
     """
     me = msgspec.json.decode(mine, type=OutputOwner)
@@ -81,10 +77,8 @@ class SinkWriter(Operator):
 
     @abstractmethod
     def prepare(self, checkpoint: int) -> Any:
-        """Pass everything of this step to the operating system. Return JSON that `voted` accepts.
-
-        checkpoint: the number that `publish` will receive. The same number may come again after a reset, for
-        another attempt.
+        """Pass everything of this step to the operating system. Return JSON that `voted` accepts. checkpoint:
+        as `publish` will receive it; the same number may come again after a reset, for another attempt.
         """
 
     @abstractmethod
@@ -92,14 +86,14 @@ class SinkWriter(Operator):
         """Make what was prepared durable. Called from another thread, never during `reset_to` or `close`."""
 
     def voted(self, prepared: Any) -> Any:
-        """Return what the checkpoint stores, after `sync`: what `prepare` returned, completed with what was
-        not known then, such as identifiers that the destination assigned. Default: `prepared` itself.
+        """Return what the checkpoint stores, after `sync`: `prepared`, completed with what was not known
+        then.
         """
         return prepared
 
     def publish(self, checkpoint: int) -> None:
-        """Make visible what was prepared for this checkpoint, which is committed, and for earlier ones. May
-        be called twice, and after the next checkpoint was prepared.
+        """Make visible what was prepared up to this checkpoint, which is committed. May be called twice, and
+        after the next one was prepared.
         """
 
     @abstractmethod
@@ -107,9 +101,7 @@ class SinkWriter(Operator):
         """Return to what `voted` returned for a checkpoint; None: to the beginning. Discards later output."""
 
     def take_all_back(self) -> None:
-        """Discard all output of this worker, which the region did not have in the restored checkpoint.
-        Default: as a reset to the beginning.
-        """
+        """Discard all output of this worker, which the restored checkpoint does not have."""
         self.reset_to(None)
 
 
@@ -136,30 +128,27 @@ class SinkSpec(OperatorSpec):
         added.
 
         Changes nothing. The driver calls it before any worker starts; workers check again when they open the
-        destination. The default does nothing, for sinks whose destination belongs to the region. Raises
-        OSError and other errors of the destination if it cannot be read from this machine.
+        destination. Default: nothing, for destinations that belong to the region. Raises OSError and other
+        errors of the destination if it cannot be read from this machine.
         """
         del owner
 
     @property
     def unchecked_place(self) -> str:
-        """Why it is not noticed that another region writes to the same destination; empty if `check_place`
-        refuses that, or the destination belongs to the region.
-        """
+        """Why it is not noticed that another region writes to the same destination; empty if it is."""
         if type(self).check_place is SinkSpec.check_place:
             return f"{type(self).__name__} does not check who else writes there (check_place)"
         return SHARED if getattr(self, "shared", False) else ""
 
     def delivers(self, wanted: Delivery | None) -> Delivery:
-        """Return the delivery guarantee in a consistent region that requests `wanted` (None: the strongest).
-
-        Raises DeliveryError with a remedy. Default: rows become visible when their checkpoint is committed.
+        """Return the delivery in a consistent region that requests `wanted` (None: the strongest). Raises
+        DeliveryError with a remedy. Default: rows become visible when their checkpoint is committed.
         """
         return "at-most-once" if wanted == "at-most-once" else "exactly-once"
 
     def irrevocable(self, wanted: Delivery | None) -> str:
-        """Return why rows that were visible stay when the region is restored to an older checkpoint, so that
-        they come again; empty if they are taken back. wanted: as for `delivers`.
+        """Return why rows that were visible come again when the region is restored to an older checkpoint;
+        empty if they are taken back. wanted: as for `delivers`.
         """
         delivered = self.delivers(wanted)
         return "" if delivered == "exactly-once" else f"its rows are visible at once ({delivered})"

@@ -1,8 +1,7 @@
 """A sink that calls a user's function immediately: for a dashboard, a socket, an alarm.
 
-This file makes the call and converts its exceptions. A call cannot be undone. In a consistent region a row
-may therefore be delivered again after a reset (at least once); outside of any region it is delivered at most
-once.
+A call cannot be undone: in a consistent region a row may come again after a reset (at least once); outside of
+any region it is delivered at most once.
 """
 
 import os
@@ -23,8 +22,8 @@ from dos_protocol.errors import text_of
 
 @dataclass(frozen=True, slots=True)
 class CallSink(SinkSpec):
-    """Calls `function` with each row (a dict) or, with takes="batch", with each `pa.RecordBatch`. Ignores
-    what it returns. Raises SchemaError if `function` is not callable.
+    """Calls `function` with each row (a dict) or, with takes="batch", with each `pa.RecordBatch`. Raises
+    SchemaError if it is not callable.
 
         CallSink(lambda row: print(row["item"]))
     """

@@ -1,15 +1,13 @@
 """One file per worker, to which the rows of each step are appended: `part-w0000.tsv`, `part-w0001.tsv`, ...
 
 Exactly once by truncation: a checkpoint contains the size of the file and the prefix digest of its content,
-which are durable before the worker votes. A reset truncates the file to that size. What a reader sees up to
-the last committed checkpoint is therefore what a run without failures would have written; what follows may
-disappear and be written again. Bytes that are *missing* or differ below that size are an error that ends the
-region, because this sink cannot write them again, unless a person has accepted the loss (`AcceptedLoss`).
+durable before the vote. A reset truncates the file to that size. Bytes that are *missing* or differ below it
+end the region, because this sink cannot write them again, unless a person has accepted the loss
+(`AcceptedLoss`).
 
 The directory belongs to one region of one store (`_region.json`), because truncating another region's output
-would destroy it. Each part is locked by its writer. `_part-w0000.incarnation` holds the incarnation that
-wrote the part last, `_part-w0000.before-41` a part that was set aside. Names that begin with `_` are not
-data, as in Spark.
+would destroy it. `_part-w0000.incarnation` holds the incarnation that wrote the part last,
+`_part-w0000.before-41` a part that was set aside. Names that begin with `_` are not data, as in Spark.
 """
 
 import fcntl
@@ -63,9 +61,7 @@ class PartPort(Protocol):
         ...
 
     def open(self, owner: bytes) -> None:
-        """Create the file if it does not exist, and lock it. A second call has no effect. Raises
-        SinkOwnedError, SinkWriteError.
-        """
+        """Create the file if it does not exist, and lock it; once. Raises SinkOwnedError, SinkWriteError."""
         ...
 
     def incarnation(self) -> int:
@@ -89,15 +85,11 @@ class PartPort(Protocol):
         ...
 
     def set_aside(self, checkpoint: int) -> None:
-        """Keep the content of the file under another name, and begin it anew. The second time for a
-        checkpoint, remove the content: it was written after the first time.
-        """
+        """Keep the content of the file under another name, and begin it anew."""
         ...
 
     def sync(self) -> None:
-        """Make all bytes durable. Called from another thread. Also raises SinkWriteError if the file was
-        closed.
-        """
+        """Make all bytes durable, from another thread. Also raises SinkWriteError if the file was closed."""
         ...
 
     def close(self) -> None: ...
@@ -114,9 +106,7 @@ class PartFile:
         self._fence = self._directory / f"_{self._path.stem}.incarnation"
         self._fd = -1
         self._syncing = threading.Lock()
-        """Held during a sync: if the descriptor were closed meanwhile, its number could be reused for another
-        file.
-        """
+        """Held during a sync: a descriptor that is closed meanwhile could be reused for another file."""
 
     @property
     def full_path(self) -> str:
@@ -190,9 +180,7 @@ class PartFile:
 
 
 def _lock(fd: int, path: Path, waits: Callable[[str], None]) -> None:
-    """Take the writer's lock, which ends with the process. Waits for a previous writer that is terminating;
-    logs that it waits, and shows it in the status.
-    """
+    """Take the writer's lock, which ends with the process; wait for a previous writer, and report that."""
     begun = time.monotonic()
     logged = False
     while True:
@@ -238,13 +226,12 @@ def _holder(fd: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedLoss:
-    """Whether a person has accepted that output is lost with its host.
-
-    `up_to`: the argument `accept_lost_output` of the sink, 0 if there is none. It applies only while a region
-    continues from that checkpoint or an earlier one, so a later loss is refused again. `checkpoint`: the one
-    that the region continues from.
+    """Whether a person has accepted that output is lost with its host. `up_to`: `accept_lost_output`, 0 for
+    none. `checkpoint`: the one that the region continues from.
     """
 
+    # It applies only while a region continues from that checkpoint or an earlier one: a later loss is refused
+    # again.
     up_to: int
     checkpoint: int
 
@@ -286,10 +273,9 @@ def part_files(directory: Path) -> list[str]:
 def check_owner(
     directory: Path, owner: bytes, unmarked: Callable[[], Sequence[str]], remedy: str = ""
 ) -> bool:
-    """Return whether the directory is marked as the owner's.
-
-    Raises SinkOwnedError if it is marked as another owner's, or is not marked and holds output (`unmarked`:
-    returns names of files; not called for a marked directory, which may hold very many). Changes nothing.
+    """Return whether the directory is marked as the owner's. Raises SinkOwnedError if it is marked as
+    another's, or is not marked and holds output (`unmarked`: returns names of files; not called for a marked
+    directory). Changes nothing.
     """
     marker = directory / OWNER_FILE
     try:
@@ -313,9 +299,8 @@ def check_owner(
 def own_directory(
     directory: Path, owner: bytes, unmarked: Callable[[], Sequence[str]], unique: str, remedy: str = ""
 ) -> None:
-    """Mark the directory durably as the owner's unless it is already. The first of several workers marks it.
-
-    `unique`: a file name that no other worker of this process uses at the same time. Raises as `check_owner`.
+    """Mark the directory durably as the owner's, once. `unique`: a file name that no other worker of this
+    process uses meanwhile. Raises as `check_owner`.
     """
     if not check_owner(directory, owner, unmarked, remedy):
         mine = directory / f"_{unique}.{os.getpid()}.tmp"
@@ -430,12 +415,11 @@ class FileSink(SinkSpec):
         FileSink("/data/counts")
 
     local: True confirms that a run on a cluster may use this path: either all hosts share the directory, or
-    the files may be lost with their host. accept_lost_output: the number of a checkpoint. If the output up to
+    the files may be lost with their host. accept_lost_output: the number of a checkpoint; if the output up to
     it is missing on the host of a worker, the region continues without it; 0 refuses that. truncate_on_reset:
-    False is for tests only: a reset then leaves
-    the rows after the checkpoint, so rows appear twice. Regions with another delivery guarantee than
-    exactly-once also leave them. verify: how much of the files a reset verifies, "tail" (the last 64 KiB
-    before the checkpoint, in the same time for any size) or "whole" (everything).
+    False is for tests only: rows after the checkpoint appear twice, as in regions without exactly-once.
+    verify: how much of the files a reset verifies, "tail" (the last 64 KiB before the checkpoint, in the same
+    time for any size) or "whole" (everything).
     """
 
     directory: str
@@ -472,9 +456,7 @@ class FileSink(SinkSpec):
         check_text_columns(schema)
 
     def check_place(self, owner: OutputOwner) -> None:
-        """Raise SinkOwnedError if another sink or region owns the directory, because a reset truncates its
-        files.
-        """
+        """Raise SinkOwnedError if another sink or region owns the directory."""
         directory = Path(self.directory)
         check_owner(directory, msgspec.json.encode(owner), partial(part_files, directory))
 
@@ -500,9 +482,7 @@ def part_name(worker: int) -> str:
 
 
 class FileWriter(SinkWriter):
-    """Writes one part. Invariant while open: `_digest.size` is the size of the file and the position of the
-    next byte.
-    """
+    """Writes one part. Invariant while open: `_digest.size` is the size of the file and the next position."""
 
     may_repeat: ClassVar[bool] = True
 
@@ -591,10 +571,9 @@ class FileWriter(SinkWriter):
     def _fence(self) -> None:
         """Record this incarnation durably as the last writer, before anything in the part changes. Raises
         SinkFencedError if a later incarnation has written it.
-
-        The lock alone is not enough: a worker left over from an earlier incarnation may acquire it long after
-        a later one has committed more, and would cut that off.
         """
+        # The lock alone is not enough: a worker left over from an earlier incarnation may acquire it long
+        # after a later one has committed more, and would cut that off.
         last_writer = self._part.incarnation()
         if last_writer > self._incarnation:
             self._part.close()
@@ -618,9 +597,7 @@ class FileWriter(SinkWriter):
         part.truncate(keep)
 
     def _verified(self, to: _Prepared) -> FileDigest:
-        """Return the digest of the part at the size in the checkpoint. Raises OutputLostError if the bytes
-        that it reads for that differ.
-        """
+        """Return the digest of the part at the checkpoint's size. Raises OutputLostError if bytes differ."""
         digest = resumed(to.resume, whole=self._verify == "whole")
         verified_from = digest.size
         digest.read_to(to.size, self._part.read)

@@ -1,9 +1,8 @@
 """Journaled files, in the store of the region: `part-w0000.tsv` of worker 0, `part-w0001.tsv`, ...
 
-They are in a directory of the sink (`dataflow.state.operator_directory`): its changes are recorded in the
-chain `files-SINK` of the worker's directory in the store. A restore rebuilds them on any host, as of the
-checkpoint. So exactly once needs nothing else: the vote waits until the chain is synced, a reset leaves out
-what came after the checkpoint, and the claim of the directory fences workers of earlier incarnations.
+They are in a directory of the sink (`dataflow.state.operator_directory`), recorded in the chain `files-SINK`.
+Exactly once needs nothing else: the vote waits until the chain is synced, a reset leaves out what came after
+the checkpoint, and the claim of the worker's directory fences earlier incarnations.
 """
 
 import re
@@ -34,14 +33,10 @@ class JournaledFileSink(SinkSpec):
 
     Worker 0 of region `shop` and sink `sold` writes part-w0000.tsv; `dos journal cat
     dos://h1,h2,h3/shop.w0000/files-sold part-w0000.tsv --at checkpoint:N` prints the rows up to a committed
-    checkpoint. The file on the host is in the worker's scratch directory, not for reading. A reset rebuilds
-    all of it, so it suits output of some GB.
-
-    max_bytes: of each worker, keep the newest rows, about this many bytes. The rows go to a sequence of files
-    (part-w0000.tsv, part-w0000.000001.tsv, ...), each an eighth of it; while all files have more, the oldest
-    is deleted, read or not. None: one file, which keeps everything.
-
-    Raises SchemaError for columns that have no text form.
+    checkpoint. The file on the host is not for reading. A reset rebuilds all of it, so it suits some GB.
+    max_bytes: of each worker, keep the newest rows, about this many bytes, in a sequence of files
+    (part-w0000.000001.tsv, ...), each an eighth of it; the oldest is deleted, read or not. None: one file,
+    which keeps everything. Raises SchemaError for columns that have no text form.
     """
 
     max_bytes: int | None = None
@@ -132,9 +127,7 @@ class JournaledFileWriter(SinkWriter):
         return max(self._sizes.items(), default=(0, 0))
 
     def _name(self, number: int) -> str:
-        """Return the name of a file. The first one has the name that it has without `max_bytes`, so that the
-        option can be added to a region that exists.
-        """
+        """Return the name of a file. The first has the one without `max_bytes`, which may be added later."""
         stem, dot, suffix = self._first.rpartition(".")
         return f"{stem}.{number:06d}{dot}{suffix}" if number else self._first
 

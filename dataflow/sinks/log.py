@@ -1,8 +1,4 @@
-"""A sink into the store itself: an output log per worker, which any client of the store can read.
-
-This file converts rows to one Arrow stream per step. `checkpoint.core.records.outputs` and the link thread
-decide where a stream is written and when it becomes visible.
-"""
+"""A sink into the store itself: an output log per worker, which any client of the store can read."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -34,20 +30,17 @@ class LogSink(SinkSpec):
         LogSink(publish="step")
 
     publish: "checkpoint" makes the output of a step visible when a checkpoint that covers it is committed.
-    "step" makes it visible as soon as the step's input division is durable at every worker, which is sooner,
-    but requires all upstream operators to be deterministic. A replay whose rows differ from visible ones
-    stops the region.
+    "step" makes it visible as soon as the step's input division is durable at every worker, but requires all
+    upstream operators to be deterministic: a replay whose rows differ from visible ones stops the region.
 
     retain: "all" deletes nothing unless a limit is set. "unread" deletes what every registered consumer (a
     region that reads with `LogSource`) has read, once there is one. max_bytes, max_age: of each worker's log,
     keep the newest bytes, and rows younger than this many seconds; what exceeds a limit is deleted even if a
     consumer needs it. `dos output retain` replaces all three.
 
-    time: the column with the event time of the rows; of several columns, the later one counts. Readers then
-    learn how far the output is (its *mark*), and several replicas of the region can be merged. A row must be
-    later than every mark that was given before it; otherwise the region stops.
-
-    Raises SchemaError.
+    time: the column with the event time of the rows; of several, the later one counts. Readers then learn how
+    far the output is (its *mark*), and replicas of the region can be merged. A row that is not later than
+    every mark before it stops the region. Raises SchemaError.
     """
 
     publish: Publish
@@ -103,9 +96,8 @@ class LogSink(SinkSpec):
         return " ".join(filter(None, (publish, time)))
 
     def delivers(self, wanted: Delivery | None) -> Delivery:
-        """Raise DeliveryError for at-most-once if publish="step".
-
-        With publish="step" the log compares replayed rows, and at-most-once replays nothing.
+        """Raise DeliveryError for at-most-once, which replays nothing, if publish="step", which compares
+        replays.
         """
         if wanted == "at-most-once" and self.publish is Publish.STEP:
             text = 'with publish="step" compares the rows of a replay, and at-most-once has none'
@@ -113,9 +105,7 @@ class LogSink(SinkSpec):
         return SinkSpec.delivers(self, wanted)
 
     def time_in(self, prepared: Any | None) -> OutputTime | None:
-        """Return how far event time is, according to what a checkpoint stores of this sink; None if it does
-        not name the time of its rows.
-        """
+        """Return how far event time is in what a checkpoint stores of this sink; None without times."""
         if not self.time:
             return None
         return OutputTime() if prepared is None else msgspec.convert(prepared, OutputTime)
@@ -155,9 +145,7 @@ class LogWriter(SinkWriter):
         return ()
 
     def _after(self, batch: pa.RecordBatch, time: OutputTime) -> OutputTime:
-        """Return how far event time is after rows. Raises UserFault for one that is not later than the
-        last mark.
-        """
+        """Return how far event time is after rows. Raises UserFault for one not later than the last mark."""
         times = latest_times(batch, self._spec.time)
         if (first := int(times.min())) <= time.mark:
             named = " and ".join(map(repr, self._spec.time))

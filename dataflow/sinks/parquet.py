@@ -1,14 +1,10 @@
-"""Rows as Parquet files that become visible when their checkpoint is committed: one file per worker and
+"""Rows as Parquet files that become visible when their checkpoint is committed: one per worker and
 checkpoint.
 
-This file handles files and their names. `two_phase.py` decides when a file is written, made visible or
-removed.
-
 A file is written as `_OWNER-wNNNN.staging/NAME.parquet`, which data lake readers ignore, and renamed to
-`part-NAME.parquet`. Readers therefore see only complete files, each exactly once. `_OWNER-wNNNN.shown` stores
-which file became visible last: a commit that is repeated after files were moved away or merged neither
-restores nor loses any. A reset lists only the directory of staged files, because the number of published
-files grows without limit.
+`part-NAME.parquet`. `_OWNER-wNNNN.shown` stores which file became visible last: a commit that is repeated
+after files were moved away or merged neither restores nor loses any. A reset lists only the directory of
+staged files, because the number of published files grows without limit.
 """
 
 import logging
@@ -48,16 +44,14 @@ _COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
 @dataclass(frozen=True, slots=True, init=False)
 class ParquetSink(TwoPhaseSink):
     """Writes Parquet files into `directory`, which is created if it does not exist. Each file becomes visible
-    when the checkpoint that covers its rows is committed, and never changes afterwards. Readers therefore see
-    each row once, with a delay of up to the interval between checkpoints.
+    when the checkpoint that covers its rows is committed, and never changes afterwards.
 
         ParquetSink("/data/sold", compression="zstd")
 
-    Every worker must reach the directory, also after a restart on another machine. The directory belongs to
-    one sink of one region: a directory with files of another run or program is rejected before any worker
-    starts. shared: True adds files to a directory with other files, including those of other regions that
-    share it. local, accept_lost_output: as of `FileSink`. Raises SchemaError for an unknown compression and
-    for columns that have no Parquet type.
+    Every worker must reach the directory, also after a restart on another machine. It belongs to one sink of
+    one region: a directory with files of another run or program is rejected before any worker starts. shared:
+    True adds files to a directory with other files. local, accept_lost_output: as of `FileSink`. Raises
+    SchemaError for an unknown compression and for columns that have no Parquet type.
     """
 
     takes_back: ClassVar[bool] = True
@@ -110,9 +104,7 @@ class ParquetSink(TwoPhaseSink):
         )
 
     def check_place(self, owner: OutputOwner) -> None:
-        """Raise SinkOwnedError if another owner has files there, because they would be read together with
-        these.
-        """
+        """Raise SinkOwnedError if another owner has files there: they would be read together with these."""
         if not self.shared:
             directory = Path(self.directory)
             unmarked = partial(_unmarked, directory, owner)
@@ -126,9 +118,8 @@ _REMEDY = (
 
 
 def _unmarked(directory: Path, owner: OutputOwner) -> list[str]:
-    """Return the names of other owners' data files in a directory without an owner file. A file with this
-    owner's digest in its name proves ownership: it was shared before.
-    """
+    """Return the names of other owners' data files in a directory without an owner file."""
+    # A file with this owner's digest in its name proves ownership: it was shared before.
     names = sorted(path.name for path in directory.glob("*") if path.suffix in (".parquet", ".shown"))
     own = any(f"{owner.digest:016x}-w" in name for name in names)
     return [] if own else [name for name in names if name.endswith(".parquet") and name[0] != "_"]
@@ -147,8 +138,8 @@ class ParquetOutput(TwoPhaseOutput):
         accepted: AcceptedLoss,
         incarnation: int,
     ) -> None:
-        """`owner`: recorded as the owner of the directory before the first rows are written; None: no
-        owner. `writer`: the beginning of the names of this worker's transactions.
+        """`owner`: recorded before the first rows are written; None: none. `writer`: begins the names of its
+        transactions.
         """
         self._accepted = accepted
         self._incarnation = incarnation
@@ -206,9 +197,8 @@ class ParquetOutput(TwoPhaseOutput):
         sync_folder(self._directory)
 
     def _lost(self, transaction: str) -> None:
-        """Raise an error for a transaction of a committed checkpoint that has no file, unless its loss is
-        accepted. A file that this incarnation has written is not lost with a host.
-        """
+        """Raise an error for a committed transaction without a file, unless its loss is accepted."""
+        # A file that this incarnation has written is not lost with a host.
         path, name = str(self._staged_path(transaction)), parse_name(transaction)
         if name is None or name.incarnation >= self._incarnation:
             raise SinkWriteError(

@@ -1,11 +1,9 @@
-"""Rows as objects in a bucket of S3 or a compatible service, which become visible when their checkpoint is
-committed: one object per worker and checkpoint.
+"""Rows as objects in a bucket of S3 or a compatible service: one per worker and checkpoint.
 
-An object is a multipart upload until it is completed, and no reader sees it before. All its parts are stored
-before the worker votes, and the vote contains the upload's id and the ETags of its parts. So any host can
-complete it, and needs nothing but the checkpoint. Its key contains the name of its transaction, with the
-incarnation: no other worker ever writes that key. `_OWNER-wNNNN.shown` stores which object became visible
-last: a commit that is repeated after a reader moved the object away neither restores nor loses it.
+An object is a multipart upload until it is completed, and no reader sees it before. All parts are stored
+before the vote, which contains the upload's id and the ETags: any host can complete it with nothing but the
+checkpoint. Its key contains the incarnation: no other worker ever writes it. `_OWNER-wNNNN.shown` is that of
+`parquet.py`.
 """
 
 import hashlib
@@ -47,9 +45,7 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 class RowUpload:
-    """The object of one transaction: a file format on top, the parts of a multipart upload below, which other
-    threads upload while rows arrive.
-    """
+    """The object of one transaction: a file format, and the parts that other threads upload."""
 
     def __init__(
         self,
@@ -65,9 +61,8 @@ class RowUpload:
         self._parquet = None if compression is None else ParquetRows(self._parts, schema, compression)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows. Blocks while `limits.s3_parts_ahead` parts are in progress.
-
-        Raises as `Bucket.put_part`; SinkWriteError if the object becomes too large.
+        """Add rows. Blocks while `limits.s3_parts_ahead` parts are in progress. Raises as `Bucket.put_part`;
+        SinkWriteError if the object becomes too large.
         """
         if self._parquet is None:
             self._parts.write(tsv_of(batch))
@@ -164,9 +159,9 @@ class S3Sink(TwoPhaseSink):
 
         S3Sink("s3://sales/sold", compression="zstd")
 
-    Nothing is kept on the hosts of workers. boto3 determines credentials, region and endpoint as usual
-    (environment, files, instance); endpoint: the URL of a service other than AWS. The prefix belongs to one
-    sink of one region, unless shared=True. compression: of Parquet files.
+    Nothing is kept on the hosts of workers. boto3 determines credentials, region and endpoint as usual;
+    endpoint: the URL of a service other than AWS. The prefix belongs to one sink of one region, unless
+    shared=True. compression: of Parquet files.
 
     Raises BadUrlError for an invalid URL; SchemaError for an unknown format or compression, and for columns
     that the format cannot store. A run fails with SinkWriteError before any worker starts if the bucket does
@@ -194,11 +189,9 @@ class S3Sink(TwoPhaseSink):
         (check_parquet_columns if self.format == "parquet" else check_text_columns)(schema)
 
     def check_place(self, owner: OutputOwner) -> None:
-        """Raise SinkOwnedError if another owner has objects there, because they would be read together with
-        these.
-
+        """Raise SinkOwnedError if another owner has objects there: they would be read together with these.
         Raises SinkWriteError if the bucket does not exist or denies access, ConnectionError if it cannot be
-        reached from this machine.
+        reached.
         """
         place = self._place()
         with _requests_to(place):
@@ -219,9 +212,8 @@ class S3Output(TwoPhaseOutput):
     """One worker's objects."""
 
     def __init__(self, bucket: Bucket, spec: S3Sink, schema: pa.Schema, writer: str) -> None:
-        """Check that uploads are permitted. `writer`: the beginning of the names of its transactions.
-
-        Raises as `Bucket`.
+        """Check that uploads are permitted. `writer`: begins the names of its transactions. Raises as
+        `Bucket`.
         """
         self._bucket = bucket
         self._spec = spec

@@ -1,15 +1,12 @@
 """Writes rows into a table of a database through SQLAlchemy: each row once, or by key.
 
 Without `key`, rows wait in `dos_sink_staged` until their checkpoint is committed. One database transaction
-makes them visible: it records in `dos_sink_writers` that they are visible, inserts the rows, and deletes them
-where they were staged. If the commit is repeated, the record is found, and nothing happens.
+then records in `dos_sink_writers` that they are visible, inserts the rows, and deletes them where they were
+staged. A repeated commit finds the record. With `key`, the rows of each step replace the rows of their keys
+immediately.
 
-With `key`, the rows of each step are written immediately, and a row replaces the row with the same key. Rows
-written again after a failure change nothing in the end, and readers see rows before their checkpoint is
-committed.
-
-Each database transaction checks and locks the row that holds the incarnation that may write: writers left
-over from an earlier incarnation are fenced. `dos_sink_owners` has the owning sink of each target table.
+Each database transaction checks and locks the row that holds the incarnation that may write, which fences
+earlier writers. `dos_sink_owners` has the owning sink of each target table.
 """
 
 import textwrap
@@ -123,11 +120,9 @@ def insert_rows(
     statement: Any = None,
     keep: bool = True,
 ) -> None:
-    """Insert rows in a transaction that has begun, by another statement than a plain one if it is given.
-    keep: False takes that back, after all checks of the database, also those that it defers to the commit.
-
-    Raises UserFault with `remedy`, which names the first row that the database refuses; and what it raises if
-    no row is the cause.
+    """Insert rows in a transaction that has begun, perhaps by another statement. keep: False takes that back,
+    after all checks of the database, also those that it defers. Raises UserFault with `remedy`, which names
+    the first row that the database refuses; and what it raises if no row is the cause.
     """
     insert = target.insert() if statement is None else statement
     try:
@@ -203,13 +198,13 @@ class SqlSink(SinkSpec):
     """Writes rows into `table` (or SCHEMA.TABLE) of the database at `url`, an SQLAlchemy URL.
 
     Without `key`, each row appears once, when the checkpoint that covers it is committed. key: columns that
-    identify a row and are unique in the table; a new row immediately replaces the row with the same key.
-    `key` requires PostgreSQL or SQLite; it is faster, and suits rows such as counts, of which only the last
-    matters. create: create the table if it does not exist. The table belongs to one sink of one region: a
-    table with rows of another run or program is rejected before any worker starts. shared: True adds rows
-    to a table with other rows. The tables `dos_sink_writers`, `dos_sink_owners` and `dos_sink_staged` are
-    created in the same database. local: as of `FileSink`, for SQLite. Every worker must reach the database
-    under that URL, whose password is sent with the graph. Raises SchemaError.
+    identify a row and are unique in the table; a new row immediately replaces the row with the same key. It
+    requires PostgreSQL or SQLite, and suits rows such as counts, of which only the last matters. create:
+    create the table if it does not exist. The table belongs to one sink of one region: one with rows of
+    another run or program is rejected before any worker starts. shared: True adds rows to a table with other
+    rows. The tables `dos_sink_writers`, `dos_sink_owners` and `dos_sink_staged` are created in the same
+    database. local: as of `FileSink`, for SQLite. Every worker must reach the database under that URL, whose
+    password is sent with the graph. Raises SchemaError.
     """
 
     url: str = field(repr=False)
@@ -281,10 +276,8 @@ class SqlSink(SinkSpec):
 
 
 def _check_owner(connection: sa.Connection, table: str, owner: OutputOwner) -> bool:
-    """Return whether the table is recorded as the owner's.
-
-    Raises SinkOwnedError if it belongs to another owner, or holds rows although this owner has not written
-    here.
+    """Return whether the table is recorded as the owner's. Raises SinkOwnedError if it belongs to another
+    owner, or holds rows although this owner has not written here.
     """
     inspector = sa.inspect(connection)
     text = msgspec.json.encode(owner).decode()
@@ -339,9 +332,7 @@ class _Database:
             raise
 
     def _record_owner(self, table: str, owner: OutputOwner) -> None:
-        """Record the owner of the table unless it is recorded already. The first of several workers records
-        it.
-        """
+        """Record the owner of the table, once."""
         with self.engine.connect() as connection:
             if _check_owner(connection, table, owner):
                 return

@@ -38,15 +38,14 @@ from dos_protocol.errors import CorruptDataError, DosError, text_of
 
 
 class TwoPhaseOutput(ABC):
-    """One worker's connection to the destination. Two threads call it, never both at once.
+    """One worker's connection to the destination. Two threads call it, never both at once. A transaction is a
+    name of letters, digits and `-`, at most 80 characters, never used twice; names sort in the order of their
+    commits. Several regions and workers may share a destination.
 
-    A transaction is a name of letters, digits and `-`, at most 80 characters, never used twice. Names sort in
-    the order of their commits. Several regions and workers may share a destination.
-
-    An exception from any method counts as one of the destination. It resets the region, which then continues
-    from its last committed checkpoint: `staged`, `abort` and `commit` are called again. An exception that a
-    value or the code itself causes (ValueError, TypeError, KeyError, AttributeError, ArithmeticError and the
-    like) stops the region at once; raise ConnectionError instead if another attempt may avoid it.
+    An exception from any method resets the region, which continues from its last committed checkpoint:
+    `staged`, `abort` and `commit` are called again. One that a value or the code itself causes (ValueError,
+    TypeError, KeyError, AttributeError, ArithmeticError and the like) stops the region at once; raise
+    ConnectionError instead if another attempt may avoid it.
     """
 
     @abstractmethod
@@ -56,10 +55,8 @@ class TwoPhaseOutput(ABC):
     @abstractmethod
     def prepare(self, transaction: str) -> Any:
         """Make all rows of the transaction durable, and reachable from any machine where the worker may be
-        restarted. No rows follow.
-
-        May return a *receipt*, as JSON: what a commit needs besides the name, such as an identifier that the
-        destination assigned. The checkpoint stores it, and `restore` receives it.
+        restarted. No rows follow. May return a *receipt*, as JSON: what a commit needs besides the name. The
+        checkpoint stores it, and `restore` receives it.
         """
 
     def restore(self, transaction: str, receipt: Any) -> None:  # noqa: B027 - most have no receipts
@@ -67,39 +64,31 @@ class TwoPhaseOutput(ABC):
 
     @abstractmethod
     def commit(self, transaction: str) -> None:
-        """Make all rows of a prepared transaction visible.
+        """Make all rows of a prepared transaction visible; no effect if they are. May be called again after a
+        failure, also from another process. Must raise if the transaction is neither staged nor visible.
 
         Must not refuse a row: `stage` or `prepare` refuses what the destination would. Otherwise the region
         has a checkpoint that nothing can make visible, and cannot run again.
-
-        May be called again after a failure, also from another process; has no effect if the rows are already
-        visible. Must raise an exception if the transaction is neither staged nor visible.
         """
 
     @abstractmethod
     def staged(self) -> Iterable[str]:
-        """Return the names of all transactions that are staged here and not visible, prepared or not, of any
-        writer.
-        """
+        """Return the names of all transactions that are staged here and not visible, of any writer."""
 
     @abstractmethod
     def abort(self, transaction: str) -> None:
         """Delete what is staged under that name; it will never become visible."""
 
     def published(self, newest: str) -> Iterable[str]:
-        """Return the names of the transactions of this worker that are visible and sort after `newest`, for a
-        destination that can take rows back. Default: none.
-
-        `newest` is "" for all. If there are any before the first checkpoint of a region, its start is
-        refused.
+        """Return the names of this worker's transactions that are visible and sort after `newest` ("" for
+        all), for a destination that can take rows back. Default: none. If there are any before the first
+        checkpoint of a region, its start is refused.
         """
         del newest
         return ()
 
     def take_back(self, transaction: str) -> None:
-        """Remove the rows of a transaction in `published` again: the region was reset to a checkpoint before
-        it.
-        """
+        """Remove the rows of a transaction in `published`: the region was reset to a checkpoint before it."""
         raise NotImplementedError(f"{type(self).__name__} has no take_back for {transaction}")
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
@@ -146,10 +135,9 @@ _BEGINNING: Final = _Vote({}, "")
 
 
 class TwoPhaseWriter(SinkWriter):
-    """Runs a two-phase sink. Invariant: `_lock` is held during calls of the output, `_names` during access to
-    the names, because `sync` runs on another thread.
-    """
+    """Runs a two-phase sink. `_lock` is held during calls of the output, `_names` for the names."""
 
+    # Two locks, because `sync` runs on another thread, and may take long.
     def __init__(self, open_output: Callable[[], TwoPhaseOutput], context: OperatorContext) -> None:
         owner = owner_of(context).digest
         self._open_output = open_output
@@ -264,10 +252,8 @@ class TwoPhaseWriter(SinkWriter):
             output.abort(name)
 
     def _refuse_earlier_rows(self, output: TwoPhaseOutput) -> None:
-        """Raise SinkOwnedError if rows are visible though no checkpoint of the region was ever committed.
-
-        They are of a run whose checkpoints were deleted, and would come again.
-        """
+        """Raise SinkOwnedError if rows are visible though no checkpoint of the region was ever committed."""
+        # They are of a run whose checkpoints were deleted, and would come again.
         for name in output.published(""):
             raise SinkOwnedError(
                 f"{self._label} has visible rows of this worker ({name}), but the region has no checkpoint"

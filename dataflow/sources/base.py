@@ -2,7 +2,7 @@
 
 A *split* is one independently replayable piece of an input, for example one file in one pass. A *division*
 records the input of a step: for each split that was read, the range of positions. Given the same division,
-`replay` returns the same rows or fails; it never returns other rows.
+`replay` returns the same rows or fails.
 """
 
 from abc import abstractmethod
@@ -22,9 +22,8 @@ from dos_protocol.digests import digest64
 Positions: TypeAlias = dict[str, SplitPosition]
 
 DONE_SPLITS: Final = ""
-"""The key under which a checkpoint stores how many of a worker's splits are fully read: `position` is their
-number, `digest` that of their names. The size of a checkpoint therefore does not grow with the number of
-files read.
+"""The key under which a checkpoint stores how many splits are fully read: `position` is their number,
+`digest` that of their names. So its size does not grow with the number of files read.
 """
 
 
@@ -39,9 +38,7 @@ def owner_by_name(split: str, workers: int) -> int:
 
 
 class SplitDivision(NamedTuple):
-    """The range of one split that one step read. `digest` covers everything up to `end`: a replay that reads
-    different bytes fails.
-    """
+    """The range of one split that one step read. `digest` covers everything up to `end`."""
 
     begin: int
     end: int
@@ -76,8 +73,8 @@ class SourceBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchPiece:
-    """Bytes `begin` to `end` of `split` are `data[at:...]` of a batch, or its rows from `at` on if the source
-    gives no `data`.
+    """Bytes `begin` to `end` of `split` are `data[at:...]` of a batch, or its rows from `at` on without
+    `data`.
     """
 
     split: str
@@ -90,16 +87,14 @@ class SourceReader(Operator):
     """A running source: the splits of one worker and the position of each."""
 
     reached: Callable[[str], Watermark] | None = None
-    """Returns the watermark of a split. Set if the graph takes event time from this source; each batch then
-    has rows of one split, and the split with the lowest watermark is read next (`RoundRobin`).
+    """The watermark of a split, if the graph takes event time from this source; each batch then has rows of
+    one split, and the split with the lowest watermark is read next (`RoundRobin`).
     """
 
     @abstractmethod
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
-        """Move to the positions of a checkpoint; an empty mapping means the beginning. Verifies that the
-        input that was already read still exists unchanged.
-
-        Raises InputChangedError, InputListChangedError.
+        """Move to the positions of a checkpoint (empty: the beginning), and verify that the input already
+        read is unchanged. Raises InputChangedError, InputListChangedError.
         """
 
     @abstractmethod
@@ -125,9 +120,7 @@ class SourceReader(Operator):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing was ever read here. Needed to replay a step whose division has no watermark because
-        an older version recorded it.
-        """
+        """Whether nothing was ever read here."""
         return False
 
     def time_now(self) -> SourceTime:
@@ -136,24 +129,18 @@ class SourceReader(Operator):
 
     @property
     def has_input(self) -> bool:
-        """Whether there may be something to read now. False while a source waits for external writers, so
-        that an idle region makes no steps.
-        """
+        """Whether there may be something to read now. False while a source waits for external writers."""
         return not self.exhausted and not self.wants_checkpoint
 
     @property
     def wakes_in(self) -> float | None:
-        """While there is no input: seconds until the next check, for a source that cannot wake the circuit.
-        None: the source wakes the circuit.
-        """
+        """Without input: seconds until the next check; None: the source wakes the circuit."""
         return None
 
     @property
     def backlog_bytes(self) -> int | None:
-        """Input that is known and not read, in the unit of `SourceBatch.bytes_read`; None, the default, if
-        that is not known. `AutoScale` adds workers for it.
-
-        Used at most once per second, between steps. It must not wait for anything.
+        """Input that is known and not read, in the unit of `SourceBatch.bytes_read`; None if not known.
+        `AutoScale` adds workers for it. Asked at most once per second, between steps; must not wait.
         """
         return None
 
@@ -162,17 +149,16 @@ class SourceReader(Operator):
         return False
 
     def can_replay(self, division: SourceDivision) -> bool:
-        """Return whether `replay` has all of its input at hand. If not, the input is being fetched, and the
-        circuit is woken when it has arrived.
+        """Return whether `replay` has all of its input at hand. If not, the circuit is woken when it has
+        arrived.
         """
         del division
         return True
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether it requests a checkpoint here, and returns no rows until `checkpoint_taken`.
-
-        Only for trigger="operator"; a replay stops at the same positions.
+        """Whether it requests a checkpoint here, and returns no rows until `checkpoint_taken`, with
+        trigger="operator". A replay stops at the same positions.
         """
         return False
 
@@ -194,10 +180,8 @@ class SourceSpec(OperatorSpec):
     """Whether rows of a split come in the order of their times, so that the latest of them is a watermark."""
 
     def check_access(self) -> None:
-        """Raise an error if the input cannot be read from anywhere, such as a bucket that does not exist.
-
-        The driver calls it before any worker starts. The default does nothing. Raises OSError if that cannot
-        be determined from this machine.
+        """Raise an error if the input cannot be read from anywhere, such as a bucket that does not exist;
+        OSError if this machine cannot tell. The driver calls it before any worker starts. Default: nothing.
         """
 
     def check_moves(self, name: str) -> None:
@@ -223,9 +207,8 @@ class SourceSpec(OperatorSpec):
 
     def redeal(self, positions: Sequence[Positions], worker: int, workers: int) -> Positions:
         """Return where worker number `worker` of `workers` continues, as `SourceReader.reset_to` takes it.
-
-        positions: those of the workers of another layout, in their order. Each split continues on exactly
-        one worker. Raises SchemaError if the source cannot be dealt to other workers, which is the default.
+        positions: of the workers of another layout, in their order. Each split continues on exactly one
+        worker. Raises SchemaError, the default, if that cannot be.
         """
         del positions, worker, workers
         raise SchemaError(
@@ -239,13 +222,11 @@ begin_bytes: Final = 4 * 1024
 
 
 class RoundRobin:
-    """The turns of one reader whose graph takes event time from its rows.
+    """The turns of one reader whose graph takes event time from its rows."""
 
-    The split with the lowest watermark is read next; splits that have produced no row come first. A worker's
-    splits therefore stay close together in event time, and few windows are open at a time. A split has one
-    turn per step, because a division holds one range per split, in the order of reading.
-    """
-
+    # The split with the lowest watermark is read next, those without a row first: a worker's splits stay
+    # close together in event time, and few windows are open at a time. A split has one turn per step, because
+    # a division holds one range per split, in the order of reading.
     def __init__(self) -> None:
         self._split = ""
         self._limit: Watermark = UNKNOWN
@@ -253,9 +234,8 @@ class RoundRobin:
         self._had_turn: set[str] = set()
 
     def next(self, waiting: Collection[str], reached: Callable[[str], Watermark]) -> str | None:
-        """Return the split to read next; None if each waiting split has had its turn in this step.
-
-        A split without a watermark keeps its turn for one batch only; then others are read.
+        """Return the split to read next; None if each waiting split has had its turn in this step. A split
+        without a watermark keeps its turn for one batch only.
         """
         if self._split in waiting and (len(waiting) == 1 or UNKNOWN < reached(self._split) <= self._limit):
             return self._split
@@ -283,8 +263,8 @@ class RoundRobin:
 
 @dataclass(frozen=True, slots=True)
 class BatchOrigin:
-    """The origin of a batch in a circuit, up to the first exchange: for error messages, and for the watermark
-    of its split. `exact`: its rows are the source's rows, one by one.
+    """The origin of a batch in a circuit, up to the first exchange: for messages, and for its split's
+    watermark. `exact`: its rows are the source's rows, one by one.
     """
 
     text: str

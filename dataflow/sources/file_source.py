@@ -1,21 +1,12 @@
 """Text files, and objects of a bucket, as a source: one row per line, column `line`.
 
-`FileReader` decides which bytes a step reads and verifies that a replay reads the same. Which splits there
-are, and in which order they are read, is decided by its two forms:
+`FileReader` decides which bytes a step reads and verifies that a replay reads the same. Its two forms decide
+the splits and their order:
 
 - `ListReader`: a fixed list. A split is one file in one pass. File f of pass p belongs to worker (f + p) mod
-workers,
-  so that passes balance out files of unequal size. A worker reads one split after the other to its end.
+  workers, so that passes balance out files of unequal size. A worker reads one split after the other.
 - `WatchReader`: files that are added and grow. A split is a file, named by its path, whose hash determines
-its worker.
-  Files are read in turns, each at most once per step, so the division determines the order of the rows, and a
-  busy file does not delay the others. Of a growing file only whole lines are read. Gzip files and objects of
-  a bucket are read when they are whole, and are finished then.
-
-If event time is taken from the lines, the split with the lowest watermark is next (`RoundRobin`). A position
-has the digest of everything before it, and a point from which that can be computed (`core/file_digest.py`): a
-file that shrank or differs is rejected by name. A position in an object has its version, and another version
-is rejected.
+  its worker. Files are read in turns, each at most once per step, so a busy file does not delay the others.
 """
 
 import os
@@ -72,17 +63,15 @@ from dos_protocol.digests import digest64
 Gone: TypeAlias = Literal["stop", "forget"]
 
 DONE_LATER: Final = ">"
-"""The first character of the key whose rest names the splits that are done, by their number in the list,
-although one before them is not.
-"""
+"""Begins the key whose rest names the splits that are done although one before them is not."""
 _BEGINNING: Final = SplitPosition(0)
 _read_bytes_min: Final = 4 * limits.KIB
 """Minimum number of bytes per read, even if less room is left in the batch: avoids very small reads."""
 _mark_bytes: Final = 4 * limits.KIB
 _files_open_max: Final = 256
 _splits_started_max: Final = 10_000
-"""Maximum number of splits of a list read by time at once, because a checkpoint holds the position of each.
-Event time waits for splits that are not started.
+"""Splits of a list read by time at once; a checkpoint holds the position of each, and event time waits for
+the others.
 """
 _splits_counted_max: Final = 10_000
 """Splits of a worker's list that are visited to count what is unread: some milliseconds per second."""
@@ -107,10 +96,10 @@ class FileSource(base.SourceSpec):
 
     Files whose names end with .gz are decompressed, and positions refer to the decompressed content. local:
     True confirms that a run on a cluster may use these paths, because all hosts have the same files. errors:
-    how to treat bytes that are not UTF-8, "strict" (stop) or "replace" (by U+FFFD). verify: how much of a
-    file that is being read a reset verifies, "tail" (the last 64 KiB before the position, in the same time
-    for any size) or "whole" (everything before it). endpoint: the URL of a bucket's service other than AWS.
-    With trigger="operator" it requests a checkpoint after it has read a file to its end.
+    of bytes that are not UTF-8, "strict" (stop) or "replace" (by U+FFFD). verify: how much of a file that is
+    being read a reset verifies, "tail" (the last 64 KiB before the position, in the same time for any size)
+    or "whole". endpoint: the URL of a bucket's service other than AWS. With trigger="operator" it requests a
+    checkpoint after it has read a file to its end.
 
     Raises SchemaError, also for a watched directory that does not exist; BadUrlError; for a pattern of
     objects InputReadError, InputUnavailableError.
@@ -447,10 +436,8 @@ class ListReader(FileReader):
     """Reads a fixed list. Invariant: in it, the first `_done_count` splits are done, those of `_later` and
     `_begun` follow in any order, then those that are not begun, of which `_coming` is the first.
 
-    A checkpoint contains the number of splits done without a gap from the first on, with a digest of their
-    names; the ranges of those done after that gap, as ">RANGES", with a digest of their names; and the
-    position of each split in progress. So its size does not grow with the number of files read. A split that
-    was read to its end is done: what is appended to the file later is read in the next pass.
+    A checkpoint contains the number of splits done without a gap, those done after the gap as ">RANGES", each
+    with a digest of their names, and the position of each split in progress.
     """
 
     def _clear(self) -> None:
@@ -476,9 +463,8 @@ class ListReader(FileReader):
             self._opened(name)
 
     def begin_at(self, positions: Mapping[str, SplitPosition]) -> tuple[set[str], base.Positions]:
-        """Move to the positions of a checkpoint, without reading a file. Return the splits that are done, and
-        the positions of those in progress. Raises InputListChangedError if the list begins with other splits
-        now.
+        """Move to the positions of a checkpoint, without reading. Return the splits that are done, and the
+        positions of those in progress. Raises InputListChangedError if the list begins with other splits now.
         """
         self._clear()
         done: set[str] = set()
@@ -515,11 +501,9 @@ class ListReader(FileReader):
         return done, dict(self._at)
 
     def take_over(self, done: set[str], reading: base.Positions) -> base.Positions:
-        """Begin with what the workers of another layout have read. Return the positions.
-
-        Lists differ with the number of workers, so this list may have splits that nobody began before some
-        that are done: these count as being read, from byte 0.
-        """
+        """Begin with what the workers of another layout have read. Return the positions."""
+        # Lists differ with the number of workers, so this one may have splits that nobody began before some
+        # that are done: these count as being read, from byte 0.
         number = {path: index for index, path in enumerate(self._spec.paths)}
 
         def is_own(name: str) -> bool:
@@ -628,9 +612,8 @@ class ListReader(FileReader):
 
 
 class WatchReader(FileReader):
-    """Reads files that are added and grow. `_at` has the position of every file that exists.
-
-    A file with lines to read holds event time back; one at its present end does not: it may never grow again.
+    """Reads files that are added and grow. `_at` has the position of every file that exists. A file with
+    lines to read holds event time back; one at its present end does not: it may never grow again.
     """
 
     def __init__(
@@ -785,9 +768,7 @@ class WatchReader(FileReader):
         return not at.done and seen.size > 0
 
     def _is_whole_gzip(self, path: str, seen: FileSeen, last: FileSeen | None) -> bool:
-        """Return whether the file ends at the end of a stream. A file that is being written is checked again
-        when its size has stopped changing.
-        """
+        """Return whether the file ends at the end of a stream, once its size has stopped changing."""
         size, whole = self._whole_gzips.get(path, (-1, False))
         if size != seen.size and last in (None, seen):
             file = GzipBytes(path, PlainBytes(path, open_regular(path)))
@@ -831,8 +812,8 @@ class WatchReader(FileReader):
         return path
 
     def _put_back(self, path: str) -> None:
-        """Let the next step begin with the next file; or continue this one, if it does not grow, or if
-        checkpoints are to be between files.
+        """Begin the next step with the next file, or with this one if it does not grow or ends with a
+        checkpoint.
         """
         if self._stop_after_file or self._input.versioned:
             self._ready.appendleft(path)

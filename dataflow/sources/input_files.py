@@ -1,12 +1,9 @@
 """Where the files of a source are, and their bytes by position: on the hosts of workers, or in a bucket.
 
-This file calls the operating system, zlib and `journal.archive.bucket`, and translates their errors; the
-source decides which bytes are read. A position in a gzip file refers to the decompressed content: reading
-from it decompresses everything before it again. Several concatenated gzip streams are one file, as in gzip.
-
-An object of a bucket is complete when it appears, and never changes. It can be replaced by another one, which
-has another version (ETag). Each request after the first one names the version of the bytes before
-(`If-Match`), also after a restore on another host, so bytes of two versions are never combined.
+A position in a gzip file refers to the decompressed content: reading from it decompresses everything before
+it again. An object of a bucket is complete when it appears, and never changes; it can be replaced by another
+one, which has another version (ETag). Each request after the first names the version of the bytes before
+(`If-Match`), also after a restore, so bytes of two versions are never combined.
 """
 
 import glob
@@ -42,8 +39,8 @@ _ENDPOINT: Final = "?endpoint="
 
 
 class InputPaths(NamedTuple):
-    """The input of a source: either paths on the hosts of workers, or URLs of one service without their
-    endpoint, so that a service may move without becoming another input.
+    """The input of a source: paths on hosts, or URLs of a service without their endpoint, so that it may
+    move.
     """
 
     entries: list[str]
@@ -62,9 +59,8 @@ def is_url(path: str) -> bool:
 
 
 def input_paths(given: Paths, endpoint: str | None) -> InputPaths:
-    """Check paths or URLs. A URL may end with ?endpoint=URL; `endpoint` has priority.
-
-    Raises SchemaError for a mixture, and for URLs that are not of buckets; BadUrlError.
+    """Check paths or URLs. A URL may end with ?endpoint=URL; `endpoint` has priority. Raises SchemaError for
+    a mixture, and for URLs that are not of buckets; BadUrlError.
     """
     entries = paths_of(given)
     wrong = [entry for entry in entries if _URL.match(entry) and not is_url(entry)]
@@ -94,10 +90,7 @@ def input_paths(given: Paths, endpoint: str | None) -> InputPaths:
 
 
 def end_path(until: "str | os.PathLike[str]", first: str) -> str:
-    """Return the path or URL at which the end of an input appears. `first`: one of the input.
-
-    Raises SchemaError, BadUrlError.
-    """
+    """Return where the end of an input appears; `first` is one path. Raises SchemaError, BadUrlError."""
     end = input_paths(until, None).entries[0]
     if is_url(end) != is_url(first):
         raise SchemaError(f"until={end!r} and the input {first!r} must both be paths, or both be URLs")
@@ -123,8 +116,8 @@ class FileBytes(Protocol):
         ...
 
     def read(self, position: int, count: int) -> bytes:
-        """Return `count` bytes from `position` on, fewer at the end of the file. A position below the
-        previous one may require reading from the beginning.
+        """Return `count` bytes from `position`, fewer at the end. Going back may require reading from the
+        beginning.
         """
         ...
 
@@ -235,9 +228,7 @@ class GzipBytes:
         return bytes(self._decompressed[:count]) if self._at == position else b""
 
     def _decompress(self) -> bool:
-        """Decompress some more in bounded pieces, whatever the compression ratio. Return whether there was
-        more.
-        """
+        """Decompress some more in bounded pieces, whatever the ratio. Return whether there was more."""
         data = self._stream.unconsumed_tail or self._stream.unused_data
         if self._stream.eof:
             self._stream = zlib.decompressobj(_GZIP_WINDOW)
@@ -265,9 +256,8 @@ class GzipBytes:
         return False
 
     def is_complete(self) -> bool:
-        """Return whether the file ends at the end of a stream; decompresses all of it. A damaged file counts
-        as whole, because reading it reports the damage.
-        """
+        """Return whether the file ends at the end of a stream; decompresses all of it."""
+        # A damaged file counts as whole: reading it reports the damage.
         try:
             while self._decompress():
                 self._at += len(self._decompressed)
@@ -293,22 +283,18 @@ class WatchedFiles(NamedTuple):
 
 
 class FileSeen(NamedTuple):
-    """The status of a file. `identity` changes when the file is written or replaced; that of an object is
-    its version.
-    """
+    """The status of a file. `identity` changes when it is written or replaced; of an object, its version."""
 
     size: int
     identity: tuple[int, int, int] | str
 
 
 class InputFiles(Protocol):
-    """The files that one source can read. All methods block, and raise InputReadError and
-    InputUnavailableError.
-    """
+    """The files that one source can read. Methods block, and raise InputReadError, InputUnavailableError."""
 
     versioned: ClassVar[bool]
-    """Whether each file has a version. Such a file is complete when it appears, it can be replaced but not
-    changed, and each read verifies the version.
+    """Whether each file has a version: it is complete when it appears, it can be replaced but not changed,
+    and each read verifies the version.
     """
 
     def expand(self, entries: Sequence[str]) -> list[str]:
@@ -324,10 +310,8 @@ class InputFiles(Protocol):
         ...
 
     def open(self, path: str, version: str = "") -> FileBytes:
-        """Open a file; a name that ends with .gz is decompressed.
-
-        version: that of the bytes that were read before, "" if none were. Reads of another version raise
-        InputChangedError.
+        """Open a file; a name that ends with .gz is decompressed. version: of the bytes that were read
+        before, "" if none were. Reads of another version raise InputChangedError.
         """
         ...
 
@@ -336,8 +320,8 @@ class InputFiles(Protocol):
         ...
 
     def check_access(self, path: str) -> None:
-        """Raise an error if the place of a file does not exist or denies access. Raises ConnectionError if
-        that cannot be determined from this machine.
+        """Raise an error if the place of a file does not exist or denies access; ConnectionError if unknown
+        here.
         """
         ...
 
@@ -557,12 +541,9 @@ class BucketFiles:
 
 
 class ObjectBytes:
-    """The bytes of one object. Invariant: `_block` holds its bytes from `_begin` on.
+    """The bytes of one object. Invariant: `_block` holds its bytes from `_begin` on."""
 
-    Requests begin where the reader is. Their sizes grow while an object is read in order, and the next
-    request is made by another thread while the rows of the previous one are processed.
-    """
-
+    # Requests grow while an object is read in order, and the next is made by another thread meanwhile.
     identity: Final = None
 
     def __init__(self, files: BucketFiles, bucket: Bucket, key: str, version: str) -> None:

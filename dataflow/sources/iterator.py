@@ -1,11 +1,8 @@
 """Rows of a user's iterator that can start at a position.
 
-This file decides which rows a step reads and verifies that a replay reads the same. The digest of a division
-is computed over its rows as JSON, so it does not depend on their division into batches.
-
 Within a step each split is read at most once, one after the other, so that the division determines the order
-of the rows. The next step starts with the next split. If event time is taken from the rows, the split with
-the lowest watermark is next (`RoundRobin`).
+of the rows; its digest is over the rows as JSON, so it does not depend on batches. The next step starts with
+the next split.
 """
 
 import time
@@ -45,9 +42,9 @@ class IteratorSource(base.SourceSpec):
         IteratorSource(lambda split, at: ((n + 1, {"n": n}) for n in range(at, 9)), "n bigint")
 
     After a failure `rows` is called with the position of the last checkpoint and must yield the same rows
-    again up to where it was: a different row stops the region until a person intervenes. splits: names of
-    independently readable pieces, assigned to the workers in turn; a later version of the program may append
-    others. Raises SchemaError.
+    again up to where it was: a different row stops the region. splits: names of independently readable
+    pieces, assigned to the workers in turn; a later version of the program may append others. Raises
+    SchemaError.
     """
 
     rows: Callable[[str, int], PositionedRows]
@@ -87,9 +84,8 @@ class IteratorSource(base.SourceSpec):
 
 
 def _check_splits(begun: Iterable[str], splits: Sequence[str], owner: str) -> None:
-    """Raise InputListChangedError if a split that was read is not among those of `owner`: its rows would be
-    missing, or read again from their beginning by another worker.
-    """
+    """Raise InputListChangedError if a split that was read is not among those of `owner`."""
+    # Its rows would be missing, or read again from their beginning by another worker.
     if missing := sorted(set(begun).difference(splits)):
         raise InputListChangedError(
             f"split {missing[0]!r} was read before the checkpoint, and is no longer one of {owner}, which has"
@@ -185,9 +181,7 @@ class IteratorReader(base.SourceReader):
     # --- The user's rows ------------------------------------------------------------------------------
 
     def _has_row(self, split: _OpenSplit, *, wait: bool = False) -> bool:
-        """Return whether a row is available now. wait: wait for it, because a replay knows that it exists.
-        Raises OperatorError.
-        """
+        """Return whether a row is available. wait: a replay knows that it exists. Raises OperatorError."""
         if split.ahead is not None or split.over:
             return split.ahead is not None
         while wait or self._clock() >= split.poll_at_s:

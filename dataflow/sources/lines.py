@@ -1,9 +1,8 @@
 """Lines of text: bytes of several files as one batch that knows the position of each line.
 
-A line ends with \\n or \\r\\n, which is not part of it, as in Spark. A \\r elsewhere is data. The last line
-of a file needs no end; one is added, so that it does not run into the first line of the next file. A byte
-order mark at the beginning of a file is not part of its first line. UTF-8 is verified: invalid bytes are an
-error or are replaced by U+FFFD, as the user chooses.
+As in Spark, a line ends with a newline, with or without a carriage return before it, and a byte order mark is
+not part of the first line. An end is added to a last line without one, so that it does not run into the next
+file.
 """
 
 from collections.abc import Callable
@@ -24,8 +23,8 @@ LINE_SCHEMA: Final = pa.schema([pa.field("line", pa.string())])
 
 
 def lines_of(data: bytes, errors: Errors) -> pa.Array:
-    """Return the lines of `data`, which must end with \\n. Raises UnicodeDecodeError (strict); its `start`
-    is the first invalid byte.
+    """Return the lines of `data`, which ends with a newline. Raises UnicodeDecodeError at the first invalid
+    byte.
     """
     text = _one_string(data)
     try:
@@ -45,9 +44,7 @@ def _one_string(data: bytes) -> pa.Array:
 
 
 def line_start(data: bytes, line: int) -> int:
-    """Return the byte at which line number `line` (from 0) of `data` begins. Slow: scans all previous lines;
-    for error messages only.
-    """
+    """Return the byte at which line number `line` of `data` begins. Slow, for error messages only."""
     at = 0
     for _ in range(line):
         at = data.index(b"\n", at) + 1
@@ -101,9 +98,8 @@ def replay_lines(
     *,
     split_by_split: bool,
 ) -> list[SourceBatch]:
-    """Return the lines of a division, in its order.
-
-    read: returns the bytes of a split's range. split_by_split: each batch has the lines of one split.
+    """Return the lines of a division, in its order. read: returns the bytes of a range. split_by_split: each
+    batch has the lines of one split.
     """
     batches: list[SourceBatch | None] = []
     for split, part in division.items():
@@ -115,10 +111,8 @@ def replay_lines(
 
 
 def whole_lines(file: FileBytes, path: str, at: int, want: int) -> tuple[bytes, bytes, bool]:
-    """Read whole lines from `at` on: about `want` bytes, at least one line.
-
-    Returns the lines, the rest after the last newline if the end of the file was reached, and whether it was
-    reached. Raises InputReadError, and what `read` raises.
+    """Read whole lines from `at` on: about `want` bytes, at least one line. Return them, the rest after the
+    last newline if the end of the file was reached, and whether it was. Raises InputReadError, and as `read`.
     """
     while True:
         block = file.read(at, want)

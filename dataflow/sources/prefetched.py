@@ -1,13 +1,9 @@
 """Sources whose input is in the store: each split is what one writer wrote, read ahead by the link thread.
 
-This file decides which pieces a step reads and verifies that a replay reads the same. The circuit thread
-never waits for the network: what has not arrived yet is read in a later step.
-`dataflow/worker/prefetching.py` decides who reads ahead, and from which position.
-
-A position in a split is the end of its last piece, with the digest of everything before. Within a step each
-split is read at most once, one after the other, so the division (split, from, to; in order) determines the
-order of the rows. The next step starts with the next split, so that a busy writer does not delay the others.
-If event time is taken from the rows, the split with the lowest watermark is next (`RoundRobin`).
+The circuit thread never waits for the network: what has not arrived yet is read in a later step. A position
+is the end of a split's last piece, with the digest of everything before. Within a step each split is read at
+most once, one after the other, so the division determines the order of the rows; the next step starts with
+the next split, so that a busy writer does not delay the others.
 """
 
 import threading
@@ -32,11 +28,9 @@ from dos_client import Store
 
 
 class PrefetchBuffer:
-    """The prefetched input of one source in one incarnation: pieces by split. The link thread adds pieces and
-    waits for room; the circuit thread takes them and never waits.
-
-    woken: called by the link thread when the circuit may have work. roomy: called by the circuit thread when
-    there is room again.
+    """The prefetched input of one source in one incarnation: pieces by split. The link thread adds them and
+    waits for room; the circuit thread takes them and never waits. woken: called by the link thread when the
+    circuit may have work. roomy: called by the circuit thread when there is room again.
     """
 
     def __init__(
@@ -89,9 +83,8 @@ class PrefetchBuffer:
             self._known = {*(self._known or ()), *splits}
 
     def polled(self, split: str, *, caught_up: bool, rests: bool = False) -> None:
-        """Note that a split was polled, and whether all its current input is in the buffer.
-
-        rests: nothing is expected of it until it has input again.
+        """Note that a split was polled, and whether all its current input is here. rests: nothing more is
+        expected.
         """
         with self._lock:
             news = caught_up and split not in self._caught_up
@@ -164,10 +157,7 @@ class PrefetchBuffer:
             return SourceTime(over, self._known is not None, behind=behind, caught_up=quiet)
 
     def reaches(self, split: str, position: int) -> bool:
-        """Whether the buffer has all of a split up to a position.
-
-        If not, it is fetched regardless of room.
-        """
+        """Whether all of a split up to a position is here; if not, it is fetched regardless of room."""
         with self._lock:
             waiting = self._pieces.get(split)
             if waiting and waiting[-1].end >= position:
@@ -177,8 +167,8 @@ class PrefetchBuffer:
         return False
 
     def goes_back(self, split: str, *, to: int | None = None, below: int = 0) -> bool:
-        """Whether the next piece of a split is of a line of history above 0, and begins at a position, or
-        below one.
+        """Whether the next piece of a split is of a line of history above 0, and begins at or below a
+        position.
         """
         with self._lock:
             waiting = self._pieces.get(split)
@@ -292,9 +282,7 @@ class PrefetchedSource(base.SourceSpec):
 
     @abstractmethod
     def owner(self, split: str, workers: int) -> int:
-        """Return the worker that reads a split. Every worker computes the same owner for every split,
-        including splits that appear later.
-        """
+        """Return the worker that reads a split, the same everywhere, also of splits that appear later."""
 
 
 def check_begin(begin: str) -> str:
@@ -310,9 +298,7 @@ class PrefetchedReader(base.SourceReader):
     def __init__(
         self, schema: pa.Schema, label: str, *, is_read_here: bool = True, late: bool = False
     ) -> None:
-        """is_read_here: whether this worker may have splits. late: read the rows that entry points found
-        late, instead of all others.
-        """
+        """is_read_here: whether this worker may have splits. late: read the late rows only."""
         self._schema = schema
         self._label = label
         self._is_read_here = is_read_here
@@ -395,9 +381,7 @@ class PrefetchedReader(base.SourceReader):
         return self._buffer.take(chosen)
 
     def _goes_back(self, split: str) -> bool:
-        """Whether the next piece of a split is of another line of history than what this step read of it: the
-        next step reads it.
-        """
+        """Whether the next piece of a split is of another line of history: the next step reads it."""
         return split in self._division and self._buffer.goes_back(split, below=self._at[split].position)
 
     def _note(self, piece: InputPiece) -> None:

@@ -1,10 +1,8 @@
 """Generates rows at a constant rate, to try or to measure a graph.
 
-This file computes which rows are due by a clock. Each of the N workers with which a region began is a split,
-a *lane*, that generates every N-th number. Another number of workers gets these lanes dealt. A position is
-the number of generated rows. The digest stored with it is not a digest of content, but the time of the first
-row in microseconds since 1970: number and time of each row follow from it, so that a replay generates the
-same rows.
+Each of the N workers with which a region began is a split, a *lane*, that generates every N-th number. A
+position is the number of generated rows; the digest with it is the time of the first row in microseconds
+since 1970, from which number and time of each row follow.
 """
 
 import time
@@ -28,20 +26,16 @@ RATE_SCHEMA: Final = pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("valu
 _row_bytes: Final = 16
 _us: Final = 1_000_000
 _wait_s_min: Final = 0.02
-"""Minimum wait in seconds; rows due within it are generated together, because a step per row would be mostly
-overhead.
-"""
+"""Rows due within it are generated together: a step per row would be mostly overhead."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class RateSource(base.SourceSpec):
     """Generates `rows_per_second` rows in total with columns `timestamp timestamp, value bigint`. Row n has
-    the time of its worker's first row plus n / rows_per_second seconds. After an outage of the region, all
-    rows that became due in the meantime are generated at once.
+    the time of its worker's first row plus n / rows_per_second seconds. After an outage, all rows that became
+    due are generated at once. rows: the total number of rows; None: unlimited. Raises SchemaError.
 
         RateSource(1000, rows=60_000)
-
-    rows: the total number of rows; None: unlimited. Raises SchemaError.
     """
 
     rows_per_second: float
@@ -82,9 +76,7 @@ def wall_us() -> int:
 
 
 def _place(split: str, workers: int) -> tuple[int, int]:
-    """Return the first number of a lane, and the distance of its numbers: of wNNNN in a region that always
-    had `workers` workers, or of wNNNN/EVERY.
-    """
+    """Return the first number and the step of a lane: wNNNN of `workers`, or wNNNN/EVERY."""
     first, _, every = split[1:].partition("/")
     return int(first), int(every or workers)
 
@@ -92,7 +84,7 @@ def _place(split: str, workers: int) -> tuple[int, int]:
 @dataclass(slots=True)
 class _Lane:
     """Every `every`-th number from `first` on, one in `gap_us` microseconds, `rows` in all (None: no limit).
-    `generated` rows were generated, the first at `start` (0: not known yet). `begin`: where the step began.
+    `generated` rows exist, the first at `start` (0: not known yet). `begin`: where the step began.
     """
 
     split: str

@@ -1,7 +1,6 @@
 """The sources whose rows are in a store: input handles, output logs, merged output logs of replicas.
 
-Descriptions only: `prefetched.py` reads the rows. A source begins with what existed first or with what is
-retained, and finds splits that are added later.
+A source begins with what existed first or with what is retained, and finds splits that are added later.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,16 +37,12 @@ class InputSource(PrefetchedSource):
 
         InputSource("orders", "item string, price bigint")
 
-    schema: the columns of the rows; producers must use the same schema. begin: where a region that has no
-    checkpoint yet begins. "first": at the first row of each producer; it fails if rows were trimmed.
-    "retained": at the oldest row that is retained.
-
-    entry: the URL of the entry store, if entry points record the rows (`dos input serve --site`). One worker
-    then reads all of them. time: the column with the times that the entry points gave or checked; use
-    `event_time(..., time, marks=True)` below. late: read the rows that were late, instead of all others.
-    application: of the handle, if it is not that of the reader.
-
-    Raises BadNameError, SchemaError.
+    schema: of the rows, as the producers'. begin: where a region without a checkpoint begins: "first", at the
+    first row of each producer, which fails if rows were trimmed; "retained", at the oldest row that is
+    retained. entry: the URL of the entry store, if entry points record the rows (`dos input serve --site`).
+    One worker then reads all of them. time: the column with the times that the entry points gave or checked;
+    use `event_time(..., time, marks=True)` below. late: read the rows that were late, instead of all others.
+    application: of the handle, if it is not that of the reader. Raises BadNameError, SchemaError.
     """
 
     what: ClassVar[str] = "input"
@@ -129,13 +124,10 @@ class LogSource(PrefetchedSource):
         LogSource("sold", "item string, count bigint", region="shop.sales")
 
     schema: the columns of its rows. region: the region of the sink, as named in `run`; None: another region
-    of the same graph. begin: where a region that has no checkpoint yet begins. "first": at the first row; it
-    fails if rows were trimmed. "retained": at the oldest row that is retained. on_rewind: what follows if
-    the other region is restored to an older checkpoint, and output is taken back that was read here. "fail":
-    this region fails with OutputRewoundError, so that it can be restored as well. "follow": it continues with
-    the output of the new line of history; what it made of the rows that were taken back stays.
-
-    Raises BadNameError, SchemaError.
+    of the same graph. begin: as for `InputSource`. on_rewind: what follows if the other region is restored to
+    an older checkpoint, and output is taken back that was read here. "fail": this region fails with
+    OutputRewoundError, so that it can be restored as well. "follow": it continues with the output of the new
+    line of history; what it made of the rows that were taken back stays. Raises BadNameError, SchemaError.
     """
 
     what: ClassVar[str] = "log"
@@ -196,25 +188,21 @@ class MergedLogSource(PrefetchedSource):
     """Reads the output of the `LogSink` named `sink` from replicas of its region at several sites.
 
         MergedLogSource(
-            "out",
-            "at timestamp, load double",
-            region="board.joined",
-            sites={"purdue": "dos://p1,p2,p3", "osu": "dos://o1,o2,o3"},
+            "out", "at timestamp", region="board.joined", sites={"purdue": "dos://p1,p2", "osu": "dos://o1,o2"}
         )
 
     A row that several replicas give is passed once, when the first of them gives it. A replica that is
     silent, slow, cut off, restored to an older checkpoint or replaced delays nothing that another one has,
     and doubles nothing.
 
-    schema: the columns of its rows. region: the region of the sink, which has this name at each site. sites:
-    site -> URL of its store. time: the column with the event time, or several, of which the latest counts, as
-    in `LogSink(time=...)`; with one, use `event_time(..., marks=True)`. compare: compares rows of replicas,
+    schema: the columns of its rows. region: of the sink, which has this name at each site. sites: site -> URL
+    of its store. time: the column with the event time, or several, of which the latest counts, as in
+    `LogSink(time=...)`; with one, use `event_time(..., marks=True)`. compare: compares rows of replicas,
     "all", or one second of event time in n; "off" compares none. on_missing: what follows if no replica that
     can be reached has all rows: "wait", or "accept", which continues without them. on_difference: what
     follows if replicas give different rows, or run different graphs: "stop", which fails the region, or
-    "detach", which continues with those that agree, if they are more than half of at least three.
-
-    Raises BadNameError, SchemaError.
+    "detach", which continues with those that agree, if they are more than half of at least three. Raises
+    BadNameError, SchemaError.
     """
 
     what: ClassVar[str] = "merged log"
@@ -249,9 +237,7 @@ class MergedLogSource(PrefetchedSource):
 
     @property
     def time(self) -> str | None:
-        """The column for `event_time(..., marks=True)`; None if there are several: a row may have one of them
-        below a mark.
-        """
+        """The column for `event_time(..., marks=True)`; None for several: one of them may be below a mark."""
         return self.order.time[0] if len(self.order.time) == 1 else None
 
     def open(self, context: OperatorContext) -> PrefetchedReader:

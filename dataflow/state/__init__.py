@@ -1,3 +1,1 @@
-"""What operators keep: keys, values, rows that wait, files; in memory, on disk, and as checkpointed
-blocks.
-"""
+"""What operators keep: keys, values, rows that wait, files; in memory, on disk, and in checkpoints."""

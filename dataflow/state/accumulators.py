@@ -1,9 +1,6 @@
-"""Counts, sums and extremes, one per slot, updated by whole batches.
+"""Counts, sums and extremes, one per slot, updated by whole batches. Pure: arrays to arrays.
 
-Pure: arrays to arrays; no keys, no windows.
-
-A result does not depend on the order of the updates: counts and integers are exact, doubles are summed
-exactly (`ExactSums`) and rounded when read.
+A result does not depend on the order of the updates: doubles are summed exactly and rounded when read.
 """
 
 from abc import abstractmethod
@@ -44,10 +41,7 @@ _BITS: Final = 32
 _MASK: Final = (1 << _BITS) - 1
 _FRACTION_BITS: Final = 53
 _UNIT_EXPONENT: Final = -1152
-"""The exponent of the lowest limb of doubles.
-
-The smallest double is 2^-1074; the lowest bit of its fraction of 53 bits is 2^-1126.
-"""
+"""Of the lowest limb of doubles: the smallest is 2^-1074, the lowest bit of its fraction 2^-1126."""
 assert _UNIT_EXPONENT % _BITS == 0
 assert _UNIT_EXPONENT <= -1074 - _FRACTION_BITS + 1
 _rows_before_carry: Final = 1 << 28
@@ -151,9 +145,7 @@ class ExactSums:
     # --- reading --------------------------------------------------------------------------------------------
 
     def _carried(self, slots: Slots) -> tuple[int, Limbs]:
-        """Return the index of the first limb, and the limbs with carries propagated: the last one has the
-        sign.
-        """
+        """Return the index of the first limb, and the limbs after all carries; the last has the sign."""
         if not self._limbs:
             return 0, np.zeros((len(slots), 1), np.int64)
         first, last = min(self._limbs), max(self._limbs)
@@ -414,10 +406,7 @@ class SumAccumulator(Accumulator):
 
 
 class ExtremeAccumulator(Accumulator):
-    """The smallest or largest value.
-
-    NaN sorts above all numbers: a minimum is NaN if nothing else occurred.
-    """
+    """The smallest or largest value. NaN sorts above all numbers."""
 
     def __init__(self, name: str, kind: pa.DataType, *, largest: bool) -> None:
         self._name = name

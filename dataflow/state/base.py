@@ -1,9 +1,7 @@
 """What all state tables have in common: their blocks, and how state moves to the workers of another layout.
 
-A worker that stays restores its own state as always. Then it receives the stored blocks of other workers, one
-part after the other (`checkpoint.core.records.layout.state_parts`). Each state table decides what it takes
-from them and what it gives up. All of that counts as changes, so the next checkpoint of this worker contains
-its state completely, and nothing refers to the workers before:
+A worker restores its own state, then receives the stored blocks of other workers, part by part. All that
+changes by that is in its next checkpoint, so nothing refers to the workers before:
 
 | state | rule |
 |---|---|
@@ -45,10 +43,7 @@ def in_ranges(hashes: npt.NDArray[np.uint64], ranges: Ranges, unit_bits: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one worker takes over, and its ranges in the new layout.
-
-    stays: it was a worker of the layout before, so it has a state of its own.
-    """
+    """What one worker takes over, and its ranges in the new layout. stays: it has a state of its own."""
 
     parts: tuple[TakenPart, ...]
     """Of other workers, in their order."""
@@ -104,9 +99,7 @@ class StateTable(Protocol):
         ...
 
     def snapshot_pieces(self) -> Iterator[pa.RecordBatch]:
-        """Yield the whole state as several blocks of bounded size. The state must not change during the
-        iteration. A table that may be large should build each block only when it is requested.
-        """
+        """Yield the whole state, unchanged meanwhile, as blocks of bounded size, each on request."""
         yield from slices(self.snapshot())
 
     def restore(self, block: pa.RecordBatch) -> None:
@@ -114,14 +107,11 @@ class StateTable(Protocol):
         ...
 
     def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
-        """Take over from one stored block of another worker of the layout before (`dataflow.state.moving`).
-
-        The blocks of a part come together, oldest first, after the blocks of this worker.
+        """Take over from one stored block of another worker of the former layout. The blocks of a part come
+        together, oldest first, after the blocks of this worker.
         """
         ...
 
     def parts_restored(self, share: Share) -> None:
-        """Complete the take-over, and give up what belongs to another worker now. Both are changes that the
-        next checkpoint contains.
-        """
+        """Complete the take-over, and give up what belongs to others now; the next checkpoint has both."""
         ...

@@ -1,18 +1,9 @@
 """The values that user functions keep for each key, on the local disk: LMDB as scratch space (decision 0130).
 
-This module maps slots to keys in a file, and decides what is in memory. `ValueBytes` encodes values.
-
-The journal is authoritative: the file is discarded at each reset and filled from the journal's blocks. So
-nothing is synced, and the file has no name: it is unlinked as soon as it is open, and its space is freed when
-the process ends in any way.
-
-A slot with a value has a *disk key*, a number that is its key in LMDB. Disk keys are assigned in order, so
-new values fill whole pages. Values that were read or changed since the last write are *cached* as objects:
-each is decoded once, and changed ones are encoded together. When `cached_values_max` or `cached_bytes_max` is
-reached, the changed values are written in one transaction, and the cache is emptied. The memory map is page
-cache, which the operating system reclaims if necessary.
-
-Errors of a full or failing disk are reported as in `scratch.py`.
+The journal is authoritative: the file is filled from its blocks at each reset, so nothing is synced. A slot
+with a value has a *disk key*, a number that is its key in LMDB, assigned in order, so new values fill whole
+pages. Values that were read or changed since the last write are *cached* as objects; when a limit is reached,
+the changed ones are written in one transaction, and the cache is emptied.
 """
 
 import os
@@ -208,16 +199,12 @@ _key: Callable[[int], bytes] = struct.Struct("=Q").pack
 
 
 class DiskValueStore:
-    """`ValueStore` in an LMDB file, which is created with the first value.
+    """`ValueStore` in an LMDB file, which is created with the first value."""
 
-    All methods that read or write raise UserFault; the cached values are invalid then.
-    """
-
+    # The file has no name: it is unlinked once open, so its space is freed when the process ends in any way.
     def __init__(self, columns: pa.Schema, scratch: str = "") -> None:
-        """scratch: a directory, created if it does not exist; '' for the system's directory for temporary
-        files.
-
-        Raises SchemaError for columns that cannot be stored as bytes, and if lmdb is not installed.
+        """scratch: a directory, created if needed; '' for that of temporary files. Raises SchemaError for
+        columns that cannot be stored as bytes, and if lmdb is not installed. Other methods raise UserFault.
         """
         try:
             import lmdb  # only graphs that use it need it

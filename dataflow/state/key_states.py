@@ -1,11 +1,8 @@
 """The state that user functions keep for each key, in slots: a value of the declared columns, and a timer.
 
-This module handles values and their columns. The operator decides when a function is called;
-A `ValueStore` decides where values are stored. Timers and call times are always in memory.
-
-Time to live: each slot also has the event time of the last call that left a value. The value is visible to
-calls before that time + ttl. Calls happen in event-time order, so what a function finds depends on the rows
-alone; the moment at which an expired value is deleted affects only memory and the size of checkpoints.
+Timers and call times are always in memory; a `ValueStore` decides where values are. A value is visible to
+calls before the event time of the last call that left one + ttl. Calls happen in event-time order, so what a
+function finds depends on the rows alone, not on when an expired value is deleted.
 """
 
 from collections.abc import Sequence
@@ -48,10 +45,7 @@ def check_state_location(location: Any) -> None:
 
 
 class ValueStore(Protocol):
-    """A value, or None, for each slot.
-
-    A value returned by `get` may be changed in place until it is `put` back.
-    """
+    """A value, or None, for each slot. One of `get` may be changed in place until it is `put` back."""
 
     def reach(self, slots: int) -> None:
         """Make room for `slots` slots; new slots have no value."""
@@ -226,10 +220,7 @@ class KeyStates(SlotValues):
         self._values.load(slots[is_set], [column.take(rows) for column in columns[:width]])
 
     def settle(self) -> None:
-        """Note that the calls of a punctuation are over.
-
-        Raises UserFault if their values cannot be stored.
-        """
+        """Note the end of the calls of a punctuation. Raises UserFault if values cannot be stored."""
         self._values.settle()
 
     def empty(self, slots: Slots) -> Slots:
@@ -256,9 +247,8 @@ class KeyStates(SlotValues):
         return KeyState(self._values.get(slot))
 
     def end(self, slot: int, time: int, state: KeyState) -> None:
-        """Store the state that a call at event time `time` left, as it will be read back.
-
-        Raises UserFault for a value that the columns do not hold exactly.
+        """Store the state that a call at event time `time` left, as it will be read back. Raises UserFault
+        for a value that the columns do not hold exactly.
         """
         value = state.value
         self._values.put(slot, None if value is None else self._normalise(value))
@@ -277,10 +267,7 @@ class KeyStates(SlotValues):
         return over
 
     def date(self, watermark: Watermark) -> Slots:
-        """Set the call time of values stored without one (before a time to live was set) to `watermark`.
-
-        Return their slots.
-        """
+        """Set the call time of values stored without one to `watermark`. Return their slots."""
         if not self._undated:
             return np.empty(0, np.int64)
         self._undated = False
@@ -292,10 +279,7 @@ class KeyStates(SlotValues):
     # --- older blocks ---------------------------------------------------------------------------------------
 
     def upgrade(self, block: pa.RecordBatch) -> pa.RecordBatch:
-        """Convert a block of another version to this one. Raises UserFault.
-
-        Also converts blocks written without a time to live, or with one that is no longer configured.
-        """
+        """Convert a block of another version, or with another ttl, to this one. Raises UserFault."""
         version = state_version_of(block.schema)
         before = self._history.columns_of(version)
         kept = ~block.column(DELETED_COLUMN).to_numpy(zero_copy_only=False)

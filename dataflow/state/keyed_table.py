@@ -1,16 +1,12 @@
 """The state of a keyed operator: keys in slots, values per slot, and what the next checkpoint contains.
 
-This module tracks which slots are live, changed and stored; `SlotValues` holds the values. Only this module
-converts keyed state to blocks (`checkpoint.chains.state_blocks`) and restores it from them.
-
     slot is     when
     live        from `find_or_add` to `remove`
     changed     since the last checkpoint
     stored      a block that was handed over contains it
 
-A checkpoint contains the changed slots that are live, and tombstones of stored slots that are no longer live.
-A key that appears and is removed between two checkpoints leaves no trace. Slots of a `KeyIndex` are never
-freed, so when most of them are dead, a new index is built from the others.
+A checkpoint contains the changed slots that are live, and tombstones of stored slots that no longer are.
+Slots of a `KeyIndex` are never freed, so when most of them are dead, a new index is built from the others.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -73,7 +69,6 @@ class KeyedTable(StateTable):
     ) -> None:
         """version: of the values, as the user declares it. upgrade: converts blocks of another version, or
         with other columns, to this one. salt_of: returns the `salt` of `find_or_add` for the rows of a block.
-
         Raises UnsupportedKeyTypeError, and ValueError for duplicate column names.
         """
         self._values = tuple(values)
@@ -110,11 +105,10 @@ class KeyedTable(StateTable):
     # --- in a step ------------------------------------------------------------------------------------------
 
     def find_or_add(self, keys: Sequence[pa.Array], hashes: Hashes, salt: Slots | None = None) -> Slots:
-        """Return the slot of each row's key. It is live and touched in this step.
-
-        hashes: `_hash` of each row, stored in the blocks. salt: numbers that distinguish keys with the same
-        `_hash`, such as the window. Without them such keys would all probe the same cell of the index.
+        """Return the slot of each row's key, which is live and touched now. hashes: `_hash` of each row.
+        salt: numbers that distinguish keys with the same `_hash`, such as the window.
         """
+        # Without a salt, the windows of one key would all probe the same cell of the index.
         spread = hashes if salt is None else hashes ^ _mixed(salt)
         slots = self._index.find_or_add(keys, spread)
         self._of(self._hashes)[slots] = hashes

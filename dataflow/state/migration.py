@@ -1,11 +1,8 @@
 """The declared state of an operator through its versions: columns, and migrations from version to version.
 
-It handles schemas and the value of one key. `key_states.py` handles blocks;
-`checkpoint/core/records/graphs.py` decides which checkpoints fit a graph.
-
-A state starts as version 1. To change its columns or their meaning, increment `state_version` and give a
-migration for each older version that may still be in a checkpoint. Pickled objects are refused as state,
-because no other release and no other tool could read them reliably.
+To change the columns of a state or their meaning, increment `state_version` and give a migration for each
+older version that may still be in a checkpoint. Pickled objects are refused: no other release and no other
+tool could read them reliably.
 """
 
 import re
@@ -29,10 +26,8 @@ _pickled: Final = re.compile(r"\b(cloudpickle|dill|pickle|object|udt)\b", re.IGN
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """A migration from `version` of a state, with the columns `state`, to the next version.
-
-    `function(value)` takes a dict with the old columns and returns one with the new columns. It must depend
-    on nothing else, because it may be called again.
+    """A migration from `version` of a state, with the columns `state`, to the next. `function(value)` takes a
+    dict with the old columns and returns one with the new ones; it must depend on nothing else.
 
         Migration(1, "seconds bigint", lambda old: {"millis": old["seconds"] * 1000})
     """
@@ -113,8 +108,8 @@ class StateHistory:
 
     @property
     def normalise(self) -> Callable[[Any], Value]:
-        """A function that returns a value of the current version as it is read back, as a new dict. It raises
-        UserFault for one that the columns do not hold exactly.
+        """A function that returns a value of the current version as it is read back. It raises UserFault for
+        one that the columns do not hold exactly.
         """
         return self._normalise[self.version]
 

@@ -1,11 +1,8 @@
 """The directory of an operator: its own files, which are drained, checkpointed and restored with its worker.
 
 It runs on the circuit thread and uses no store. A change is checked, handed to the `ChangeLog` as a record,
-and then applied to the files. This module decides when files may be changed; the log handles the records.
-
-The files are a cache of their chain: when a worker is restored to a checkpoint, they are rebuilt from the
-chain, in a separate directory for each incarnation. So a superseded worker that is not aware of it cannot
-change the files of its successor (decision 0160).
+and then applied. The files are a cache of their chain, rebuilt from it in a separate directory for each
+incarnation (decision 0160).
 """
 
 import shutil
@@ -29,8 +26,8 @@ class Handover:
     ) -> None:
         self.path = path
         self.sources = sources
-        """If the layout changes: former worker -> a copy of its files, for the operator to make its own. In a
-        fork of the same layout: the files of this worker in the original.
+        """If the layout changes, or in a fork: former worker -> a copy of its files, to make the operator's
+        own.
         """
         self.divides = divides
         """Whether the operator makes its files from `sources`; otherwise they are copied."""
@@ -40,14 +37,13 @@ class Handover:
         self._changed = threading.Condition()
         self._reserved = 0
         self.closed = False
-        """Set by the link thread: the incarnation has ended, and errors of the circuit after that are no
+        """Set by the link thread: the incarnation has ended; errors of the circuit after that are no
         failures.
         """
 
     def reserve(self, size: int) -> None:
-        """Reserve `size` bytes; block until they fit. They always fit if nothing else is reserved.
-
-        Raises ClosedError after the end of the incarnation.
+        """Reserve `size` bytes; block until they fit, which they do if nothing is reserved. Raises
+        ClosedError.
         """
         with self._changed:
             self._changed.wait_for(
@@ -71,9 +67,7 @@ class Handover:
 
 
 UNCHANGED_IN: Final = ("", "checkpoint")
-"""Methods in which files may not be changed ('': between methods): a checkpoint contains the files as they
-were after `drain`.
-"""
+"""Methods in which files may not be changed ('': between methods): a checkpoint has them as after `drain`."""
 
 
 class ChangeLog(Protocol):
@@ -85,9 +79,8 @@ class ChangeLog(Protocol):
         ...
 
     def record(self, record: Record) -> None:
-        """Take a change. Block while too many are in progress.
-
-        Raises ClosedError after the end of the incarnation.
+        """Take a change. Block while too many are in progress. Raises ClosedError after the incarnation's
+        end.
         """
         ...
 
@@ -96,17 +89,13 @@ class ChangeLog(Protocol):
         ...
 
     def begin(self, sizes: Mapping[str, int], copy: Path) -> None:
-        """Begin with these files, instead of those of the chain. Called before anything else.
-
-        `copy`: has the files; the log deletes it.
+        """Begin with the files in `copy`, instead of those of the chain, before anything else. The log
+        deletes it.
         """
         ...
 
     def checkpoint(self, checkpoint: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
-        """Note the checkpoint at the end of that step.
-
-        `sizes`: the current files. copy: a copy that the log deletes.
-        """
+        """Note the checkpoint at the end of that step. `sizes`: of the files. copy: the log deletes it."""
         ...
 
 
@@ -120,21 +109,23 @@ class OperatorDirectory:
             for line in batch.column("line").to_pylist():
                 self.files.append("log.txt", line.encode() + b"\n")
 
-    `path` is the directory: read files there (`(files.path / "log.txt").read_bytes()`). The path changes
-    after each failure, so do not keep it. Change files only with the methods below: other changes are lost
-    after the next failure, or stop the operator. Names are relative to `path`, with "/" as separator.
+    `path` is the directory: read files there. The path changes after each failure, so do not keep it. Change
+    files only with the methods below: other changes are lost after the next failure, or stop the operator.
+    Names are relative to `path`, with "/" as separator.
 
     All methods block. They work in `open`, `reset`, `process`, `on_punctuation` and `drain`, on the
     operator's own thread; elsewhere they raise DirectoryError. Other errors, after which nothing was changed:
     UnsafePathError and FileConflictError for an invalid name; LocalProtocolError for an invalid length or
     offset, or a write of more than 16 MiB. OperatorFailure: the disk failed, or the file was changed by other
-    means; the region resets to its last checkpoint. ClosedError: another incarnation has begun.
+    means; the region resets. ClosedError: another incarnation has begun.
     """
 
     def __init__(self, path: Path, log: ChangeLog, scratch: str = "") -> None:
         """path: the files of the checkpoint. scratch: their scratch directory, for messages about a full
         disk.
         """
+        # A superseded worker that is not aware of it has another `path`: it cannot change its successor's
+        # files.
         self._files = ChangingFiles(path)
         self._log = log
         self._scratch = scratch
@@ -164,17 +155,14 @@ class OperatorDirectory:
         self._change(self._files.removing(name))
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file, replacing an existing one. Raises FileNotFoundError.
-
-        It is recorded as writes of its content and a removal; a checkpoint never falls between these.
-        """
+        """Rename a file, replacing an existing one. Raises FileNotFoundError."""
+        # Recorded as writes of its content and a removal: a checkpoint never falls between these.
         for change in self._files.renaming(old, new):
             self._change(change)
 
     def checkpoint(self, checkpoint: int, step: int) -> None:
-        """Take the current files into the checkpoint at the end of that step.
-
-        Raises UserFault if the disk failed.
+        """Take the current files into the checkpoint at the end of that step. Raises UserFault if the disk
+        failed.
         """
         if self._files.broken is not None:
             raise UserFault(str(self._files.broken)) from OperatorFailure(str(self._files.broken))
@@ -243,7 +231,6 @@ def begin_files(
     path: Path, sources: Mapping[int, Path], log: ChangeLog, make: MakeFiles, scratch: str = ""
 ) -> None:
     """Create the files at `path`, which must not exist, and record them as the beginning of the directory.
-
     Deletes the sources. Raises UserFault for what no directory can contain, or if the disk failed, and what
     `make` raises; then nothing is recorded.
     """

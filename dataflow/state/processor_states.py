@@ -1,10 +1,7 @@
-"""The state variables of a `StatefulProcessor` for the key of a call, with Spark's names: values, lists,
-maps, timers.
+"""The state variables of a `StatefulProcessor` for the key of a call, with Spark's names.
 
-One key at a time, as plain values. `operators/processor.py` decides which key and when.
-
-Each state variable is one column of the operator's state: a struct; a list of structs; a list of structs of
-`key` and `value`. The timers are a list of milliseconds.
+Each is one column of the operator's state: a struct; a list of structs; a list of structs of `key` and
+`value`. The timers are a list of milliseconds.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -175,9 +172,8 @@ class ProcessorHandle:
         return variable
 
     def registerTimer(self, expiryTimestampMs: int) -> None:  # noqa: N802,N803
-        """Set a timer, which fires after the watermark has passed this time.
-
-        Raises ValueError for a timer that would fire again and again.
+        """Set a timer, which fires after the watermark has passed it. Raises ValueError if it fired again and
+        again.
         """
         if not self._with_timers:
             raise ValueError("registerTimer needs timeMode 'eventTime', not 'none'")

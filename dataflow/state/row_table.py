@@ -1,11 +1,8 @@
 """State of rows that wait for event time: each has a number and is kept until it is taken.
 
-Rows in and out, and their blocks; the operator decides what they wait for.
-
-A row's key in the blocks is its number (`_row`), which grows in order of arrival. `_hash` is that of the
-exchange for a keyed operator, so that the rows of a shard are a slice; otherwise that of the number. Rows are
-in chunks with their minimum time, so a punctuation touches only chunks with rows for it. After a restore
-their order is not that of arrival: an operator sorts its output itself.
+A row's key in the blocks is its number (`_row`), in order of arrival. `_hash` is that of the exchange for a
+keyed operator, so that the rows of a shard are a slice. Rows are in chunks with their minimum time, so a
+punctuation touches only chunks with rows for it. An operator sorts its output: a restore changes the order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -222,9 +219,8 @@ def check_order(columns: pa.Schema) -> None:
 
 
 def in_order(batch: pa.RecordBatch, times: npt.NDArray[np.int64]) -> Slots:
-    """Return the order by time, and by all columns for equal times.
-
-    It depends on the rows alone (replication-transparency IV-C).
+    """Return the order by time, then all columns: it depends on the rows alone (replication-transparency
+    IV-C).
     """
     columns = [pa.array(times)]
     for column in batch.columns:
@@ -236,9 +232,8 @@ def in_order(batch: pa.RecordBatch, times: npt.NDArray[np.int64]) -> Slots:
 
 
 def zeros_by_sign(column: pa.Array) -> list[pa.Array]:
-    """Return a column that puts -0.0 before 0.0, if there is a -0.0. Arrow takes them for equal, and would
-    leave them in the order of arrival.
-    """
+    """Return a column that puts -0.0 before 0.0, if there is a -0.0."""
+    # Arrow takes them for equal, and would leave them in the order of arrival.
     if not pa.types.is_floating(column.type):
         return []
     values = column.fill_null(1).to_numpy()

@@ -1,7 +1,5 @@
-"""The worker's local disk for temporary data: its location, and the error when it fails.
-
-A full or failing disk needs a person, but must not stop the region: it is reported as `OperatorFailure`, and
-the region resets to its last checkpoint.
+"""The worker's local disk for temporary data. A full or failing disk is reported as `OperatorFailure`: it
+needs a person, but must not stop the region, which resets to its last checkpoint.
 """
 
 import shutil
@@ -20,10 +18,7 @@ from dataflow.errors import OperatorFailure, UserFault
 
 
 def scratch_directory(scratch: str) -> Path:
-    """Return this directory, created if it does not exist; for '' the system's for temporary files.
-
-    Raises OSError.
-    """
+    """Return this directory, created if needed; for '' the system's for temporary files. Raises OSError."""
     directory = Path(scratch or tempfile.gettempdir())
     directory.mkdir(parents=True, exist_ok=True)
     return directory
@@ -54,9 +49,7 @@ def _named(directory: str) -> str:
 
 
 class SnapshotSpool:
-    """A snapshot that one thread writes and another reads after it. scratch: a directory; '': that for
-    temporary files.
-    """
+    """A snapshot that one thread writes and another reads after it. scratch: as of `scratch_directory`."""
 
     def __init__(self, scratch: str = "") -> None:
         self._scratch = scratch

@@ -1,18 +1,13 @@
 """Run a graph in this process, without Spark, store or files: for tests of dataflows.
 
-    trial = Trial(graph, workers=2)
-    trial.step({"orders": [{"item": "tea", "price": 3}]}, checkpoint=True)
-    trial.step({"orders": [{"item": "tea", "price": 4}]})
-    trial.crash()                                   # back to the checkpoint; the second step is lost
-    trial.step({"orders": [{"item": "tea", "price": 4}]})
-    assert trial.rows("sold")[-1] == {"item": "tea", "count": 2}
+trial = Trial(graph, workers=2)
+trial.step({"orders": [{"item": "tea", "price": 3}]}, checkpoint=True)
+trial.step({"orders": [{"item": "tea", "price": 4}]})
+trial.crash()                                   # back to the checkpoint; the second step is lost
+trial.step({"orders": [{"item": "tea", "price": 4}]})
+assert trial.rows("sold")[-1] == {"item": "tea", "count": 2}
 
-    trial = Trial(graph, workers=2, splits={"orders": ["a", "b", "c"]})       # as files or producers are
-    trial.step({"orders": {"b": orders_of_b, "a": orders_of_a}}, done={"orders": ["b"]})
-
-    assert_crash_safe(graph, {"orders": [{"item": "tea", "price": 3}, CRASH, {"item": "tea", "price": 4}]})
-
-This module runs a `Trial` (`trial.py`) with and without crashes, and compares the results.
+assert_crash_safe(graph, {"orders": [{"item": "tea", "price": 3}, CRASH, {"item": "tea", "price": 4}]})
 """
 
 from collections import Counter
@@ -44,9 +39,8 @@ def assert_crash_safe(
     steps_per_checkpoint: int = 2,
     splits: int = 1,
 ) -> Trial:
-    """Run the graph with and without crashes, and compare the output of its sinks.
-
-    All sources end at the end.
+    """Run the graph with and without crashes, and compare the output of its sinks. All sources end at the
+    end.
 
         assert_crash_safe(graph, {"orders": [{"item": "tea"}, CRASH, {"item": "tea"}]})
         assert_crash_safe(graph, {"orders": orders})    # with a crash at each row, one after the other
@@ -57,14 +51,13 @@ def assert_crash_safe(
     after the last row; so a few rows suffice. A step reads `rows_per_step` rows of each source, each as a
     separate batch, dealt to the workers in turn.
 
-    splits: the rows of each source are dealt to this many splits in turn, as if they were in that many files.
-    The splits are read in turns, from the first to the last, and from the last to the first; the sinks must
-    get the same rows each time. So a graph fails in which event time loses rows of splits that are read
-    later.
+    splits: the rows of each source are dealt to this many splits in turn, as if they were in that many files,
+    which are read in turns, from the first to the last, and from the last to the first. The sinks must get
+    the same rows each time: a graph fails in which event time loses rows of splits that are read later.
 
     Returns the trial without a crash, for further assertions. Raises GraphError; OperatorError;
-    AssertionError, which names the crash, the sink, and missing or extra rows (in any order), or the operator
-    and the files that differ.
+    AssertionError, which names the crash, the sink, and missing or extra rows, or the operator and the files
+    that differ.
     """
     rows = {name: [row for row in given if row is not CRASH] for name, given in inputs.items()}
     marked = {

@@ -7,9 +7,7 @@
 
     check_sink(fresh)
 
-It calls a sink's methods as the runtime does, without a region, with crashes at each point, and checks what
-is visible after each act. Rows have an `id`. Rows that no committed checkpoint covers come again after a
-crash, with the same ids and in other batches.
+Rows have an `id`. Rows that no committed checkpoint covers come again after a crash, in other batches.
 """
 
 import random
@@ -41,11 +39,9 @@ from journal.files.tree import Rebuilding
 
 
 class SinkDirectories:
-    """Real files and records, with lists as chains.
+    """Real files and records, with lists as chains."""
 
-    The list of a superseded worker is its own, because a chain refuses changes of a superseded worker.
-    """
-
+    # The list of a superseded worker is its own: a chain refuses its changes.
     def __init__(self) -> None:
         self._open: dict[int, tuple[int, OperatorDirectory, KeptChanges]] = {}
         """Worker -> newest incarnation, its directory and its changes."""
@@ -135,9 +131,8 @@ def random_acts(rng: random.Random) -> list[str]:
 
 Early: TypeAlias = Literal["never", "taken back", "stays"]
 Fresh: TypeAlias = "Callable[[str], tuple[SinkSpec, Callable[..., Iterable[int]]]]"
-"""name of a story -> a sink with an empty target, and a function that returns the ids that a reader sees
-there. For a sink whose files are in the store (`keeps_files`), the function takes a list of directories: the
-files of each worker as of the last committed checkpoint.
+"""name of a story -> a sink with an empty target, and a function that returns the ids that a reader sees. For
+a sink with `keeps_files`, it takes the directory of each worker as of the last committed checkpoint.
 """
 
 _rows_each_max: Final = 3
@@ -174,10 +169,8 @@ def check_sink(
     is doubled). early: what happens to rows that are visible before their checkpoint is committed, and whose
     checkpoint fails: "never" (there are none), "taken back", "stays" (until they come again). zombies: False
     for a sink that waits for the end of its predecessor, such as one that locks a file. row: id -> row, for
-    another schema; `visible` returns ids.
-
-    Raises SinkCheckError with what was lost or doubled, and after which acts; SchemaError if the sink does
-    not accept such rows.
+    another schema; `visible` returns ids. Raises SinkCheckError with what was lost or doubled, and after
+    which acts; SchemaError if the sink does not accept such rows.
     """
     if delivery not in DELIVERIES:
         raise SchemaError(f"delivery is one of {', '.join(DELIVERIES)}, got {delivery!r}")
@@ -202,9 +195,7 @@ def check_sink(
 
 def check_refuses_other_run(fresh: Fresh) -> None:
     """Check that a sink refuses a target with data of another run, in `check_place` and when a worker opens
-    it.
-
-    The existing data must not change, and its run must be able to continue. Raises SinkCheckError.
+    it. The data must not change, and its run must be able to continue. Raises SinkCheckError.
     """
     columns = parse_schema("id bigint, text string")
     sink, visible = fresh("another run wrote here")

@@ -1,8 +1,7 @@
 """The workers of a graph in this process, for `dataflow.testing`.
 
 The circuits of all workers, their exchanges, the bytes of their state and the files of operators are real.
-Links, journals, sources and sinks are not: every source yields the rows given to `step`, every sink keeps its
-rows, and a chain is a list that is truncated at a crash.
+Every source yields the rows given to `step`, every sink keeps its rows, and a chain is a list.
 """
 
 import shutil
@@ -288,10 +287,9 @@ class Trial:
     def __init__(
         self, graph: Graph, *, workers: int = 1, splits: Mapping[str, Sequence[str]] | None = None
     ) -> None:
-        """splits: source -> names of its splits, which are dealt to the workers in turn.
-
-        Each split has its own watermark, and holds event time back until `step` has it in `done`. For other
-        sources, the rows on one worker are one split.
+        """splits: source -> names of its splits, dealt to the workers in turn. Each has its own watermark,
+        and holds event time back until `step` has it in `done`. Otherwise the rows on one worker are one
+        split.
         """
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
@@ -333,11 +331,9 @@ class Trial:
 
         inputs: a source's rows are one batch, read by worker 0; or a list of batches, dealt to the workers in
         turn; or, if the source has splits, the rows of each split that is read. Rows of a source that waits
-        for a broadcast table with `complete_first` are kept, and fed in the first step after the one in which
-        the sources of the table ended.
-        done: splits that yield no rows after this step.
-        snapshot: the checkpoint contains the whole state, as a journal does after it dropped earlier blocks.
-        end: no source yields rows after this step.
+        for a broadcast table with `complete_first` are fed in the first step after the sources of the table
+        ended. done: splits that yield no rows after this step. snapshot: the checkpoint contains the whole
+        state, as a journal does after it dropped earlier blocks. end: no source yields rows after this step.
         now: the time of the step, with a zone, for `event_time(max_ahead=...)`. None: the clock's.
         """
         self._check_sources(inputs)
@@ -410,9 +406,7 @@ class Trial:
 
     def go_on_with(self, graph: Graph) -> int:
         """Crash, and continue with another graph, with corrected functions or a newer version of a state.
-
-        Raises FingerprintMismatchError if the checkpoint does not fit it, as a region does, and changes
-        nothing then.
+        Raises FingerprintMismatchError if the checkpoint does not fit it, and changes nothing then.
         """
         plan = graph.plan()
         stored, older = self._checkpoint_operators, plan.older_operators
@@ -424,11 +418,8 @@ class Trial:
         return self.crash()
 
     def crash(self) -> int:
-        """Crash all workers and restore the last checkpoint, or the beginning.
-
-        Later rows of the sinks are discarded.
-
-        Returns the number of steps in the checkpoint: the next `step` follows them.
+        """Crash all workers and restore the last checkpoint, or the beginning; discard later rows of the
+        sinks. Return the number of steps in the checkpoint.
         """
         return self._go_back()
 
@@ -446,10 +437,9 @@ class Trial:
     def rescale(self, workers: int) -> int:
         """Crash, and continue from the last checkpoint with another number of workers. Returns as `crash`.
 
-        Sources deal their rows and splits to the new workers, and a checkpoint of them follows at once.
-        Raises OperatorError if an operator does not say how its state and files are divided, or if its
-        function for that fails, and ValueError without a checkpoint; then the number of workers is as before,
-        at the last checkpoint.
+        Sources deal their rows and splits to the new workers, and a checkpoint follows at once. Raises
+        OperatorError if an operator does not say how its state and files are divided, or if its function for
+        that fails, and ValueError without a checkpoint; then the number of workers is as before.
         """
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
@@ -517,9 +507,7 @@ class Trial:
         return [row for batch in self.table(sink).to_batches() for row in rows_of(batch)]
 
     def watermark(self, sink: str) -> int:
-        """Return the watermark of the rows of a sink, the least of all workers, in microseconds since 1970:
-        later rows have larger times. A crash opens the sinks without one.
-        """
+        """Return the watermark of a sink, the least of all workers, in microseconds since 1970."""
         return min(self._writer(circuit, sink).watermark for circuit in self._circuits)
 
     def _writer(self, circuit: Circuit, sink: str) -> TrialWriter:

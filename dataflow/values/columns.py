@@ -1,12 +1,7 @@
-"""The one rule for values: what a column takes from Python and from Arrow.
+"""The one rule for values: what a column takes from Python and from Arrow (`docs/operators.md`).
 
-Values only: no rows, no state, no operators. `docs/operators.md` has the table for users.
-
-The rule: a column takes a value if it holds exactly this value. Everything else is refused with the column,
-the value and the remedy. A value that was taken is *normalised* to what is read back, so that it is the same
-before and after it was stored.
-
-`kinds.py` has the rule for each type.
+A column takes a value if it holds exactly this value. Everything else is refused with the column, the value
+and the remedy. A value that was taken is *normalised* to what is read back. `kinds.py` has each type.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,9 +30,8 @@ from dataflow.values.kinds import (
 
 
 def column_of(values: Sequence[Any], field: pa.Field, rows: Sequence[int] | None = None) -> pa.Array:
-    """Return Python values as an Arrow column. rows: for each value, the row that a fault names.
-
-    Raises UserFault, with the row, for the first value that the column does not hold exactly.
+    """Return Python values as an Arrow column. rows: for each value, the row that a fault names. Raises
+    UserFault for the first value that the column does not hold exactly.
     """
     kind = rule_of(field)
     if kind.quick(values):
@@ -89,11 +83,11 @@ def taker(field: pa.Field, subject: str) -> Take:
 
 def row_taker(columns: pa.Schema, subject: str) -> Callable[[Any], dict[str, Any]]:
     """Return a function that normalises a dict of these columns into a new one, or raises UserFault.
-
-    `subject` begins the message about a value: "state". It is generated code, like the methods of
-    dataclasses, because it runs for each call of a stateful function: a function call for each column takes
-    three times as long. The quick terms let only normalised values pass.
+    `subject` begins the message about a value: "state".
     """
+    # Generated code, like the methods of dataclasses: it runs for each call of a stateful function, and a
+    # function call for each column takes three times as long. The quick terms let only normalised values
+    # pass.
     names = columns.names
     takers = [taker(field, f"{subject} {field.name!r}") for field in columns]
 

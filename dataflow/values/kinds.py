@@ -1,6 +1,4 @@
-"""How columns of numbers, truth values, text and bytes take values: the rule of `columns.py`.
-
-Each type has a `ValueRule`, with functions for one rule:
+"""How columns of each type take values: the rule of `columns.py`. A `ValueRule` has two functions for it:
 
 - `take(value)` returns one value normalised, or raises `MisfitError`. It defines the rule.
 - `quick(values)` says whether Arrow converts all values as `take` does, or raises. It looks at types alone,
@@ -359,8 +357,8 @@ def _day(kind: pa.DataType) -> ValueRule:
 
 
 def _held_time(value: datetime, kind: pa.DataType, zone: Any) -> datetime | None:
-    """Return a time as a column gives it back; None if it is not exactly the same. Raises OverflowError for a
-    year that the zone of the column does not have.
+    """Return a time as a column gives it back; None if it differs. Raises OverflowError for years out of
+    range.
     """
     if value.tzinfo is not None and (zone is None or value.utcoffset() is None):
         return None
@@ -648,9 +646,7 @@ def values_of(column: "pa.Array | pa.ChunkedArray") -> list[Any]:
 
 @lru_cache(maxsize=4_096)
 def _map_reader(kind: pa.DataType) -> Take | None:
-    """Return a function from a value that Arrow gives, not null, to one with its maps as dicts; None if there
-    is no map in the type.
-    """
+    """Return a function that reads the maps in a value as dicts; None if there is none in the type."""
     types = pa.types
     if types.is_map(kind):
         key, item = _map_reader(kind.key_type), _map_reader(kind.item_type)

@@ -1,7 +1,6 @@
 """Batches as rows of Python values for user functions, and what these return as batches.
 
-`values/` decides which values a column takes. What a function returned wrongly raises `UserFault`, with the
-index of the row if one row caused it. No user code is called, except functions of DataFrames (`OnFrames`).
+What a function returned wrongly raises `UserFault`, with the index of the row if one row caused it.
 """
 
 import os
@@ -22,15 +21,13 @@ from dataflow.values.columns import column_of, fitted_column
 from dataflow.values.kinds import named, shown, values_of
 
 FAULTS = BaseException
-"""Exceptions of a user function that become a UserFault: all, because `sys.exit()`, or a `GeneratorExit` that
-a function raises, must not end a worker without a message.
+"""What becomes a UserFault: all, because `sys.exit()` of a function must not end a worker without a message.
 """
 
 
 def end_forked_child(operator: str = "") -> NoReturn:
-    """End this process: user code forked it, and it returned into the engine. Otherwise it would write the
-    rows of the worker a second time, and hold its connections open after the worker has ended.
-    """
+    """End this process: user code forked it, and it returned into the engine."""
+    # It would write the worker's rows a second time, and hold its connections open after the worker's end.
     named = f"operator {operator!r}" if operator else "a function of this worker"
     text = (
         f"{named} called os.fork(), and the child (process {os.getpid()}) returned from it: the child ends."
@@ -69,9 +66,7 @@ def batch_of_rows(rows: Sequence[Any], sources: Sequence[int], schema: pa.Schema
 
 
 def _columns_of_dicts(rows: Sequence[Any], names: Sequence[str]) -> list[list[Any]] | None:
-    """Return the columns of rows that are all dicts with exactly these names (the common case); otherwise
-    None.
-    """
+    """Return the columns of dicts with exactly these names (the common case); otherwise None."""
     if set(map(type, rows)) != {dict} or set(map(len, rows)) != {len(names)}:
         return None
     try:
@@ -107,9 +102,7 @@ def _values(row: Any, source: int, schema: pa.Schema) -> Sequence[Any]:
 
 
 def batch_of_result(result: Any, schema: pa.Schema) -> pa.RecordBatch:
-    """Convert the result of a batch function to a batch of this schema. Raises UserFault for other
-    columns.
-    """
+    """Convert the result of a batch function to this schema. Raises UserFault for other columns."""
     if isinstance(result, pa.RecordBatch) and result.schema.equals(schema) and not _has_wrong_null(result):
         return result
     arrays = [
@@ -177,11 +170,8 @@ def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=256)
 def _dicts(names: tuple[str, ...]) -> Callable[..., list[dict[str, Any]]]:
-    """Return a function from columns to dicts.
-
-    It is generated code, as in dataclasses: dict displays with literal names take a quarter of the time of
-    `dict(zip(names, row))`.
-    """
+    """Return a function from columns to dicts."""
+    # Generated code: dict displays with literal names take a quarter of the time of `dict(zip(names, row))`.
     cells = [f"cell{index}" for index in range(len(names))]
     columns = [f"column{index}" for index in range(len(names))]
     row = ", ".join(f"{name!r}: {cell}" for name, cell in zip(names, cells, strict=True))
@@ -202,11 +192,9 @@ def _python_values(column: pa.Array) -> list[Any]:
 
 
 def _times(column: pa.Array) -> list[Any] | None:
-    """Return the values of a column of times, None if they might differ from pyarrow's.
-
-    pyarrow takes 5 microseconds for each in UTC. numpy converts them to timedeltas, and adding these to an
-    epoch with that zone is a hundred times faster.
-    """
+    """Return the values of a column of times, None if they might differ from pyarrow's."""
+    # pyarrow takes 5 microseconds for each in UTC. numpy's timedeltas plus an epoch are a hundred times
+    # faster.
     if not len(column) or column.null_count:
         return None
     numbers, per_s = column.view(pa.int64()), _SECOND[column.type.unit]
@@ -219,11 +207,10 @@ def _times(column: pa.Array) -> list[Any] | None:
 
 
 def time_reader(kind: pa.DataType) -> Callable[[int], datetime]:
-    """Return a function from the integer of one timestamp of this type to what `as_py` returns for it, for
-    timestamps of microseconds or coarser.
-
-    It exists because a scalar of Arrow takes 5 microseconds for what takes 0.5 here.
+    """Return a function from an integer of this type, microseconds or coarser, to what `as_py` returns for
+    it.
     """
+    # A scalar of Arrow takes 5 microseconds for what takes 0.5 here.
     scale = _MICROS[kind.unit]
     if kind.tz is None:
         begin = _EPOCH.replace(tzinfo=None)
@@ -261,10 +248,7 @@ def columns_of_frame(frame: Any) -> dict[str, Any]:
 
 
 def column_of_series(series: Any) -> Any:
-    """Return a Series as an Arrow array, or a list of Python values if it holds objects.
-
-    Values do not change: NaN in a column of numbers of numpy stays NaN, because it may be one.
-    """
+    """Return a Series as an Arrow array, or a list of Python values if it holds objects. NaN stays NaN."""
     if series.dtype == object:
         return [*series]
     return pa.array(series, from_pandas=False)

@@ -1,10 +1,7 @@
 """Convert rows, keys and times to the form that functions written for Spark expect, and back.
 
-Values only; no state, and no Spark: its types are recognized by their methods.
-
-Spark passes timestamps to Python functions without a zone, in that of the session or machine. Here they are
-UTC: without a zone in DataFrames, as pandas reads such times anyway; with it in rows, because
-`datetime.timestamp()` interprets a time without a zone in that of the machine.
+Times are UTC, where Spark uses the zone of the session or machine: without a zone in DataFrames, as pandas
+reads such times anyway; with it in rows, because `datetime.timestamp()` needs it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -67,9 +64,7 @@ class Tuples:
         self._naive = naive
 
     def to_stored(self, values: Iterable[Any]) -> dict[str, Any]:
-        """Return the stored form. Raises ValueError for a wrong number of values, UserFault for one that its
-        column does not hold exactly.
-        """
+        """Return the stored form. Raises ValueError for their number, UserFault for an unfit value."""
         given, takers = tuple(values), self._takers
         if len(given) != len(takers):
             raise ValueError(f"a state is a tuple of {', '.join(takers)}, not of {len(given)} values")

@@ -1,7 +1,4 @@
-"""The circuit: one worker's copy of the graph, run stage by stage, and its event time.
-
-It is single-threaded and has no access to links or journals, and to a clock only to measure its operators.
-`core/schedule.py` decides when a stage runs; `worker/circuit_thread.py` handles its output.
+"""The circuit: one worker's copy of the graph, run stage by stage, and its event time. Single-threaded.
 
 Within a stage, a row passes from operator to operator as it arrives. Operators that wait for the end of the
 step (union, count, exchange, sink) run then, in the order of the plan. So the result of a step depends only
@@ -62,10 +59,8 @@ from dataflow.worker.spec import Clock
 
 @dataclass(slots=True)
 class OwnPart:
-    """What this worker contributes to this checkpoint at the end of `step`: state changes and
-    prepared output.
-
-    `snapshot` receives the whole state as of this checkpoint, if a snapshot was requested.
+    """What this worker contributes to this checkpoint at the end of `step`. `snapshot` receives the whole
+    state.
     """
 
     checkpoint: int = 0
@@ -122,10 +117,7 @@ class CircuitTime:
             for node in graph.plan.nodes
             if isinstance(one := operators.get(node.name), NullRule)
         ]
-        """Stage and operator of each counter of nulls.
-
-        Stage 0 may be ahead of a checkpoint, so each step is remembered.
-        """
+        """Stage and operator of each counter of nulls, by step: stage 0 may be ahead of a checkpoint."""
         self._sources = {name: graph.sources_above(name) for name in self._timing}
         """An `event_time` -> the sources whose rows it gets."""
         self._exchanges = {node.exchange: node.name for node in graph.plan.nodes if node.exchange is not None}
@@ -189,10 +181,9 @@ class CircuitTime:
                 timing.splits.marked(source, split, mark.mark, origin=mark.origin, version=mark.version)
 
     def positions(self) -> dict[str, Positions]:
-        """Return the splits' watermarks for a checkpoint: `event_time` -> SOURCE/SPLIT -> position.
-
-        The position is the watermark; the digest is the watermark of the unit that is being read. Both are
-        counted from UNKNOWN, so they are never negative.
+        """Return the splits' watermarks for a checkpoint: `event_time` -> SOURCE/SPLIT -> position. The
+        position is the watermark, the digest that of the unit being read, both counted from UNKNOWN, so never
+        negative.
         """
         return {
             name: {
@@ -203,11 +194,7 @@ class CircuitTime:
         }
 
     def restore(self, positions: Mapping[str, Mapping[str, SplitPosition]]) -> None:
-        """Restore `positions` of a checkpoint.
-
-        A checkpoint of an older version has no splits: the watermark stays where it was until each has
-        yielded a row.
-        """
+        """Restore `positions` of a checkpoint."""
         for name, timing in self._timing.items():
             stored = positions.get(name, {}).items()
             timing.splits.restore(
@@ -327,25 +314,17 @@ class CircuitTime:
 
     @property
     def held_sources(self) -> Collection[str]:
-        """The sources that must not be read yet.
-
-        Changes only between steps, in the same step on all workers.
-        """
+        """The sources that must not be read yet. Changes between steps, in the same step on all workers."""
         return [name for name, tables in self._waiting.waits_for.items() if tables & self._incomplete]
 
     def has_end_to_report(self, exhausted: Collection[str]) -> bool:
-        """Whether other workers need a step of this one, which announces that the sources of a table are at
-        their end.
-        """
+        """Whether a step must tell other workers that the sources of a table are at their end."""
         unreported = self._incomplete - self._reported_complete
         return any(self._waiting.made_from[table] <= frozenset(exhausted) for table in unreported)
 
     def _completeness(self, step: int, broadcast: str) -> Watermark:
-        """Return END if the table is complete here, otherwise UNKNOWN. It is sent instead of an event time.
-
-        A table has no event time. The watermark of its input is not used, because an idle source does not
-        hold that back.
-        """
+        """Return END if the table is complete here, otherwise UNKNOWN; sent instead of an event time."""
+        # Not the watermark of the table's input: an idle source does not hold that back.
         if not self._waiting.made_from[broadcast] <= self._at_end[step]:
             return UNKNOWN
         self._reported_complete.add(broadcast)
@@ -583,9 +562,9 @@ class Circuit:
             self._operators[name].take_directory(directory)
 
     def complete_output(self, worker: int, positions: Mapping[str, Any] | None, checkpoint: int) -> None:
-        """Publish what a worker that has left had prepared for the checkpoint, and discard what followed.
-        `positions`: sink -> what the checkpoint stores of it for that worker; None: all of it is taken back.
-        `checkpoint`: 0 for the beginning.
+        """Publish what a worker that has left had prepared for the checkpoint (0: the beginning), and discard
+        what followed. `positions`: sink -> what the checkpoint stores for that worker; None: all is taken
+        back.
         """
         for name, context in self._sink_contexts.items():
             with self.calling(name, f"the output of worker {worker}"):
@@ -633,11 +612,8 @@ class Circuit:
         checkpoint: bool,
         watermarks: Mapping[int, Sequence[Watermark]] | None = None,
     ) -> Sends:
-        """Run a later stage of a step and return what it sends.
-
-        `received`: channel -> (sender, batch), in the order (sender, seq). `checkpoint`: also drain all
-        operators.
-        `watermarks`: channel -> the watermarks of all senders.
+        """Run a later stage of a step and return what it sends. `received`: channel -> (sender, batch), in
+        the order (sender, seq). `checkpoint`: also drain. `watermarks`: channel -> those of all senders.
         """
         run = _Run(step, self.graph.plan.stages[index])
         self.time.received(step, watermarks or {})

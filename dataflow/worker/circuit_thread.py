@@ -1,12 +1,9 @@
-"""The circuit thread of a worker: it handles messages, runs the current incarnation, reports why it stopped.
-
-User code runs on this thread and only on this thread. Nothing here waits for a store: inputs and outputs are
-files, buckets and databases, everything else is a message.
+"""The circuit thread of a worker, the only one that runs user code; nothing here waits for a store.
 
 `CircuitLoop` takes the messages of the link thread. `CircuitIncarnation` turns the decisions of
-`core/schedule.py` into calls of the circuit, and their results into messages. Its parts move data and decide
-nothing: `StepInput` reads the rows of a step, `StageOutput` makes the frames that end a stage,
-`CheckpointTaking` collects what a checkpoint contains.
+`core/schedule.py` into calls of the circuit, and their results into messages. Its parts decide nothing:
+`StepInput` reads the rows of a step, `StageOutput` makes the frames that end a stage, `CheckpointTaking`
+collects what a checkpoint contains.
 """
 
 import logging
@@ -88,16 +85,11 @@ from dos_protocol.errors import ClosedError, CorruptDataError, RemoteProtocolErr
 # --- what arrives -------------------------------------------------------------------------------------------
 
 Item: TypeAlias = "tuple[int, pa.RecordBatch | bytes | bytearray | memoryview | Watermark]"
-"""(sender, batch) or (sender, watermark). The worker's own batch is kept as it is; a peer's is decoded later,
-when its step runs.
-"""
+"""(sender, batch or watermark). A peer's batch is decoded when its step runs."""
 
 
 def decoded(items: Sequence[Item], schema: Callable[[], pa.Schema]) -> list[tuple[int, pa.RecordBatch]]:
-    """Return (sender, batch) of a step, without watermarks. schema: of the channel, if it carries batches.
-
-    Raises StepOrderError.
-    """
+    """Return (sender, batch) of a step. schema: of the channel. Raises StepOrderError."""
     return [
         (sender, item if isinstance(item, pa.RecordBatch) else _decode(sender, item, schema()))
         for sender, item in items
@@ -121,10 +113,7 @@ def watermark_of(frame: ChannelFrame) -> Watermark:
 
 
 def rows_record(batches: Sequence[pa.RecordBatch]) -> RowsRecord:
-    """Return the record of rows. It does not depend on their division into batches, nor on their order.
-
-    Rows with a key are known by its hash, which they carry; others by all of their columns.
-    """
+    """Return the record of rows, whatever their order and batches: by their keys, or all columns."""
     rows = hashes = 0
     for batch in batches:
         rows += batch.num_rows
@@ -172,10 +161,7 @@ _AT_ITS_END: Final = ""
 
 
 class StepInput:
-    """The input of one incarnation of a worker.
-
-    `replay` and `fill` raise OperatorError, and what sources and operators raise.
-    """
+    """The input of one incarnation. `replay` and `fill` raise OperatorError, and what sources raise."""
 
     def __init__(
         self, circuit: Circuit, worker_limits: WorkerLimits, shared: Shared, clock: Clock, incarnation: int
@@ -204,16 +190,14 @@ class StepInput:
                     self._circuit.feed(step, name, batch)
 
     def take_division(self, recorded: Division | None) -> tuple[Sources, StepTime]:
-        """Return what the step read, and the event time of each source.
-
-        Whether a source is at its end comes from the recorded division; without one, from the source itself.
-        It must be recorded, because an input may be closed between two steps.
-        """
+        """Return what the step read, and the event time of each source."""
         taken: Sources = {}
         now: dict[str, SourceTime] = {}
         for name, read in self._circuit.ask_sources(_ENDS, lambda reader: reader.take_division()).items():
             taken[name] = dict(read)
             if recorded is not None:
+                # From the record, not from the source: an input may have been closed between the step and its
+                # replay.
                 now[name] = SourceTime(_AT_ITS_END in recorded.sources.get(name, {}))
             elif self._circuit.time.flows:
                 with self._circuit.calling(name, _ENDS):
@@ -241,10 +225,7 @@ class StepInput:
         return self._circuit.time.has_end_to_report([*filter(exhausted.get, exhausted)])
 
     def note_backlog(self, now: float) -> None:
-        """Count what the sources know and have not read, if the last time was long enough ago.
-
-        One that does not know it makes the sum unknown, -1.
-        """
+        """Count what the sources know and have not read, at intervals; -1 if one does not know it."""
         if now >= self._backlog_at:
             self._backlog_at = now + limits.backlog_s
             known = self._circuit.ask_sources(_INPUT, lambda reader: reader.backlog_bytes).values()
@@ -261,9 +242,8 @@ class StepInput:
         return [(name, reader) for name, reader in self._circuit.sources.items() if name not in held_sources]
 
     def fill(self, step: int) -> None:
-        """Read until the step is full, its time is over, a peer has ended it, or input is no longer wanted.
-
-        Reads at least one batch if there is input.
+        """Read at least one batch, until the step is full or late, a peer has ended it, or input is not
+        wanted.
         """
         left = self._limits.step_bytes_max
         deadline = self._clock.seconds() + self._limits.step_ms_max / 1000
@@ -297,6 +277,8 @@ class StepInput:
         took_ms = (self._clock.seconds() - begin) * 1000
         if 2 * batch.bytes_read < bytes_max and took_ms < limits.batch_ms_aim:
             return batch.bytes_read  # too little to estimate the duration of a whole batch
+        # The size of a read follows the duration of the previous one, so that a user function gets batches
+        # that take it tens of milliseconds: a checkpoint, a pause and a reset wait for one call.
         aim = self._batch_bytes() * limits.batch_ms_aim / max(took_ms, 0.001)
         self._shared.batch_bytes = int(min(aim, self._batch_bytes() * _batch_growth))
         return batch.bytes_read
@@ -547,11 +529,10 @@ class CircuitIncarnation:
         return self._circuit.blame(error)
 
     def close(self) -> None:
-        """Close all files. Nothing is made durable, so what an operator raises is only logged: a recovery
-        must not fail because of it.
-        """
+        """Close all files."""
         try:
             self._circuit.close()
+        # Nothing is made durable here, and a recovery must not fail because of what an operator raises.
         except Exception as error:
             logger.error("in close: %s", error, exc_info=error)
 
@@ -571,6 +552,7 @@ class CircuitIncarnation:
                 if order.checkpoint:
                     writer.publish(order.checkpoint)  # the worker may have died between commit and publish
         for worker, sinks in order.completes.items():
+            # The heir completes the output of workers that left, before anything new becomes visible.
             self._circuit.complete_output(worker, sinks, order.checkpoint)
         self._shared.step = order.step
         self._shared.exhausted = False
@@ -671,10 +653,7 @@ class CircuitIncarnation:
     # --- running ------------------------------------------------------------------------------------------
 
     def advance(self) -> bool:
-        """Do the next piece of work; return False if there is none.
-
-        Raises OperatorError, and what ends the circuit.
-        """
+        """Do the next piece of work; return False if there is none. Raises what ends the circuit."""
         self._circuit.operator = ""
         action = self._schedule.next_action(
             self._is_complete,
@@ -735,6 +714,7 @@ class CircuitIncarnation:
             self._reading.replay(step, recorded, dropped=self._at_most_once)
         elif not self._schedule.paused:
             self._reading.fill(step)
+        # The division ends before the sources do: what they emit now belongs to this step in a replay, too.
         taken, now = self._reading.take_division(recorded)
         sends = self._circuit.end_sources(step, now)
         self._shared.event_times = self._circuit.time.reports()
@@ -771,13 +751,11 @@ class CircuitIncarnation:
             self._circuit.sources[name].checkpoint_taken()
 
     def _note_exhausted(self) -> None:
-        """Report exhaustion when all input is read and every step of this worker has passed all stages here.
-
-        The second condition prevents loss. Suppose this worker read its last rows in step 3, and the other,
-        exhausted since step 1, has ended only step 2. A final checkpoint requested now could be attached to
-        the other's STEP_END of step 3 or even 2, without the rows of step 3. A step passes all stages only
-        after all workers have ended it.
-        """
+        """Report exhaustion when all input is read and every step here has passed all stages."""
+        # The second condition prevents loss. Suppose this worker read its last rows in step 3, and the other,
+        # exhausted since step 1, has ended only step 2. A final checkpoint requested now could be attached to
+        # the other's STEP_END of step 3 or even 2, without the rows of step 3. A step passes all stages only
+        # after all workers have ended it.
         through = self._schedule.produced == self._schedule.consumed and not self._divisions
         exhausted = self._circuit.ask_sources("the input", lambda reader: reader.exhausted) if through else {}
         if through and all(exhausted.values()):
@@ -796,6 +774,8 @@ class CircuitIncarnation:
             for channel, done in complete.items()
         }
         if self._local:
+            # Before the stage runs: a peer that restarts now must send the same rows again, or the region
+            # resets.
             self._used.note(step, received)
         watermarks = {
             channel: [item for _, item in done.items if isinstance(item, Watermark)]
@@ -849,10 +829,13 @@ _WITH_RULES = (*_FOR_A_PERSON, *LOSSES, ClosedError, RemoteProtocolError)
 
 
 class LoopState(Enum):
-    """The state of a `CircuitLoop`; the module docstring has the table."""
+    """What a `CircuitLoop` waits for."""
 
+    # No incarnation, or it failed: its messages are dropped until a `RestoreCircuit`.
     IDLE = auto()
+    # Sources and sinks are positioned at the checkpoint; state blocks arrive.
     LOADING = auto()
+    # The state is loaded; frames that peers send early are kept, and no step runs before all are here.
     LOADED = auto()
     RUNNING = auto()
 
@@ -918,10 +901,7 @@ class CircuitLoop:
         self._waiting = waiting
 
     def turn(self, message: ToCircuit | None) -> None:
-        """Handle a message or, for None, do one piece of work.
-
-        Report an error, which ends the incarnation.
-        """
+        """Handle a message or, for None, do one piece of work. An error ends the incarnation."""
         self._waiting = False
         number = self._shared.incarnation if self._run is None else self._run.number
         if isinstance(message, RestoreCircuit):

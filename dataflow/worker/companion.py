@@ -1,12 +1,9 @@
 """The companion of a worker, a small process that speaks for it when it cannot, and what the two share.
 
-User code in C may hold the interpreter lock for minutes (a regular expression, one call of a library). Then
-no thread of the worker runs, and its heartbeats stop. The companion is forked before the worker has any
-thread, and shares one page of memory with it, where the circuit thread notes which operator it calls. Over a
-link of its own it reports to the coordinator, twice a second, which operator runs for how long, and whether
-the process is stopped. When the process has ended, by whatever cause, it reports which operator was running.
-
-It holds nothing else of the worker: it closes all files that it inherits.
+User code in C may hold the interpreter lock for minutes. Then no thread of the worker runs, and its
+heartbeats stop. The companion shares one page of memory with the worker, where the circuit thread notes which
+operator it calls. Over a link of its own it reports to the coordinator, twice a second, which operator runs
+for how long, and whether the process is stopped; and in the end which operator was running.
 """
 
 import gc
@@ -31,8 +28,8 @@ from dataflow.worker.spec import WorkerSpec
 from dos_protocol.errors import DosError
 
 _PAGE: Final = struct.Struct("<dHH")
-"""When the call began, of the monotonic clock of all processes; the bytes of the operator's name, and of what
-it waits for. Both texts follow.
+"""When the call began, on the monotonic clock; the lengths of the operator's name, and of what it waits for.
+Both texts follow.
 """
 _TEXT_BYTES_MAX: Final = 1024
 """Of each text. All fits a page of memory."""
@@ -65,8 +62,8 @@ class CircuitPulse:
 
 
 class RunningOperator:
-    """The operator whose code runs on the circuit thread, and the sinks that make a checkpoint durable on
-    others meanwhile. The companion of the process (`companion.py`) reads both in memory that it shares.
+    """The operator whose code runs on the circuit thread, and the sinks that make a checkpoint durable
+    meanwhile, in memory that the companion shares.
     """
 
     def __init__(self, memory: mmap.mmap | None = None, companion: int = 0) -> None:
@@ -116,9 +113,7 @@ class RunningOperator:
 
     @staticmethod
     def read(memory: mmap.mmap) -> tuple[str, str, float]:
-        """Return the operator, what it waits for, and for how many seconds it has run. All are of about
-        now.
-        """
+        """Return the operator, what it waits for, and for how many seconds it has run, all about now."""
         began_s, size, more = _PAGE.unpack_from(memory, 0)
         data = memory[_PAGE.size : _PAGE.size + size + more]
         name, what = (part.decode(errors="replace") for part in (data[:size], data[size:]))

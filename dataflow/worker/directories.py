@@ -1,13 +1,9 @@
 """The directories of a worker's operators in one incarnation: restored, recorded, and durable before a vote.
 
-`PostedChanges` runs on the circuit thread; everything else is trio, without user code. Changes arrive as
-messages in the order in which they were made, and checkpoints among them. So a position covers exactly the
-changes before the checkpoint, however far the circuit has continued.
-
-On the worker's machine the files are in `directories/REGION.wNNNN.STORE/INCARNATION/OPERATOR` of the scratch
-directory, so several workers and regions can share one scratch directory. Files of other incarnations are
-removed and never read. Without a scratch directory they are in a temporary one, which its process locks: what
-a process that was killed has left there is removed by the next worker of this machine.
+`PostedChanges` runs on the circuit thread; everything else is trio, without user code. On the worker's
+machine the files are in `directories/REGION.wNNNN.STORE/INCARNATION/OPERATOR` of the scratch directory, so
+several workers and regions can share one. Files of other incarnations are removed and never read. Without a
+scratch directory they are in a temporary one, which its process locks.
 """
 
 import fcntl
@@ -144,8 +140,8 @@ class FormerFiles(NamedTuple):
     def of(
         cls, store: StorePort, order: Restore, change: LayoutChange | None, graph: GraphPlan
     ) -> "FormerFiles | None":
-        """Return where they are: of all workers, if the layout is another one; of this worker in the
-        original, if the region begins as a fork of the same layout. None: in its own chains.
+        """Return where they are: of all workers in another layout, of this worker in a fork; None: in its own
+        chains.
         """
         if order.restore is None or change is None or not (change.moves or change.forks):
             return None
@@ -160,9 +156,8 @@ class FormerFiles(NamedTuple):
         return cls(store, region, workers, change.moves)
 
     async def rebuild(self, operator: str, root: Path) -> dict[int, Path]:
-        """Write the files of an operator below `root`, and return worker -> its files.
-
-        Raises as `rebuild_files`.
+        """Write the files of an operator below `root`, and return worker -> its files. Raises as
+        `rebuild_files`.
         """
         paths = {worker: root / str(worker) for worker, of in sorted(self.workers.items()) if operator in of}
         for worker, path in paths.items():
@@ -172,11 +167,12 @@ class FormerFiles(NamedTuple):
 
 
 class Directories:
-    """All operator directories of a worker.
-
-    Call `open`, run `record_all` in a task, `rebuild`; always `aclose`.
+    """All operator directories of a worker. Call `open`, run `record_all` in a task, `rebuild`; always
+    `aclose`.
     """
 
+    # Changes arrive as messages in the order in which they were made, and checkpoints among them: a position
+    # covers exactly the changes before the checkpoint, however far the circuit has continued.
     def __init__(self, graph: GraphPlan, name: str, incarnation: int, scratch_dir: str) -> None:
         """name: the worker's directory in the store."""
         self._name = name
@@ -202,10 +198,9 @@ class Directories:
         scratch: Scratch | None,
         rolling: Rolling,
     ) -> None:
-        """Open every chain at the checkpoint that `part` belongs to; None: at the beginning.
-
-        Raises ManifestError if the checkpoint has no position for an operator, and what `DirectoryStore.open`
-        raises, in a group; call `aclose` then too.
+        """Open every chain at the checkpoint that `part` belongs to; None: at the beginning. Raises
+        ManifestError if the checkpoint has no position for an operator, and as `DirectoryStore.open`, in a
+        group.
         """
         self._name = f"{self._name}.{claim.store.record.store_id.hex()}"
         for name in self._operators:
@@ -227,9 +222,7 @@ class Directories:
                 opening.start_soon(open_one, name)
 
     async def rebuild(self, former: FormerFiles | None = None) -> dict[str, Handover]:
-        """Write the files and return operator -> handover.
-
-        former: the files that are written instead of this worker's, for the operator to begin with.
+        """Write the files and return operator -> handover. former: files of other workers, to begin with.
         Raises as `DirectoryStore.rebuild` and `rebuild_files`.
         """
         if not self._operators:

@@ -1,13 +1,12 @@
 """The links between this worker and its peers in one term, and the steps that are sent on them.
 
 A pair of workers has two links, each dialled by its sender, so a slow receiver does not block frames in the
-other direction. `core/peer_links.py` decides what is sent and accepted. The queues need no limit of their
-own: a sender is at most `steps_ahead` steps ahead of its consumer, which cannot advance without its peers.
+other direction. The queues need no limit: a sender is at most `steps_ahead` steps ahead of its consumer,
+which cannot advance without its peers.
 
-With global recovery, a broken link or a silent peer is lost and ends the incarnation; nothing is retained
-that every peer has got. With local recovery neither ends anything: the link is opened again, to the same
-process or to the one that has taken the peer over, which gets what it has not used. Steps retained for that
-move to the disk as Arrow files once they are many.
+With global recovery, a broken link or a silent peer ends the incarnation. With local recovery the link is
+opened again, to the same process or to the one that has taken the peer over, which gets what it has not used.
+Steps retained for that move to the disk as Arrow files once they are many.
 """
 
 import logging
@@ -49,7 +48,7 @@ class PeerSuspected(NamedTuple):
 
 
 class Exchange:
-    """The links of one term. The tasks in the nursery of `dial_all` raise PeerLostError with global recovery,
+    """The links of one term. Tasks in the nursery of `dial_all` raise PeerLostError with global recovery;
     StepsMissingError or StepDiffersError with local recovery, if the region must be reset.
     """
 
@@ -64,8 +63,8 @@ class Exchange:
         lost: Callable[[PeerLostError], None],
         suspects: Callable[[PeerSuspected], None],
     ) -> None:
-        """lost: with global recovery, called when the link of a peer has ended. suspects: with local
-        recovery, called again and again as long as a peer does not answer.
+        """lost: with global recovery, called when a peer's link has ended. suspects: with local recovery,
+        called again and again as long as a peer does not answer.
         """
         self._spec = spec
         self._inbox = inbox
@@ -237,11 +236,8 @@ class Exchange:
             self._suspects(PeerSuspected(peer, self._peers.terms[peer], reason))
 
     async def watch(self) -> None:
-        """End a link once the host of its peer has been silent for too long. Raises PeerLostError.
-
-        Without this, a connection whose packets are lost ends only with the kernel's own limits, after many
-        minutes.
-        """
+        """End a link once the host of its peer has been silent for too long. Raises PeerLostError."""
+        # A connection whose packets are lost ends only with the kernel's own limits, after many minutes.
         while True:
             due = trio.current_time() + limits.peer_silence_poll_s
             await trio.sleep_until(due)
@@ -292,9 +288,7 @@ class Exchange:
     # --- in -----------------------------------------------------------------------------------------------
 
     async def receive_from(self, link: Link) -> None:
-        """Receive what a peer sends on a link that it dialled, until that breaks, there is a newer one, or
-        the exchange ends.
-        """
+        """Receive on a link that a peer dialled, until it breaks, a newer one, or the end."""
         peer, admission = link.hello.worker, Admission.LATER
         with trio.move_on_after(limits.peer_wait_s):
             while (admission := self._peers.admits(link.hello)) is Admission.LATER:
@@ -399,9 +393,8 @@ _SPILLED: Final = pa.schema(
 
 
 def spilled(entries: Sequence[Sent], folder: str) -> list[Sent]:
-    """Return the entries with payloads on the disk, in a directory; '': that for temporary files.
-
-    It blocks; entries are not changed. Raises OSError: nothing remains on the disk.
+    """Return the entries with payloads on the disk, in a directory ('': for temporary files). It blocks.
+    Raises OSError: nothing remains on the disk.
     """
     rows = [
         (index, peer, *frame[:-1], bytes(frame.payload))

@@ -1,8 +1,8 @@
-"""What a failure becomes: an error that ended an incarnation, a report for the coordinator (by
-`FailureKind`); an exception of an operator, an error that names it.
+"""What a failure becomes: an error that ended an incarnation, a report for the coordinator (`FailureKind`);
+an exception of an operator, an error that names it.
 
-The rule: an exception that no lost process caused stops the region at once, because the same rows would
-raise it again. What counts as a loss is listed in `LOSSES`. docs/operating-regions.md has the whole table.
+An exception that no lost process caused (`LOSSES`) stops the region, because the same rows would raise it
+again.
 """
 
 import os
@@ -116,9 +116,9 @@ def failure_of(error: Exception) -> Failure:
 
 
 async def reported_first(run: Callable[[], Awaitable[None]], control: Participant) -> None:
-    """Run a task; report an error that ends the region before raising it. The links to other workers close
-    when it is raised, and their reports about this worker must not come first: each would reset the region.
-    """
+    """Run a task; report an error that ends the region before raising it."""
+    # The links close when it is raised; peers' reports about this worker must not come first: each would
+    # reset the region.
     try:
         await run()
     except Exception as error:
@@ -141,10 +141,9 @@ def first_error(error: BaseException) -> Exception:
 
 
 class naming:  # noqa: N801  (reads as a word at its uses)
-    """Turns what an operator raises into an OperatorError, which names it and the position in its input.
-
-    position: in words, or a function of the row that caused the fault, None if that is not known. Exceptions
-    with a rule of their own pass, with a note that names the operator.
+    """Turns what an operator raises into an OperatorError, which names it and the position in its input,
+    given in words, or as a function of the row that caused the fault (None if not known). Exceptions with a
+    rule of their own pass, with a note that names the operator.
     """
 
     def __init__(self, operator: str, position: str | Callable[[int | None], str]) -> None:
@@ -181,10 +180,8 @@ class naming:  # noqa: N801  (reads as a word at its uses)
 def raise_with_row(
     error: Exception, process: Callable[[pa.RecordBatch], object], batch: pa.RecordBatch
 ) -> None:
-    """Raise the error as a UserFault that names the first row that causes it on its own. Returns if the error
-    names a row, or if no row does: the cause may be the rows together.
-
-    process: has failed for the batch, and is called again with parts of it.
+    """Raise the error as a UserFault that names the first row that causes it on its own. Returns if it names
+    a row, or if no row does. process: has failed for the batch, and is called with parts of it.
     """
     named = isinstance(error, UserFault) and error.row is not None
     begin, end = 0, batch.num_rows

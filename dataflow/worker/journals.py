@@ -5,12 +5,10 @@
 2. An input division is recorded before the frames of its step are sent.
 3. A vote means that outputs, state and the division of the step are on stable storage or on the quorum
    (`made_durable`).
-4. Output of a sink with publish="step" is appended once the input division of its step is durable on all
-   workers. Each worker announces that with DURABLE(n): its divisions up to step n are synced on the quorum.
-   In an at-most-once region, and with local recovery, the circuit waits for this, and so do all sinks.
-   `checkpoint.core.records.outputs` decides whether output is appended or discarded.
-5. Chains of state are deleted as soon as their release is known. An output log is also read by others, so its
-   trimmer (`Trimmer` of `checkpoint`) permits the deletion after it has read the register again.
+4. Output of a sink with publish="step" is appended once the division of its step is durable on all workers
+   (DURABLE(n)). In an at-most-once region, and with local recovery, the circuit and all sinks wait for this.
+5. Chains of state are deleted as soon as their release is known; an output log only after its trimmer has
+   read the register of its consumers again.
 """
 
 import logging
@@ -135,11 +133,9 @@ class Journals:
         shows_steps: bool = False,
         run_all: RunAll = one_by_one,
     ) -> "Journals":
-        """Open both chains for the ordered checkpoint. shows_steps: output of recorded steps may be visible.
-        run_all: opens the two chains, both at once if it can.
-
-        Raises what `StateStore.open` and `StepsLog.open` raise; ManifestError if output may be visible that
-        another number of workers made before the first checkpoint.
+        """Open both chains for the ordered checkpoint, by `run_all`. shows_steps: output of recorded steps
+        may be visible. Raises as `StateStore.open` and `StepsLog.open`; ManifestError if output may be
+        visible that another number of workers made before the first checkpoint.
         """
         own = None if order.restore is None or order.forks else order.restore.workers.get(order.worker)
         at, version = (None, 0) if own is None else (own.state, order.checkpoint)
@@ -201,9 +197,9 @@ class Journals:
         return self._marks(self._steps.divisions(self._after, until))
 
     def _marks(self, divisions: Iterable[Division]) -> tuple[Division, ...]:
-        """Drop the marks that do not count: only those of this incarnation do, and only for a worker that is
-        taken over. After a reset, nobody has requested these checkpoints.
-        """
+        """Drop the marks of other incarnations, and all unless this worker is taken over."""
+        # After a reset nobody has requested these checkpoints: a replay that made them would vote for
+        # nothing.
         number = self._region_incarnation if self._takes_over else -1
         return tuple(
             division if division.mark.incarnation == number else division._replace(mark=NO_MARK)
@@ -224,14 +220,14 @@ class Journals:
         await self._steps.synced(step)
 
     async def prepare(self, taken: CheckpointTaken) -> WorkerCheckpoint:
-        """Make the data of a checkpoint durable and return the vote, which is valid once the sinks are synced
-        too.
-        """
+        """Make the data of a checkpoint durable; return the vote, valid once the sinks are synced too."""
         if self._is_whole(taken) and taken.snapshot is not None:
             state = await self._state.commit_whole(taken.barrier.checkpoint, taken.snapshot)
         else:
             state = await self._state.commit(taken.barrier.checkpoint, taken.blocks)
         if taken.step == self._after:
+            # What the former layout had recorded ahead would be replayed by workers that own other splits
+            # now.
             self._steps.void(taken.step)  # the layout changes
         steps = await self._steps.synced(taken.step)
         floors = {STATE_CHAIN: self._state.floor, STEPS_CHAIN: self._steps.floor}
@@ -245,6 +241,7 @@ class Journals:
 
     async def voted(self, taken: CheckpointTaken) -> None:
         """Append the snapshot of the checkpoint, if any. It follows the vote so as not to delay it."""
+        # After the vote: the checkpoint needs only the changes, and a snapshot would delay its commit.
         if taken.snapshot is not None and not self._is_whole(taken):
             await self._state.snapshot(taken.snapshot)
 
@@ -254,11 +251,9 @@ class Journals:
         await self._steps.forget(order.steps_kept_after)
 
     def _release(self, order: Restore | Committed) -> None:
-        """Collect objects below the floors and in the gaps.
-
-        Both chains are open in this incarnation and their starts are acknowledged. No retained checkpoint
-        needs what lies below the floors, nor does anything that follows one.
-        """
+        """Collect objects below the floors and in the gaps."""
+        # Both chains are open in this incarnation and their starts are acknowledged: no retained checkpoint
+        # needs what lies below the floors, nor does anything that follows one.
         self._collecting.release(order.floors, order.gaps)
 
     async def aclose(self) -> None:
@@ -316,8 +311,8 @@ class Outputs:
         gates: bool,
         durable: Callable[[int], None],
     ) -> None:
-        """gates: the circuit waits until the divisions of a step are durable on all workers. durable: called
-        then with the step up to which they are.
+        """gates: the circuit waits for divisions that are durable everywhere; `durable` is called with their
+        step.
         """
         self._sinks = {name: spec for name, spec in graph.specs.items() if isinstance(spec, LogSink)}
         self._exchange = exchange
@@ -351,10 +346,8 @@ class Outputs:
         workers: int,
     ) -> None:
         """Open all logs at their positions, at once. floors: what the manifest has released of each chain.
-        joins: the region did not have this worker in the checkpoint. line: the line of history of the
-        checkpoint; rewound: it begins with it. workers: how many the region has.
-
-        Raises what `OutputLog.open` raises, in a group; call `aclose` then too.
+        joins: the checkpoint did not have this worker. line: of the checkpoint; rewound: it begins with it.
+        Raises what `OutputLog.open` raises, in a group.
         """
 
         async def open_one(name: str, spec: LogSink) -> None:
@@ -394,9 +387,7 @@ class Outputs:
         self._to_publish.send_nowait(message)
 
     def replays_until(self, step: int, *, everywhere: bool) -> None:
-        """Note that divisions up to this step are durable: of this worker, or everywhere, as the coordinator
-        has found.
-        """
+        """Note that divisions up to this step are durable: of this worker, or everywhere."""
         if everywhere:
             self._durable.floor(step)
         self._durable.own(step)
@@ -433,6 +424,8 @@ class Outputs:
                 await self._changed.wait()
             announced = self._recorded
             await division_synced(announced)
+            # Only after the sync: a peer publishes on this word, and a lost division could be read
+            # differently again.
             self._durable.own(announced)
             self._exchange.announce(FrameType.DURABLE, announced)
             self._wake()
@@ -454,9 +447,7 @@ class Outputs:
             self._wake()
 
     async def trim_all(self, store: Store, region: str, worker: int, collecting: FloorCollector) -> None:
-        """Trim the logs at intervals: find what their consumers need, for the next votes, and delete what
-        checkpoints have released and nobody needs.
-        """
+        """Trim the logs at intervals: delete what checkpoints have released and no consumer needs."""
         directory, split = worker_directory(region, worker), split_of(worker)
         trimmers = {
             name: log.trimmer(
@@ -481,8 +472,8 @@ class Outputs:
         return {output_chain(name): log.vote_floor for name, log in self._logs.items()}
 
     async def synced(self, step: int, prepared: Mapping[str, Any]) -> dict[str, Any]:
-        """Wait until the output up to a step is synced on the quorum; return sink -> what the checkpoint
-        stores of it. prepared: what the sinks prepared for the checkpoint.
+        """Wait until the output up to a step is on the quorum; return sink -> what the checkpoint stores of
+        it.
         """
         parts = {}
         for name, log in self._logs.items():
@@ -512,9 +503,7 @@ async def made_durable(
     running: RunningOperator,
 ) -> WorkerCheckpoint:
     """Return the positions to vote, once all that they refer to is on stable storage or on the quorum.
-    running: where the sinks are noted whose code runs.
-
-    Raises FencedError, and what the sinks raise.
+    running: notes the sinks whose code runs. Raises FencedError, and what the sinks raise.
     """
     async with trio.open_nursery() as nursery:
         for name, writer in taken.writers.items():
@@ -522,6 +511,7 @@ async def made_durable(
         positions = await journals.prepare(taken)
         shown = await outputs.synced(taken.step, taken.sinks)
         files = await directories.synced(taken.barrier.checkpoint)
+    # After the nursery: the vote is a promise that a commit builds on, so no sink may still be syncing.
     return msgspec.structs.replace(
         positions,
         sinks={**taken.voted(running), **shown},

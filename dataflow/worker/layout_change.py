@@ -1,17 +1,10 @@
 """What one worker does when an incarnation has another layout than the checkpoint that it restores, or begins
 a line of history or a fork.
 
-The worker restores its own state, if it has any, and takes over its parts of other workers
-(`dataflow/state/base.py`). Sources are dealt anew from the positions of all workers. A worker that comes
-back continues its output where it ended. The output of a worker that leaves is completed by its heir. The
-workers of a fork restore their state from the chains of the original, and begin their own chains and output.
-
-While the region still runs with the former layout, it is prepared (`copy_ahead`):
-
-- A worker that joins creates its journals: that needs every member of the store, so it is not done while the
-  region waits for it.
-- Each worker copies the state that it takes over, as of a checkpoint. Its blocks never change, so what is
-  copied stays right: when the layout changes, at a later checkpoint, only the blocks since are read.
+It takes over its parts of other workers (`dataflow/state/base.py`). Sources are dealt anew. The output of a
+worker that leaves is completed by its heir. The workers of a fork restore from the chains of the original,
+and begin their own chains and output. While the region still runs with the former layout, it is prepared
+(`copy_ahead`).
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -56,8 +49,8 @@ class LayoutChange(NamedTuple):
     part: WorkerCheckpoint
     """Where its sources and sinks continue. The positions of chains are those of its own former part."""
     completes: "dict[int, dict[str, Any] | None]"
-    """Workers whose output it completes, as their heir, with what the checkpoint stores of their sinks; None:
-    all of their output is taken back.
+    """Workers whose output it completes, as their heir -> what the checkpoint stores of their sinks; None:
+    all of it is taken back.
     """
     moves: bool
     """Whether the layout is another one, so that state, files and sources move."""
@@ -71,9 +64,8 @@ class LayoutChange(NamedTuple):
 
     @classmethod
     def of(cls, order: Restore | CopyAhead, plan: GraphPlan) -> "LayoutChange | None":
-        """Return the duties of the ordered worker, None if it just continues.
-
-        Raises SchemaError if a source cannot be dealt to other workers.
+        """Return the duties of the ordered worker, None if it just continues. Raises SchemaError if a source
+        cannot be dealt to other workers.
         """
         if order.restore is None or not order.moves:
             return None
@@ -115,8 +107,8 @@ def part_of(order: Restore, change: LayoutChange | None) -> WorkerCheckpoint | N
 
 
 async def left_before(store: Store, order: Restore) -> "dict[int, dict[str, Any] | None]":
-    """Return the workers that the region once had, and has not now, if it begins: they made no checkpoint,
-    but perhaps output. The first worker completes it. Raises QuorumUnavailableError.
+    """Return the workers that a region that begins once had: they made no checkpoint, but perhaps output,
+    which the first worker completes. Raises QuorumUnavailableError.
     """
     if order.restore is not None or order.worker != order.layout.workers[0]:
         return {}
@@ -139,9 +131,8 @@ def log_position(sink: str, prepared: Any) -> Position | None:
 def dealt_sources(
     plan: GraphPlan, of_workers: list[dict[str, Positions]], share: Share
 ) -> dict[str, Positions]:
-    """Return where the sources of a worker continue, and the watermarks of all splits.
-
-    `of_workers`: what the checkpoint stores of the workers before, in their order.
+    """Return where the sources of a worker continue, and the watermarks of all splits. `of_workers`: what the
+    checkpoint stores of the workers before, in their order.
     """
     dealt = {}
     for name in {name: None for sources in of_workers for name in sources}:
@@ -172,9 +163,7 @@ class CopiedState:
         self._parts: dict[int, tuple[Position, SnapshotSpool]] = {}
 
     async def copy(self, store: Store, order: CopyAhead, change: LayoutChange, report: Report) -> int:
-        """Copy the parts that the ordered worker takes over; return their bytes. If it fails or is cancelled,
-        less is copied.
-
+        """Copy the parts that the ordered worker takes over; return their bytes. A failure leaves fewer.
         Raises as `blocks_at`, and UserFault if the disk fails.
         """
         parts = [(part.worker, order.restore.workers[part.worker]) for part in change.share.parts]
@@ -187,18 +176,18 @@ class CopiedState:
                     spool.append(block.operator, block.data)
                     copied += len(block.data)
                     await report(copied, max(total, copied))
+            # Blocks never change: when the layout changes, at a later checkpoint, only those since are read.
             self._parts[worker] = part.state, spool
         return copied
 
     async def restored(
         self, store: StorePort, order: Restore, own: StoredBlocks, change: LayoutChange | None
     ) -> AsyncGenerator[tuple[TakenPart | None, StoredStateBlock]]:
-        """Yield the stored state blocks that the ordered worker restores: those of its own, which `own`
-        yields unless the region begins as a fork, and those that it takes over, part by part.
-
-        What is not in its own chain is read without a claim: nobody writes below a committed position. Raises
-        what `own` raises, and as `blocks_at`.
+        """Yield the stored blocks that the ordered worker restores: its own, which `own` yields unless the
+        region begins as a fork, and those that it takes over, part by part. Raises what `own` raises, and as
+        `blocks_at`.
         """
+        # What is not in its own chain is read without a claim: nobody writes below a committed position.
         if order.restore is None or not order.forks:
             blocks = own()
         elif order.worker in order.restore.workers:
@@ -284,6 +273,7 @@ async def copy_ahead(
     """Carry out an order to copy ahead; return the bytes that were copied. Raises what the store raises."""
     change = LayoutChange.of(order, plan)
     assert change is not None, "the layout changes"
+    # Creating journals needs every member of the store, so it is not done while the region waits for it.
     if order.creates and not change.share.stays:
         directory = worker_directory(order.job, order.worker)
         async with await store.claim(directory, order.incarnation, fresh_id) as claim:

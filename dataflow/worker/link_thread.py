@@ -1,16 +1,9 @@
 """The link thread of a worker: control link, exchange listener, store, and one incarnation after the other.
 
-It runs on trio, and no user code or long computation. The circuit is reached by messages only. Orders of the
-coordinator are executed in the order in which they arrive; an incarnation is ended before the next one
-begins. Order of a restore:
-
-1. Claim the worker's directory with its epoch: the incarnation, or the term of a worker that is taken over.
-2. Open the chains (`worker/journals.py`).
-3. Send the state to the circuit and dial every peer.
-4. Send RESTORED, only after all of this.
-
-Input is prefetched from the beginning. Any failure ends the incarnation and is reported once. Votes are
-prepared one after the other while the circuit runs the next steps.
+It runs on trio, without user code or long computation. Orders of the coordinator are executed in the order of
+arrival; an incarnation is ended before the next one begins. A restore claims the worker's directory, opens
+the chains, sends the state to the circuit and dials every peer; only after all of this it sends RESTORED. Any
+failure ends the incarnation and is reported once.
 """
 
 import logging
@@ -104,13 +97,15 @@ from journal import Scratch
 
 @asynccontextmanager
 async def claimed(store: Store, order: Restore) -> AsyncGenerator[Claim]:
-    """Claim the directory of the ordered worker. Waits while too few members are available.
-
-    Raises CheckpointDamagedError if the claim waits because what must be restored is damaged on too many
-    members, and what `Store.claim` raises.
+    """Claim the directory of the ordered worker. Waits while too few members are available. Raises
+    CheckpointDamagedError if what must be restored is damaged on too many members, and as `Store.claim`.
     """
     disregard = frozenset[str]()
     writer_id = randomness.fresh_id()  # the same for a second claim: one epoch has one writer
+    # A claim is not granted while too few members are without damage (R4). Then one of these is the case: the
+    # damaged segments are needed, and the checkpoint cannot be restored, which is an error, not a wait; they
+    # are not, because a restore to an older checkpoint has left them behind (decision 0240), and the claim is
+    # made without them; or members are missing and nothing is known, and the claim waits.
     while True:
         claim = await _claim_unless_damaged(store, order, writer_id, disregard)
         if isinstance(claim, Claim):
@@ -151,8 +146,7 @@ async def _claim_unless_damaged(
 
 async def unneeded_damage(store: Store, order: Restore) -> frozenset[str]:
     """Return the damaged segments in the directory of the ordered worker that its restore does not need.
-
-    Raises CheckpointDamagedError if it needs segments that are damaged on too many members,
+    Raises CheckpointDamagedError if it needs some that are damaged on too many members,
     QuorumUnavailableError or BrokenConnectionError while that is not known.
     """
     part = None if order.restore is None or order.forks else order.restore.workers.get(order.worker)
@@ -173,10 +167,10 @@ async def watch_room(
     worker_limits: WorkerLimits,
     wants_checkpoint: Callable[[int], Awaitable[None]],
 ) -> None:
-    """Stop the sources while the store accepts no data, or too much is retained, which only a checkpoint
-    releases: it is requested. Steps that peers or a checkpoint need are made nevertheless. Never returns.
-    """
+    """Stop the sources while the store accepts no data, or too much is retained. Never returns."""
     wanted = 0
+    # Only a checkpoint releases what is retained, so it is requested. Steps that peers or a checkpoint need
+    # are made nevertheless: without them the region would wait for itself.
     while True:
         full = exchange.retained_bytes > 2 * worker_limits.retained_bytes_max
         if full and shared.step > wanted:
@@ -327,12 +321,7 @@ class LinkIncarnation:
     # --- the incarnation ----------------------------------------------------------------------------------
 
     async def run(self) -> Exception | None:
-        """Run until the incarnation fails or is ended. Return its error, None if it was ended.
-
-        Also returns None if it failed while it was being ended: the next incarnation has begun, and this
-        error is not one of it. (Peers that reset earlier close their links; that must not end the new
-        incarnation.)
-        """
+        """Run until the incarnation fails or is ended. Return its error, None if it was ended."""
         try:
             with self._scope:
                 await self._claim_and_work()
@@ -342,6 +331,8 @@ class LinkIncarnation:
             self._exchange.end()
             self._circuit_ordered.set()
             self._over.set()
+        # A failure while it was being ended is not one of the next incarnation, which has begun: peers that
+        # reset earlier close their links, and that must not end it.
         return None if self.is_ending else self._failure
 
     async def _claim_and_work(self) -> None:
@@ -501,6 +492,8 @@ class LinkIncarnation:
             if isinstance(message, PeerSuspected):
                 await self._control.suspects(*message)
                 continue
+            # The division is recorded before a peer can see a row of the step: a row that nobody can replay
+            # must not count.
             journals.record(message)
             if message.sources is not None:
                 self._outputs.recorded(message.step)
@@ -510,13 +503,10 @@ class LinkIncarnation:
                 self._exchange.announce(FrameType.EOF, message.step)
 
     async def _publish(self) -> None:
-        """Publish output until a replay yields other output than was published before.
-
-        The links stay open then, as after an error of the circuit: if they closed, peers could report this
-        worker as lost before the coordinator gets this report.
-        """
+        """Publish output until a replay yields other output than was published before."""
         try:
             await self._outputs.publish_all()
+        # The links stay open: if they closed, peers could report this worker as lost before this report.
         except OutputDiffersError as error:
             with suppress(StaleIncarnationError):
                 await self._control.failed("operator", message=str(error), operator=error.sink)
@@ -536,6 +526,7 @@ class LinkIncarnation:
             taken, journals, self._outputs, self._directories, self._shared.running
         )
         phases = {**taken.phases_s, "sync": trio.current_time() - begin}
+        # All that the positions refer to is durable now. A vote before that could commit what a crash loses.
         await self._control.vote(
             checkpoint=taken.barrier.checkpoint, step=taken.step, positions=positions, phases_s=phases
         )
@@ -557,10 +548,7 @@ async def _at_once(*works: Callable[[], Awaitable[None]]) -> None:
 
 
 class Links:
-    """The link side of one worker.
-
-    Run `run`; call `deliver` in the same trio run for messages of the circuit.
-    """
+    """The link side of one worker. Run `run`; call `deliver` in the same trio run."""
 
     def __init__(
         self,
@@ -571,8 +559,8 @@ class Links:
         host: Callable[[int, int], None],
         metrics: Callable[[str], str] = lambda _: "",
     ) -> None:
-        """host: runs an attempt of another worker in this process, as `host(worker, attempt)`. metrics:
-        returns the address of this worker's figures, from the host at which others reach it.
+        """host: runs an attempt of another worker in this process. metrics: returns the address of this
+        worker's figures, from the host at which others reach it.
         """
         self._metrics = metrics
         self._spec = spec
@@ -609,9 +597,8 @@ class Links:
     # --- the run ------------------------------------------------------------------------------------------
 
     async def run(self) -> LinksEnded:
-        """Run until the coordinator ends this worker or an error does.
-
-        The result is also sent to the circuit.
+        """Run until the coordinator ends this worker or an error does. The result is also sent to the
+        circuit.
         """
         try:
             ended = LinksEnded(await self._run())
@@ -658,8 +645,8 @@ class Links:
         return stopped
 
     async def _publish_committed(self) -> None:
-        """Wait until the rows of the last checkpoint are visible. If that takes too long, or the circuit
-        fails, they become visible when the region runs again.
+        """Wait until the rows of the last checkpoint are visible, for a while; else they are when it runs
+        again.
         """
         if self._incarnation is not None:
             self._incarnation.is_ending = True  # peers end too: no loss of them counts
@@ -700,10 +687,8 @@ class Links:
             self._inbox.put(PauseRequested(number, order.pause))
 
     async def _begin(self, order: Restore, control: Participant, store: Store, nursery: trio.Nursery) -> None:
-        """End the current incarnation and begin the next.
-
-        The shared number is set first, so that the circuit stops reading input for the old incarnation.
-        """
+        """End the current incarnation and begin the next."""
+        # First, so that the circuit stops reading input for the old incarnation.
         self._shared.incarnation = order.epoch
         if self._incarnation is not None:
             await self._incarnation.end()
@@ -752,11 +737,10 @@ class Links:
             await self._report(failure, control)
 
     async def _report_circuit(self, report: CircuitFailed) -> None:
-        """Report that the circuit cannot continue. The links stay open until the coordinator decides.
-
-        If they closed, peers would report a lost worker, perhaps before this report arrives. The region would
-        then reset, fail on the same row again, and finally not report the actual error.
-        """
+        """Report that the circuit cannot continue."""
+        # The links stay open until the coordinator decides. If they closed, peers would report a lost worker,
+        # perhaps before this report arrives: the region would reset, fail on the same row again, and never
+        # report the actual error.
         assert self._control is not None
         with suppress(StaleIncarnationError):
             await self._control.failed(
@@ -786,14 +770,12 @@ class Links:
             raise error
 
     async def _accepted(self, link: Link) -> None:
-        """Serve a link that a peer dialled.
-
-        Wait for its incarnation: the peer may have got its order earlier.
-        """
+        """Serve a link that a peer dialled."""
         wanted = link.hello.to_term or link.hello.incarnation
         if link.hello.role != "exchange":
             logger.warning("refused a link of role %r: not an exchange link", link.hello.role)
             return
+        # The peer may have got its order earlier: wait for the incarnation here.
         with trio.move_on_after(limits.peer_wait_s):
             while self._incarnation is None or self._incarnation.number < wanted:
                 await self._new_incarnation.wait()
@@ -857,9 +839,8 @@ class LinkThread:
         self._thread.join()
 
     def post(self, message: ToLinks) -> None:
-        """Send a message from the circuit thread. Never blocks.
-
-        Dropped if its incarnation or the thread has ended.
+        """Send a message from the circuit thread. Never blocks. Dropped if its incarnation or the thread has
+        ended.
         """
         assert self._token is not None, "a message before the first order"
         try:
@@ -868,9 +849,8 @@ class LinkThread:
             logger.debug("dropped %s: the links have ended", type(message).__name__)
 
     def sample(self) -> Counters:
-        """Return the counters of the worker. Call it in another thread than the two of the worker.
-
-        Raises SilentLoopError if the loop of this thread does not answer.
+        """Return the counters of the worker, in a third thread. Raises SilentLoopError if the loop does not
+        answer.
         """
         if self._token is None:
             raise SilentLoopError("its event loop has not started")
@@ -896,11 +876,9 @@ class LinkThread:
         return await self._links.run()
 
     def _end_process_later(self) -> None:
-        """Kill the process if the circuit does not end in time.
-
-        The coordinator is gone, so nothing else would end it, and user code may never return. The process
-        must not outlive its region.
-        """
+        """Kill the process if the circuit does not end in time."""
+        # The coordinator is gone, so nothing else would end it, and user code may never return. A process
+        # that outlives its region would hold its slot and its files.
         if not self._shared.over.wait(limits.orphan_exit_s):
             logger.critical("the circuit did not end within %g s: ending the process", limits.orphan_exit_s)
             os._exit(limits.orphan_exit_code)

@@ -1,10 +1,7 @@
-"""Messages between the two threads of a worker, and the few numbers that they share.
+"""Messages between the two threads of a worker, and the few numbers that they share. No logic.
 
-Only frozen values, one thread-safe inbox and one bag of plain attributes; no logic.
-
-The *circuit thread* (the main thread) runs operators and user code. The *link thread* runs trio: control
-link, heartbeats, exchange, store. Both drop messages of another incarnation. So a slow user function delays
-no heartbeat, and a reset never waits for it.
+The *circuit thread* (the main thread) runs operators and user code, the *link thread* runs trio. Both drop
+messages of another incarnation. So a slow user function delays no heartbeat, and a reset never waits for it.
 """
 
 import queue
@@ -138,8 +135,8 @@ class PeerRestarts:
 
 @dataclass(frozen=True, slots=True)
 class DivisionsDurable:
-    """The input divisions of all workers are durable up to this step; its output may become visible. With
-    local recovery, the step may run.
+    """The input divisions of all workers are durable up to this step: its output may become visible and, with
+    local recovery, it may run.
     """
 
     incarnation: int
@@ -237,11 +234,9 @@ class SourceWaits:
 
 @dataclass(frozen=True, slots=True)
 class OutputMade:
-    """The output of one step for one sink that writes to the store.
-
-    One for each such sink and step, in order, even without rows, and before the `CheckpointTaken` of the
-    step.
-    inputs: the positions of the sources at its end. time: None if the sink does not name the time of rows.
+    """The output of one step for one sink that writes to the store: in order, even without rows, and before
+    the `CheckpointTaken` of the step. inputs: the positions of the sources at its end. time: None without
+    times.
     """
 
     incarnation: int
@@ -256,10 +251,7 @@ class OutputMade:
 
 @dataclass(frozen=True, slots=True)
 class FilesChanged:
-    """Changes of an operator's files, in order.
-
-    `size`: the bytes they occupy in the budget of its `Handover`.
-    """
+    """Changes of an operator's files, in order. `size`: of the records, in the budget of its `Handover`."""
 
     incarnation: int
     operator: str
@@ -279,9 +271,8 @@ class DirectoryBegun:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryCheckpoint:
-    """A checkpoint, at the end of `step`, follows the changes sent so far.
-
-    sizes: of all files. copy: where they are copied to, if a snapshot of them is due.
+    """A checkpoint, at the end of `step`, follows the changes sent so far. sizes: of all files. copy: where
+    they are copied to, if a snapshot of them is due.
     """
 
     incarnation: int
@@ -311,9 +302,7 @@ class CheckpointTaken:
     phases_s: dict[str, float]
 
     def voted(self, running: RunningOperator) -> dict[str, Any]:
-        """Return what the checkpoint stores of each sink. Call it after all writers were synced. Raises as
-        `naming`. running: where the sink is noted.
-        """
+        """Return what the checkpoint stores of each sink, after all were synced. Raises as `naming`."""
         voted = {}
         for name, writer in self.writers.items():
             with naming(name, "a checkpoint"), running.making_durable(name):

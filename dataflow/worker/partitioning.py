@@ -1,12 +1,8 @@
 """The exchange: which worker a row belongs to, what is merged before it is sent, and the bytes of a batch.
 
-Batches to batches and bytes; the worker handles links and frames. The hash of a key is that of
-`checkpoint.key_hash` (xxh3-64 of its canonical bytes), which state blocks also carry. The layout maps it to a
-worker.
-
-Merging: if all consumers of a keyed stream accept weights, rows that are equal in the columns they need
-become one row whose `_weight` is the sum. A word count sends a quarter of its rows, and every later operator
-processes a quarter.
+The hash of a key is that of `checkpoint.key_hash` (xxh3-64 of its canonical bytes), which state blocks also
+carry. The layout maps it to a worker. If all consumers of a keyed stream accept weights, rows that are equal
+in the columns they need become one row whose `_weight` is the sum: a word count sends a quarter of its rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -69,10 +65,8 @@ class Partitioner:
 
 
 def key_hashes(columns: Sequence[pa.Array]) -> Hashes:
-    """Return `hash_keys` of the columns; repeated keys are hashed once.
-
-    Finding equal keys takes a quarter of the time of hashing them, but doubles the time if few keys repeat.
-    """
+    """Return `hash_keys` of the columns; repeated keys are hashed once."""
+    # Finding equal keys takes a quarter of the time of hashing them, but doubles the time if few keys repeat.
     if len(columns) > 1 or len(columns[0]) < 2 * limits.key_sample_rows:
         return hash_keys(columns)
     sample = columns[0].slice(0, limits.key_sample_rows)
@@ -86,8 +80,8 @@ def key_hashes(columns: Sequence[pa.Array]) -> Hashes:
 def key_owner(
     graph: GraphPlan, node: NodePlan, layout: Layout, worker: int
 ) -> Callable[[Sequence[Any]], bool] | None:
-    """Return a function that tells whether the rows of a key come to an operator on this worker; None if its
-    stream has no key. It raises SchemaError for values that are no key of the stream.
+    """Return a function that tells whether the rows of a key come to an operator here; None without a key. It
+    raises SchemaError for values that are no key of the stream.
     """
     spec = graph.specs[node.inputs[0]] if node.inputs else None
     columns = graph.schemas[node.inputs[0]] if node.inputs else None
@@ -170,8 +164,8 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def frames_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield slices of the batch that fit a DATA frame well, so that links have small buffers. Raises
-    UserFault for a row that does not fit.
+    """Yield slices that fit a DATA frame well, so that links have small buffers. Raises UserFault for a large
+    row.
     """
     rows = batch.num_rows
     pieces = max(1, -(-batch.nbytes // limits.frame_bytes_aim), -(-rows // limits.frame_rows_max))
@@ -208,10 +202,8 @@ def encode_batch(batch: pa.RecordBatch) -> memoryview:
 
 
 def decode_batch(payload: bytes | bytearray | memoryview, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch in the payload of a DATA frame, which must have this schema.
-
-    Raises ValueError. The frame's digest was correct, so the sender runs another graph or has a bug.
-    """
+    """Return the batch in the payload of a DATA frame. Raises ValueError for another schema."""
+    # The frame's digest was correct, so the sender runs another graph or has a bug.
     try:
         with pa.ipc.open_stream(payload) as reader:
             batch = reader.read_next_batch()

@@ -1,8 +1,4 @@
-"""Prefetch the input of sources whose data is in the store. It runs on the link thread, on trio.
-
-It decides which splits belong to this worker, where reading starts, and when it ends. The readers below it
-decide what is committed; the circuit decides when rows are taken.
-"""
+"""Prefetch the input of sources whose data is in the store, on the link thread, on trio."""
 
 import logging
 import math
@@ -32,10 +28,7 @@ _UNAVAILABLE = (QuorumUnavailableError, BrokenConnectionError, StoreNotReadyErro
 
 
 class Prefetcher:
-    """The buffer of one source in one incarnation, and the tasks that fill it.
-
-    Create it on the trio thread and run `run` in a task.
-    """
+    """The buffer of one source in one incarnation, and the tasks that fill it. Run `run` in a task."""
 
     def __init__(
         self,
@@ -52,11 +45,11 @@ class Prefetcher:
         at_present: bool = False,
         token: bytes = b"",
     ) -> None:
-        """positions: where the checkpoint continues. consumer: the region to register as a consumer, "" for
-        none, because no checkpoint says what it needs. at_present: existing splits are read from their
-        current end, because earlier input may have been processed already and must not be processed twice.
-        token: for the store of the source, if that is another one.
+        """positions: where the checkpoint continues. consumer: the region to register, "" for none.
+        at_present: existing splits are read from their current end. token: for another store of the source.
         """
+        # at_present, outside of regions: earlier input may have been processed already, and must not be
+        # twice.
         self._name = name
         self._source = source
         self._store = store
@@ -88,9 +81,8 @@ class Prefetcher:
         self._room = trio.Event()
 
     async def run(self) -> None:
-        """Run until every split is at its end.
-
-        Raises CorruptDataError and other read errors, but waits while too few members are available.
+        """Run until every split is at its end. Raises read errors, but waits for members that are
+        unavailable.
         """
         if not self._source.store_url:
             await self._run()
@@ -223,11 +215,8 @@ def feeds_of(
     woken: Callable[[], None],
 ) -> dict[str, Prefetcher]:
     """Return a prefetcher of each source whose input is in the store, from the positions in `part`, which is
-    of this checkpoint. Raises ManifestError if a source of a fork reads another region's output than in the
-    original.
-
-    again: it is not the first incarnation. Outside of consistent regions, input is then read from its present
-    end on.
+    of this checkpoint. again: it is not the first incarnation. Raises ManifestError if a source of a fork
+    reads another region's output than in the original.
     """
     origin = None if checkpoint is None else checkpoint.origin
     sources = {name: one for name, one in plan.specs.items() if isinstance(one, PrefetchedSource)}

@@ -4,12 +4,8 @@
     main thread    `circuit_thread.CircuitLoop`   operators and user code, nothing else
     link thread    `link_thread.LinkThread`       trio: control link, heartbeats, exchange, store
 
-The two threads exchange messages (`worker/messages.py`). So a slow user function delays no heartbeat, and a
-reset waits for that function on this worker only, not on its peers.
-
 A worker that is taken over may run in the process of another one for a while, with two threads of its own
-(`Hosting`). Its HTTP port is open before it joins, because it reports the address when it joins. A port that
-cannot be used is no reason to lose a worker: it runs without one, and logs a warning.
+(`Hosting`). A port for figures that cannot be used is no reason to lose a worker: it runs without one.
 """
 
 import copy
@@ -55,9 +51,8 @@ class Hosting:
         self._threads: list[threading.Thread] = []
 
     def host(self, worker: int, attempt: int) -> None:
-        """Start an attempt of another worker. Never blocks.
-
-        Raises what `copy.deepcopy` raises for a graph that cannot be copied.
+        """Start an attempt of another worker. Never blocks. Raises as `copy.deepcopy` of a graph that has no
+        copies.
         """
         spec = self._spec
         scratch = str(Path(spec.scratch_dir).with_name(f"w{worker:04d}")) if spec.scratch_dir else ""
@@ -257,9 +252,8 @@ def run_worker(spec: WorkerSpec, running: RunningOperator | None = None) -> Work
     """Join the region and run until its coordinator sends STOP. Blocks; call it on the process's main thread.
 
     running: where the operator that runs is noted. Returns a summary after an orderly end. Raises GraphError
-    before it connects to anything, OrphanedError if the coordinator is unreachable for `orphan_timeout_s`,
-    and any other error that ended the worker; then the launcher starts another attempt. No local data needs
-    to survive: the next attempt restores from the store.
+    before it connects, OrphanedError if the coordinator is unreachable for `orphan_timeout_s`, and any other
+    error that ended the worker; the launcher starts another attempt, which needs no local data.
     """
     hosting = Hosting(spec, run_worker)
     plan = spec.graph.plan()

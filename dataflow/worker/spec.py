@@ -1,7 +1,6 @@
 """The specification of a worker at its start, and its summary at its end.
 
-Both are pickled into the closure of a Spark task or sent over the launcher's pipe. They never travel in our
-own protocol; the closure must unpickle the user's functions in any case.
+Both are pickled into the closure of a Spark task or over the launcher's pipe, which has the user's functions.
 """
 
 import time
@@ -14,9 +13,8 @@ from dataflow.graph.builder import Graph
 from dataflow.limits import WorkerLimits
 
 ADVERTISE_HOST: Final = "DOS_ADVERTISE_HOST"
-"""Environment variable of an executor: the address at which other hosts reach it.
-
-By default a worker advertises the local address of its link to the coordinator.
+"""Environment variable of an executor: the address at which other hosts reach it, by default that of its link
+to the coordinator.
 """
 
 
@@ -33,19 +31,16 @@ class WorkerSpec:
     store_url: str
     token: bytes = field(default=b"", repr=False)
     scratch_dir: str = ""
-    """A directory for a local cache of the chains, which may be deleted at any time; '': no cache.
-
-    Also for state on disk and for the files of operators while they run; for '' these are in the directory
-    for temporary files.
+    """A directory for a local cache of the chains, which may be deleted at any time ('': no cache), state on
+    disk, and the files of operators ('': in that for temporary files).
     """
     without_checkpoints: bool = False
     """It runs operators outside of any consistent region: nothing is recorded or restored."""
     application: str = ""
     """The application whose input handles it reads; '': the region's own name."""
     listen_host: str = "127.0.0.1"
-    """The address to listen on for peers.
-
-    `advertise_host` is the one they dial; '': that of the control link.
+    """The address to listen on for peers. `advertise_host` is the one they dial; '': that of the control
+    link.
     """
     advertise_host: str = ""
     port_range: tuple[int, int] | None = None

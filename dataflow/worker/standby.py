@@ -1,11 +1,4 @@
-"""Stand-bys: they have imported everything and wait for a worker's specification on standard input.
-
-This module starts, hands out and ends them. `local.py` defines the worker process and its input.
-
-A new worker process spends most of its time before joining on imports. A stand-by has them done. It is
-started when the region is running, or running again after a reset, or commits a checkpoint, so that it takes
-no processor time from workers that are starting.
-"""
+"""Stand-bys: they have imported everything and wait for a worker's specification on standard input."""
 
 import logging
 import subprocess
@@ -21,12 +14,12 @@ Process = subprocess.Popen[bytes]
 
 
 class Standby(RegionListener):
-    """At most `count` stand-bys. Every method may be called from any thread.
-
-    `begin` starts a process that ends when its standard input ends without data, so none outlives this
-    process.
+    """At most `count` stand-bys. Every method may be called from any thread. A process ends when its standard
+    input ends without data, so none outlives this process.
     """
 
+    # They are started when the region runs, again after a reset, or commits a checkpoint: they take no
+    # processor time from workers that are starting.
     def __init__(self, begin: Callable[[], Process], count: int) -> None:
         self._begin = begin
         self._count = count
