@@ -42,7 +42,7 @@ class BrokenError(Exception):
 class MemoryPlace:
     """A place in memory, to which several processes can write at the same time, as to a bucket.
 
-    `test_backup_targets.py` runs the same tests on this place and on the real ones.
+    `test_backups.py` runs the same tests on this place and on the real ones.
     """
 
     def __init__(self) -> None:

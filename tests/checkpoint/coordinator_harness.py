@@ -14,17 +14,11 @@ from checkpoint.core.coordination.vocabulary import (
     SendControl,
     WorkerEnded,
 )
-from checkpoint.core.links.messages import (
-    Counters,
-    Join,
-    Progress,
-    Restored,
-    Vote,
-)
+from checkpoint.core.links.messages import Counters, Join, Progress, Restored, Vote
 from checkpoint.core.records.manifest import WorkerCheckpoint
 from checkpoint.core.region import RegionState
 from journal.core.chain import Position
-from tests.checkpoint.region_model_state import spec
+from tests.checkpoint.region_model import spec
 
 
 class CoordinatorHarness:

@@ -3,10 +3,7 @@
 from hypothesis import strategies as st
 
 from checkpoint.core.records.layout import even_layout
-from checkpoint.core.records.manifest import (
-    Checkpoint,
-    WorkerCheckpoint,
-)
+from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint
 from journal.core.chain import Position
 
 u64 = st.integers(0, 2**64 - 1)

@@ -1,8 +1,6 @@
 """The tables of docs/protocol/journals.md that this package owns, drawn from the code: `python -m
-tests.checkpoint.protocol_tables`.
-
-Each stands between `<!-- table: checkpoint/NAME -->` and `<!-- end -->`; `test_protocol_md.py` demands that
-they agree.
+tests.checkpoint.protocol_tables`. Each stands between `<!-- table: checkpoint/NAME -->` and `<!-- end
+-->`; `test_protocol_md.py` demands that they agree.
 """
 
 import re

@@ -1,9 +1,7 @@
 """A streaming query of Spark that reads the input of a `TrimModel`: the real planner and registration, called
-in Spark's order, and Spark's checkpoint, which survives a crash.
-
-Spark's order for a micro-batch: plan its end; record it (`offsets`); tell the source that the one *before* is
-committed; run it; record that it is committed (`commits`). After a restart Spark replays the last recorded
-one, if it is not committed.
+in Spark's order, and Spark's checkpoint, which survives a crash. Spark's order for a micro-batch: plan its
+end; record it (`offsets`); tell the source that the one *before* is committed; run it; record that it is
+committed (`commits`). After a restart Spark replays the last recorded one, if it is not committed.
 """
 
 from contextlib import aclosing

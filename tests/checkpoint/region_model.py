@@ -1,13 +1,15 @@
-"""A region in one process, without time, sockets or disks: real cores of coordinators and participants
-around a model of the manifest and of the launcher.
-
-The model lists the named actions that are possible; a test picks among them. `region_oracles.py` checks
-every effect. The manifest is one linear log with a claim: a claim fences appends of lower epochs for ever; an
-append may be lost with its coordinator, or be in the log although nobody received the acknowledgement. The
-journal's tests show that the real quorum behaves so (decision 0003, R1-R10).
+"""A region in one process, without time, sockets or disks: real cores of coordinators and participants around
+a model of the manifest and of the launcher. The model lists the named actions that are possible; a test
+picks among them. `region_model.py` checks every effect. The manifest is one linear log with a claim: a
+claim fences appends of lower epochs for ever; an append may be lost with its coordinator, or be in the log
+although nobody received the acknowledgement. The journal's tests show that the real quorum behaves so
+(decision 0003, R1-R10).
 """
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from checkpoint.core.coordination.coordinator import Coordinator
 from checkpoint.core.coordination.vocabulary import (
@@ -41,6 +43,7 @@ from checkpoint.core.links.messages import (
     RequestCheckpoint,
     Restore,
     Restored,
+    Start,
     Vote,
 )
 from checkpoint.core.links.participation import (
@@ -55,9 +58,148 @@ from checkpoint.core.links.participation import (
     SendReport,
 )
 from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint, keep
+from checkpoint.core.region import RegionSpec, RegionState
 from journal.core.chain import Position
-from tests.checkpoint.region_model_state import Driver, Manifest, Process, spec
-from tests.checkpoint.region_oracles import check_append, check_manifest, check_sent, check_status
+
+KEY = b"k" * 32
+
+
+def spec(workers: int = 2, **fields) -> RegionSpec:
+    return RegionSpec(name="region", workers=workers, store_url="dos://nowhere", job_key=KEY, **fields)
+
+
+@dataclass
+class Manifest:
+    """The log all coordinators share."""
+
+    claimed: int = 0
+    opened: list[int] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+
+    @property
+    def last(self) -> Checkpoint | None:
+        return self.checkpoints[-1] if self.checkpoints else None
+
+
+@dataclass
+class Driver:
+    """One coordinator with what the shell would hold."""
+
+    number: int
+    core: Coordinator
+    jobs: deque = field(default_factory=deque)
+    """Manifest operations under way, in order."""
+    claim: int = 0
+    """Claimed for the opening under way; its start is not acknowledged yet."""
+    restored: dict[int, Checkpoint | None] = field(default_factory=dict)
+    """incarnation -> the last checkpoint when it was opened."""
+    attempts: dict[int, int] = field(default_factory=dict)
+    acknowledged: set[tuple[int, int]] = field(default_factory=set)
+    end: End | None = None
+    alive: bool = True
+    reports: list = field(default_factory=list)
+    refused: list = field(default_factory=list)
+
+
+@dataclass
+class Process:
+    """One worker process: a real participant core and a toy runtime."""
+
+    driver: Driver
+    worker: int
+    attempt: int
+    link: int
+    core: ParticipantCore
+    to_worker: deque = field(default_factory=deque)
+    to_driver: deque = field(default_factory=deque)
+    joined: bool = False
+    alive: bool = True
+    step: int = 0
+    cutting: int = 0
+    incarnation: int = 0
+    term: int = 0
+    """The epoch of its claim: the incarnation, unless it has taken a worker over."""
+    ended: bool = False
+    """The launcher has reported its end."""
+
+
+# --- oracles ----------------------------------------------------------------------------------------------
+
+
+if TYPE_CHECKING:
+    from tests.checkpoint.region_model import RegionModel
+
+ORDERS = (Restore, Start, RequestCheckpoint, Committed)
+
+
+def check_sent(model: "RegionModel", driver: Driver, effect: SendControl) -> None:
+    message = effect.message
+    if not isinstance(message, ORDERS):
+        return
+    assert message.incarnation in driver.restored, "an order before its manifest start was acknowledged"
+    assert message.incarnation == max(driver.restored), "an order of an incarnation that is over"
+    if isinstance(message, Restore):
+        if message.takes_over:
+            _check_take_over(model, driver, message)
+        else:
+            last = driver.restored[message.incarnation]
+            assert message.restore == last, "not the last checkpoint of the chain"
+        key = (message.epoch, message.worker)
+        assert key not in model.restores, "two attempts of one worker in one incarnation or term"
+        model.restores.add(key)
+    if isinstance(message, Committed):
+        assert (message.incarnation, message.checkpoint) in driver.acknowledged, (
+            "sent before it was committed"
+        )
+
+
+def _check_take_over(model: "RegionModel", driver: Driver, order: Restore) -> None:
+    assert not any(isinstance(job, AppendCheckpoint) for job in driver.jobs), "an append is not settled"
+    opened, number = driver.restored[order.incarnation], order.incarnation
+    committed = [checkpoint for incarnation, checkpoint in driver.acknowledged if incarnation == number]
+    assert order.checkpoint == max(committed, default=opened.number if opened else 0), (
+        "not the last committed one"
+    )
+    assert order.epoch > number
+    for (incarnation, _), votes in model.votes.items():
+        if incarnation == number:
+            votes.pop(order.worker, None)  # those of the lost process are void
+
+
+def check_append(model: "RegionModel", driver: Driver, checkpoint: Checkpoint) -> None:
+    assert not any(isinstance(job, AppendCheckpoint) for job in driver.jobs), "two appends at a time"
+    assert checkpoint.incarnation == max(driver.restored)
+    if checkpoint.rewound:
+        assert checkpoint.workers in [one.workers for one in model.manifest.checkpoints], (
+            "nobody voted for these positions"
+        )
+        return
+    votes = model.votes.get((checkpoint.incarnation, checkpoint.number), {})
+    assert set(votes) == set(range(model.workers)), (
+        f"checkpoint {checkpoint.number} without all votes of {checkpoint.incarnation}"
+    )
+    assert all(checkpoint.workers[worker] == vote.positions for worker, vote in votes.items())
+    assert {vote.step for vote in votes.values()} == {checkpoint.step}
+
+
+def check_manifest(manifest: Manifest) -> None:
+    numbers = [checkpoint.number for checkpoint in manifest.checkpoints]
+    assert numbers == sorted(set(numbers)), f"checkpoint numbers {numbers}"
+    for before, checkpoint in zip(manifest.checkpoints, manifest.checkpoints[1:], strict=False):
+        assert checkpoint.step >= before.step or checkpoint.rewound
+        assert checkpoint.parent == before.number, (
+            "a checkpoint that does not continue the last committed one"
+        )
+
+
+def check_status(driver: Driver) -> None:
+    status = driver.core.status()
+    if driver.end is None:
+        assert status.state is not RegionState.RUNNING or status.incarnation in driver.restored
+        assert status.reset_attempts <= driver.core.run.spec.max_consecutive_reset_attempts + 1
+
+
+# --- the model --------------------------------------------------------------------------------------------
 
 
 class RegionModel:

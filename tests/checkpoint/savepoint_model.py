@@ -28,7 +28,7 @@ from checkpoint.maintenance.garbage import held_by_savepoints
 from checkpoint.maintenance.stopped_region import hold_manifest, savepoint_stopped
 from journal import Op, inspect_chain, inspect_chain_at, read_records
 from journal.core.chain import below, below_or_within
-from tests.checkpoint.region_model_state import spec
+from tests.checkpoint.region_model import spec
 from tests.checkpoint.test_state_store import block
 from tests.journal.memory_store import MemoryClaim, MemoryStore
 

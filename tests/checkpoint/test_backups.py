@@ -1,33 +1,57 @@
-"""Backups of a region, and restores of them: what is copied, and what a crash at any point leaves."""
+"""Backups of a region and restores of them: what is copied and refused, what a crash at any point leaves, the
+targets, and backups at intervals.
+"""
 
-from contextlib import asynccontextmanager
+import hashlib
+import json
+import math
+import struct
+from contextlib import aclosing, asynccontextmanager
 
+import boto3
 import msgspec
 import pytest
 import trio
+from msgspec.structs import replace
 
 from checkpoint import limits
 from checkpoint.chains.consumer_register import QueryRegistration, read_register, register_consumer
 from checkpoint.chains.input_log import InputLog, last_recorded
-from checkpoint.chains.manifest_log import StoreHost, retained_checkpoints
+from checkpoint.chains.manifest_log import StoreHost, read_manifest, retained_checkpoints
 from checkpoint.cli.backup import _done_text, _restored_text
-from checkpoint.core.records.backups import PIECE_PREFIX, RECORD_PREFIX, needed_chains, record_name
+from checkpoint.core.records.backups import (
+    PIECE_PREFIX,
+    RECORD_PREFIX,
+    RunBegan,
+    decode_record,
+    encode_record,
+    needed_chains,
+    parse_piece_name,
+    piece_name,
+    record_name,
+    retained_after,
+)
 from checkpoint.core.records.consumers import input_register, output_register
-from checkpoint.core.records.manifest import ForkOrigin
-from checkpoint.errors import BackupRefusedError
-from checkpoint.maintenance.backup import backups_of, newest_backup
+from checkpoint.core.records.manifest import ForkOrigin, OutputIdentity
+from checkpoint.errors import BackupDamagedError, BackupRefusedError, NoRegionError
+from checkpoint.maintenance.backup import BackupDone, backups_of, keep_backing_up, newest_backup
 from checkpoint.maintenance.backup_restoring import restore_backup
-from dos_client import open_store
+from checkpoint.maintenance.backup_target import content, open_target
+from dos_client import QuorumUnavailableError, open_store, randomness
 from dos_server.testing import memory_store
+from journal import Op, inspect_chain, read_records
 from tests.checkpoint.backup_model import (
     APPLICATION,
     HANDLE,
+    INPUT,
     PRODUCER,
     REGION,
+    WORKER,
     BackedUpRegion,
     BrokenError,
     Failing,
     FailingPlace,
+    FailingStore,
     MemoryPlace,
     RememberedSavepoints,
     pieces_there,
@@ -35,6 +59,7 @@ from tests.checkpoint.backup_model import (
     run,
     whole,
 )
+from tests.support.s3 import BUCKET, Rule, flipped, serving
 
 
 @asynccontextmanager
@@ -345,3 +370,398 @@ def test_a_target_of_another_region_of_that_name_is_refused():
                 assert await other.savepoints() == {}
 
     run(main)
+
+
+# --- restores ---------------------------------------------------------------------------------------------
+
+
+def test_input_that_was_trimmed_is_not_looked_for(monkeypatch):
+    monkeypatch.setattr(limits, "input_segment_bytes_max", 300)
+
+    async def main():
+        async with opened() as (region, place), empty_store() as new:
+            for _ in range(4):
+                await region.advance()
+            await region.back_up(place)
+            record = await newest_backup(place)
+            (saved,) = [chain for chain in record.chains if chain.directory == INPUT]
+            assert saved.released is not None
+            assert saved.released[1] > 0
+            await restore_backup(place, record, new)
+            async with await InputLog.open(new, APPLICATION, HANDLE, PRODUCER) as producer:
+                assert producer.last == region.input.last
+            chain = await inspect_chain(new, INPUT, "input", floor=saved.released[1] + 1)
+            batches = [
+                record.ints[0]
+                async for _, record in read_records(new, chain, directory=INPUT)
+                if record.op is Op.INPUT
+            ]
+            assert batches[-1] == region.input.last
+
+    run(main)
+
+
+def test_a_crash_at_any_step_of_a_restore_leaves_no_region_or_all_of_it():
+    async def main():
+        async with opened() as (region, place):
+            await region.advance()
+            await region.back_up(place)
+            record, wanted = await newest_backup(place), await records_at(region.store, region.last)
+            async with empty_store() as new:
+                for fails_at in range(1, 100):  # each one continues, and comes one call further
+                    failing, restored = Failing(fails_at), None
+                    try:
+                        restored = await restore_backup(
+                            FailingPlace(place, failing), record, FailingStore(new, failing)
+                        )
+                        break
+                    except* BrokenError:
+                        with pytest.raises(NoRegionError):
+                            await read_manifest(new, REGION)
+                (first,) = await retained_checkpoints(new, REGION)
+                assert first.number == restored.checkpoint
+                assert await records_at(new, first) == wanted
+                assert (await last_recorded(new, APPLICATION, HANDLE, PRODUCER)).batch == region.input.last
+            assert 7 < fails_at < 99, "it has failed at every step"
+
+    run(main)
+
+
+def test_a_restore_continues_in_the_middle_of_a_segment_and_never_after_other_bytes():
+    async def main():
+        async with opened() as (region, place):
+            await region.advance(size=200_000)
+            await region.back_up(place)
+            record = await newest_backup(place)
+            async with empty_store() as new:
+                chain = next(one for one in record.chains if one.chain == "state")
+                (segment,) = chain.segments
+                with pytest.raises(BrokenError):
+                    await restore_backup(FailingPlace(place, Failing(1)), record, new)
+                view = await new.inspect(WORKER)
+                ((epoch, writer),) = view.epochs.values()
+                async with await new.claim(WORKER, epoch, writer) as claim:
+                    other = claim.open_object(segment.name)
+                    await other.wait_synced(other.append(b"other bytes"))
+                with pytest.raises(
+                    BackupRefusedError, match=f"{WORKER}/{segment.name} of the store has bytes"
+                ):
+                    await restore_backup(place, record, new)
+
+    run(main)
+
+
+@pytest.mark.parametrize("change", ["flipped", "gone"])
+def test_a_damaged_object_is_refused_by_name(change):
+    class Damaged(FailingPlace):
+        async def contents(self, names):
+            async with aclosing(self._place.contents(names)) as contents:
+                async for data in contents:
+                    yield bytes([*data[:-1], data[-1] ^ 1])
+
+    async def main():
+        async with opened() as (region, place), empty_store() as new:
+            await region.back_up(place)
+            record = await newest_backup(place)
+            names = [piece.name for chain in record.chains for one in chain.segments for piece in one.pieces]
+            broken = Damaged(place, Failing(0))
+            if change == "gone":
+                broken = place
+                await place.delete(names)
+            with pytest.raises(BackupDamagedError) as caught:
+                await restore_backup(broken, record, new)
+            assert any(name in str(caught.value) for name in names)
+            with pytest.raises(NoRegionError):
+                await read_manifest(new, REGION)
+            with pytest.raises(BackupDamagedError, match=r"record-0{15}2: its bytes do not have its SHA-256"):
+                await newest_backup(Damaged(place, Failing(0)))
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "directory",
+    ["other.w0000", f"{REGION}.coord", f"{REGION}.requests", f"{REGION}.w0007", "bank.in.orders.p", "bank"],
+)
+def test_a_record_with_directories_of_others_is_refused_and_nothing_is_written(directory):
+    async def main():
+        async with opened() as (region, place), empty_store() as new:
+            await region.back_up(place)
+            record = await newest_backup(place)
+            (input_chain,) = [chain for chain in record.chains if chain.directory == INPUT]
+            planted = replace(input_chain, directory=directory)
+            changed = replace(record, chains=(*record.chains, planted))
+            with pytest.raises(BackupRefusedError, match=f"{directory}, which does not belong to region"):
+                await restore_backup(place, changed, new)
+            (register, *others) = record.registers
+            bank = replace(register, register=replace(register.register, consumers={"bank": None}))
+            for one in (replace(register, directory=directory), bank):
+                with pytest.raises(BackupRefusedError, match="does not belong to region"):
+                    await restore_backup(place, replace(record, registers=(one, *others)), new)
+            assert await new.list_directories() == []
+            await restore_backup(place, record, new)
+
+    run(main)
+
+
+def test_directories_that_are_not_empty_are_refused_by_name_and_nothing_changes():
+    async def main():
+        async with opened() as (region, place):
+            await region.back_up(place)
+            record = await newest_backup(place)
+            for directory in (WORKER, INPUT):
+                async with empty_store() as new:
+                    async with await new.claim(directory, 1, b"x" * 16) as claim:
+                        writer = claim.open_object("there")
+                        await writer.wait_synced(writer.append(b"already"))
+                    with pytest.raises(BackupRefusedError, match=f"{directory} of the store is not empty"):
+                        await restore_backup(place, record, new)
+                    assert await new.list_directories() == [directory]
+            with pytest.raises(BackupRefusedError, match="is not empty"):
+                await restore_backup(place, record, region.store)
+
+    run(main)
+
+
+def test_rows_that_a_sink_cannot_take_back_come_again_only_if_that_is_wanted():
+    async def main():
+        async with opened() as (region, place), empty_store() as new:
+            await region.back_up(place)
+            record = await newest_backup(place)
+            flags, ints, text = record.stored
+            stated = {**json.loads(text), "irrevocable": {"called": "a function is called"}}
+            record = msgspec.structs.replace(record, stored=(flags, ints, json.dumps(stated)))
+            with pytest.raises(BackupRefusedError, match="come again: 'called': a function is called"):
+                await restore_backup(place, record, new, old_is_gone=True)
+            assert not await new.list_directories(), "nothing was written"
+            restored = await restore_backup(place, record, new, old_is_gone=True, allow_republish=True)
+            assert restored.comes_again == ("called",)
+
+    run(main)
+
+
+@pytest.mark.parametrize("old_is_gone", [False, True])
+def test_who_owns_the_output_outside_of_the_store(old_is_gone):
+    async def main():
+        async with opened() as (region, place), empty_store() as new:
+            await region.back_up(place)
+            record = await newest_backup(place)
+            restored = await restore_backup(place, record, new, old_is_gone=old_is_gone)
+            (first,) = await retained_checkpoints(new, REGION)
+            sinks = first.workers[0].sinks
+            assert "shown" in sinks
+            assert ("file" in sinks) == old_is_gone
+            own = OutputIdentity(region=REGION, store=region.store.record.store_id.hex())
+            assert first.identity == (own if old_is_gone else None)
+            assert restored.begins_anew == (() if old_is_gone else ("file",))
+            above = max(region.last.incarnation, first.workers[0].state.epoch)
+            assert first.incarnation > above + limits.backup_epochs_ahead
+
+    run(main)
+
+
+# --- targets ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def service():
+    with serving() as fake:
+        boto3.session.Session().client("s3").create_bucket(Bucket=BUCKET)
+        yield fake
+
+
+async def put(place, name: str, data: bytes) -> bool:
+    return await place.put(name, data, hashlib.sha256(data).digest())
+
+
+@asynccontextmanager
+async def opened_place(kind: str, region: str):
+    if kind == "memory":
+        yield None, MemoryPlace()
+    elif kind == "bucket":
+        async with open_target(f"s3://{BUCKET}/backups") as target, target.place(region) as place:
+            yield target, place
+    else:
+        async with (
+            memory_store() as servers,
+            open_target(f"{servers.url}/copies") as target,
+            target.place(region) as place,
+        ):
+            yield target, place
+
+
+@pytest.mark.parametrize("kind", ["memory", "bucket", "store"])
+def test_what_every_place_does(service, kind):
+    del service
+    one, other = piece_name(1, "ab" * 32), record_name(7)
+
+    async def main():
+        async with opened_place(kind, "orders") as (target, place):
+            assert await place.sizes(RECORD_PREFIX) == await place.sizes(PIECE_PREFIX) == {}
+            large = bytes(range(256)) * 5_000
+            assert await put(place, one, large)
+            assert await put(place, other, b"the record")
+            assert await place.sizes(PIECE_PREFIX) == {one: len(large)}
+            assert await place.sizes(RECORD_PREFIX) == {other: 10}
+            assert await content(place, one) == large
+            async with aclosing(place.contents([other, one, other])) as contents:
+                assert [len(data) async for data in contents] == [10, len(large), 10]
+            with pytest.raises(BackupDamagedError, match=f"{record_name(8)}: there is no such object"):
+                await content(place, record_name(8))
+            if target is not None:
+                assert await target.regions() == ["orders"]
+                async with target.place("orders") as again:  # a later process
+                    assert await put(again, other, b"the record"), "the same bytes"
+                    assert not await put(again, other, b"another one")
+                    assert not await put(again, other, b"the")
+                    assert await content(again, other) == b"the record"
+                    assert await again.delete([one, piece_name(2, "ab" * 32)])
+                    assert await again.sizes(PIECE_PREFIX) == {}
+                    assert await put(again, piece_name(3, "ab" * 32), large)
+
+    run(main) if kind != "bucket" else trio.run(main)
+
+
+def test_bytes_that_a_service_changes_are_found_when_they_are_written(service):
+    async def main():
+        async with opened_place("bucket", "changed") as (_, place):
+            service.rules.append(rule := Rule("PUT", "piece-", _other_digest))
+            read = len([one for one in service.seen if one[0] == "GET"])
+            assert await put(place, piece_name(1, "cd" * 32), b"x" * 100), "read back, and as it should be"
+            assert len([one for one in service.seen if one[0] == "GET"]) == read + 1
+            service.rules.append(also := Rule("GET", "piece-", flipped))
+            with pytest.raises(BackupDamagedError, match="it has other bytes than were stored a moment ago"):
+                await put(place, piece_name(2, "cd" * 32), b"x" * 100)
+            service.rules.remove(rule)
+            service.rules.remove(also)
+
+    trio.run(main)
+
+
+def _other_digest(answer):
+    code, headers, body = answer
+    return code, {**headers, "ETag": '"of-an-encrypted-object"'}, body
+
+
+def test_a_record_whose_write_was_interrupted_is_none_and_the_next_run_goes_on():
+    async def main():
+        async with memory_store() as servers, open_store(servers.url) as store:
+            whole = encode_record(RunBegan(run="00", newest=0, wall_time_ms=1))
+            async with await store.claim("copies.backup.orders", 1, randomness.fresh_id()) as claim:
+                writer = claim.open_object(record_name(1))
+                await writer.wait_synced(writer.append(whole[:20]))
+            async with open_target(f"{servers.url}/copies") as target, target.place("orders") as place:
+                assert await newest_backup(place) is None
+                assert not await put(place, record_name(1), b"other")
+
+    run(main)
+
+
+def test_every_change_of_a_record_is_found_and_every_part_of_one_is_none():
+    data = encode_record(RunBegan(run="0123", newest=3, wall_time_ms=99))
+    assert decode_record(data, "here") == RunBegan(run="0123", newest=3, wall_time_ms=99)
+    for end in range(len(data)):
+        assert decode_record(data[:end], "here") is None
+    found = 0
+    for at in range(len(data)):
+        for bit in range(8):
+            changed = bytearray(data)
+            changed[at] ^= 1 << bit
+            try:
+                assert decode_record(bytes(changed), "here") is None, "its length is larger"
+            except BackupDamagedError:
+                found += 1
+    assert found > 8 * len(data) - 64, "all but those of the length"
+
+
+HEADER = struct.Struct(">4sBBHQ")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        *((1, version, f"it has version {version}, this program reads 1.*newer") for version in (0, 2, 255)),
+        *((2, kind, f"its header is invalid: kind {kind}") for kind in (0, 3, 255)),
+        *((3, zero, "its header is invalid") for zero in (1, 65_535)),
+        (4, limits.backup_record_bytes_max + 1, "its header is invalid"),
+    ],
+)
+def test_a_record_with_its_sum_and_a_header_of_other_programs_is_refused(field, value, message):
+    body = encode_record(RunBegan(run="0123", newest=3, wall_time_ms=99))[HEADER.size : -32]
+    fields = [b"\xffDBK", 1, 1, 0, len(body)]
+
+    def decoded():
+        data = HEADER.pack(*fields) + body
+        return decode_record(data + hashlib.sha256(data).digest(), "here")
+
+    assert decoded() == RunBegan(run="0123", newest=3, wall_time_ms=99)
+    fields[field] = value
+    with pytest.raises(BackupDamagedError, match=message):
+        decoded()
+
+
+@pytest.mark.parametrize("name", ["piece-1-ab", "piece-" + "g" * 16 + "-" + "ab" * 32, "record-1", "", "x"])
+def test_names_of_other_objects_are_not_taken_for_pieces(name):
+    assert parse_piece_name(name) is None
+
+
+def test_the_newest_backups_are_retained():
+    assert retained_after(None, 5, 3) == (5,)
+
+    class Newest:
+        retained = (3, 5, 9)
+
+    assert retained_after(Newest(), 12, 3) == (5, 9, 12)
+    assert retained_after(Newest(), 12, 1) == (12,)
+
+
+def test_a_target_is_a_bucket_or_a_directory_of_a_store():
+    async def main(url):
+        async with open_target(url):
+            raise AssertionError("it was opened_place")
+
+    for url in ("dos://h1", "dos://h1/a/b"):
+        with pytest.raises(BackupRefusedError, match="is not a target of backups"):
+            trio.run(main, url)
+
+
+def test_backups_at_intervals_state_the_loss_window_and_go_on_after_a_failure():
+    times, begun = [10.0, 20.0, 5.0], []
+
+    async def once():
+        begun.append(trio.current_time())
+        seconds = times[len(begun) - 1]
+        await trio.sleep(seconds)
+        if len(begun) == 2:
+            raise QuorumUnavailableError("two members are gone", [])
+        return BackupDone(len(begun), 7, 70, 1_000, 13_000, seconds, 100, 1, 100, (), ())
+
+    async def main():
+        start = trio.current_time()
+        async with aclosing(keep_backing_up(once, 60.0)) as rounds:
+            first, second, third = [await anext(rounds) for _ in range(3)]
+        assert [at - start for at in begun] == [0.0, 70.0, 150.0]
+        assert (first.done.number, first.loss_window_s) == (1, 12.0 + 60.0 + 10.0)
+        assert (second.done, "two members are gone" in second.error) == (None, True)
+        assert second.loss_window_s == first.loss_window_s + 60.0 + 20.0
+        assert third.loss_window_s == 12.0 + 60.0 + 5.0
+
+    run(main)
+
+
+def test_backups_at_intervals_end_if_the_first_one_can_never_be_made():
+    async def refused():
+        await trio.lowlevel.checkpoint()
+        raise BackupRefusedError("it is a fork")
+
+    async def unavailable():
+        await trio.lowlevel.checkpoint()
+        raise QuorumUnavailableError("nobody is there", [])
+
+    async def main(once):
+        async with aclosing(keep_backing_up(once, 60.0)) as rounds:
+            return await anext(rounds)
+
+    with pytest.raises(BackupRefusedError, match="it is a fork"):
+        run(main, refused)
+    assert run(main, unavailable).loss_window_s == math.inf

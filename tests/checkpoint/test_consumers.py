@@ -53,7 +53,7 @@ from tests.journal.memory_store import MemoryStore
 if TYPE_CHECKING:
     from dos_client import Store
 
-# --- the pure core ------------------------------------------------------------------------------------------
+# --- the pure core ---------------------------------------------------------------------------------------
 
 BASES = st.lists(st.integers(1, 50), min_size=0, max_size=8).map(
     lambda sizes: [(1 + n // 3, sum(sizes[:n])) for n in range(len(sizes) + 1)]

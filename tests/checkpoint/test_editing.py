@@ -26,8 +26,8 @@ from checkpoint.maintenance.stopped_region import restore_stopped, savepoint_sto
 from journal import Position
 from tests.checkpoint.manifest_samples import a_checkpoint
 from tests.checkpoint.savepoint_model import REGION, WORKER, Host, SavepointModel
+from tests.checkpoint.test_savepoint_model import with_checkpoints
 from tests.checkpoint.test_state_store import block
-from tests.checkpoint.test_stopped_region import with_checkpoints
 
 EDIT = Edit(by="ann@host", wall_time_ms=7, why="a word was wrong", tables={"one": {"changed": 1}})
 
@@ -120,11 +120,7 @@ async def test_a_savepoint_of_an_edited_region_holds_the_edited_state() -> None:
     assert (again.rolled_back_to, again.edit, again.workers) == (record.number, None, record.workers)
     model.rows[again.number] = model.rows[record.number]
     back = await restore_stopped(Host(model.store), REGION, "savepoint:edited")
-    assert (back.rolled_back_to, back.rewinds[-1].to, back.edit) == (
-        record.number,
-        record.number,
-        None,
-    )
+    assert (back.rolled_back_to, back.rewinds[-1].to, back.edit) == (record.number, record.number, None)
     model.rows[back.number] = model.rows[record.number]
     await begins(model)
     assert await held(model) == {"a": 70}

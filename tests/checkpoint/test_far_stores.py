@@ -8,12 +8,7 @@ import pytest
 
 from checkpoint import limits
 from checkpoint.chains.manifest_log import ManifestLog
-from checkpoint.core.coordination.vocabulary import (
-    Event,
-    ManifestOpened,
-    ManifestSuperseded,
-    OpenManifest,
-)
+from checkpoint.core.coordination.vocabulary import Event, ManifestOpened, ManifestSuperseded, OpenManifest
 from dos_protocol.errors import FencedError
 from tests.journal.memory_store import MemoryClaim, MemoryStore, MemoryView
 

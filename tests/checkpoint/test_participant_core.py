@@ -107,9 +107,7 @@ def worker():
 
 @pytest.fixture
 def running(worker):
-    worker.receive(
-        restore(7),
-    )
+    worker.receive(restore(7))
     worker.report(Restored(job="", worker=0, last_step=0), of=7)
     worker.receive(message(Start, incarnation=7, replay_until_step=0))
     worker.orders()

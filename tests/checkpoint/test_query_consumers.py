@@ -45,7 +45,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "query_publish_s", 0.0)
 
 
-# --- the pure core ------------------------------------------------------------------------------------------
+# --- the pure core ---------------------------------------------------------------------------------------
 
 
 def at(at_ms: int, **splits: int) -> QueryPosition:
@@ -121,7 +121,7 @@ def test_a_register_with_queries_has_version_2_and_without_them_the_bytes_of_ver
             without_consumer(register, wrong)
 
 
-# --- histories ----------------------------------------------------------------------------------------------
+# --- histories -------------------------------------------------------------------------------------------
 
 
 class History:
@@ -271,7 +271,7 @@ def ignores_an_older_checkpoint(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(consumer_register, "continued_query", keeps)
 
 
-# --- stories: what each planted bug loses ----------------------------------------------------------------
+# --- stories: what each planted bug loses -------------------------------------------------------------
 
 
 async def trimmed(model: TrimModel) -> None:

@@ -1,5 +1,6 @@
 """Random interleavings of votes, losses, late messages and duelling coordinators: whatever happens, the
-oracles of `region_model.py` hold, and once the faults end a checkpoint is committed again without a person.
+oracles of `region_model.py` hold, and once the faults end a checkpoint is committed again without a
+person.
 """
 
 import random

@@ -1,9 +1,14 @@
-"""Savepoints: which checkpoints stay restorable until a person drops them."""
+"""Savepoints and retention: which checkpoints stay restorable until a person drops them, what of their
+chains, and the notes of savepoints.
+"""
 
+import itertools
 import re
 
 import msgspec
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from checkpoint import limits
 from checkpoint.chains.manifest_log import checkpoint_record, checkpoints_in
@@ -17,21 +22,32 @@ from checkpoint.core.coordination.vocabulary import (
     SavepointWanted,
 )
 from checkpoint.core.links.messages import RequestCheckpoint, Restored
-from checkpoint.core.records.lines import savepoint_problem
+from checkpoint.core.records.layout import even_layout
+from checkpoint.core.records.lines import recorded_again, restored, savepoint_problem
 from checkpoint.core.records.manifest import (
+    NO_NOTE,
     SavepointNote,
+    WorkerCheckpoint,
     check_checkpoint,
     decode_checkpoint,
     encode_checkpoint,
+    floors_of,
+    gaps_of,
+    keep,
+    retained_with,
     savepoint_name_problem,
+    steps_kept_after,
+    unneeded_of,
 )
 from checkpoint.core.region import RegionState, SavepointSettled
-from checkpoint.core.requests import RegionNotified
+from checkpoint.core.requests import RegionNotified, encode_record
 from checkpoint.errors import ManifestError
-from journal import Op, Position, Record
+from journal import Op, Record
+from journal.core.chain import Position, below, below_or_within, segment_name
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
-from tests.checkpoint.manifest_samples import a_checkpoint
-from tests.checkpoint.request_harness import WALL, HandlerHarness, in_state
+from tests.checkpoint.manifest_samples import a_checkpoint, worker_checkpoint
+from tests.checkpoint.request_harness import WALL, HandlerHarness, a_request, in_state
+from tests.checkpoint.savepoint_model import SavepointModel, note_of
 
 
 def settled(region):
@@ -138,10 +154,7 @@ def test_a_checkpoint_in_doubt_that_carried_a_wish_is_looked_for_in_the_manifest
         (SavepointWanted("one", 9), "checkpoint 9 is not retained"),
         (SavepointWanted("held", 3), "savepoint 'held' holds checkpoint 2: drop it first"),
         (SavepointWanted("a b"), "a savepoint's name has 1 to 64 letters"),
-        (
-            SavepointWanted("nobody", on=False),
-            r"'nobody' does not exist; existing: 'held' \(checkpoint 2\)",
-        ),
+        (SavepointWanted("nobody", on=False), r"'nobody' does not exist; existing: 'held' \(checkpoint 2\)"),
     ],
 )
 def test_what_cannot_be_pinned_is_refused_with_the_reason_and_changes_nothing(event, text) -> None:
@@ -276,3 +289,285 @@ def test_names_of_the_projects_own_savepoints_are_refused_to_people_and_read_fro
         assert savepoint_name_problem(f"my-{name}") == ""
     for name in ("move-", "backup-of-may", "fork", "before-the-move-7", "backup-2026", "backup-20260131a"):
         assert savepoint_name_problem(name) == ""
+
+
+# --- notes ------------------------------------------------------------------------------------------------
+
+
+def note(why, by="ann@host"):
+    return SavepointNote(by=by, wall_time_ms=7, why=why)
+
+
+def test_a_note_is_carried_on_with_its_savepoint_through_resets_and_drivers_and_dropped_with_it() -> None:
+    region = with_checkpoints(3)
+    region.play(SavepointWanted("good", 2, note=note("before")), SavepointWanted("other", 3))
+    region.play(SavepointWanted("good", 2, note=note("put again")))
+    assert carried(region, 4, 4).notes == {"good": note("before"), "other": NO_NOTE}
+    assert region.commit(5, step=5).notes["good"] == note("before")
+    reopened(region, region.core.run.kept)
+    assert region.commit(6, step=6).notes["good"] == note("before")
+
+    last = region.core.run.last_checkpoint
+    (row, kept) = (decode_checkpoint(*encode_checkpoint(last)), region.core.run.kept)
+    assert row.notes == last.notes
+    again = recorded_again(kept, 30, {"good": 2, "new": 6}, {"new": note("new"), "gone": note("gone")})
+    assert again.notes == {"good": note("before"), "new": note("new")}
+    back = restored(kept, kept[0], 30)
+    assert kept[0].notes == {}
+    assert (back.savepoints, back.notes) == (last.savepoints, last.notes)
+
+    region.play(SavepointWanted("good", on=False, note=note("not kept")))
+    region.take()
+    last = carried(region, 7, 7)
+    assert (last.savepoints, last.notes) == ({"other": 3}, {"other": NO_NOTE})
+    assert region.commit(8, step=8).notes.keys() == {"other"}
+
+
+@pytest.mark.trio
+async def test_a_note_survives_snapshots_of_the_manifest_and_drivers() -> None:
+    model = SavepointModel(2)
+    await model.crash()
+    await model.driver.checkpoint({"a": 1})
+    await model.driver.savepoint("a", 0, {})
+    before = await model.records()
+    for number in range(20):
+        await model.driver.checkpoint({"a": number})
+    await model.crash()
+    await model.driver.checkpoint({"b": 1})
+    assert not set(before[1:]) & set(await model.records()), "only snapshots are left"
+    assert (await model.check())[-1].notes == {"a": note_of("a", 1)}
+
+
+def test_a_savepoint_that_is_made_again_elsewhere_has_its_new_note() -> None:
+    region = with_checkpoints(3)
+    region.play(SavepointWanted("good", 2, note=note("of two")))
+    region.take()
+    carried(region, 4, 4)
+    region.play(SavepointWanted("good", on=False), SavepointWanted("good", 4, note=note("of four")))
+    region.take()
+    last = carried(region, 5, 5)
+    assert (last.savepoints, last.notes) == ({"good": 4}, {"good": note("of four")})
+
+
+def reopened(region, kept):
+    """The manifest is lost and opened again with these checkpoints; all workers are reset."""
+    region.play(ManifestLost(region.epoch, region.epoch + 1))
+    region.epoch += 2
+    region.play(ManifestOpened(region.epoch, kept[-1], kept))
+    region.receive_from_all(Restored, last_step=kept[-1].step)
+
+
+class NotedRegion:
+    """A region, and what was requested of its savepoints."""
+
+    def __init__(self):
+        self.region = with_checkpoints(2)
+        self.wanted, self.notes, self.records = {}, {}, []
+
+    def settle(self, effects):
+        for one in effects:
+            if isinstance(one, AppendCheckpoint):
+                self.check(one.checkpoint)
+            elif isinstance(one, NotifyObservers) and getattr(one.event, "error", ""):
+                # It is refused, or its checkpoint was released before another one carried the savepoint.
+                self.wanted = dict(self.region.core.checkpoints.savepoints)
+
+    def check(self, checkpoint):
+        assert decode_checkpoint(*encode_checkpoint(checkpoint)) == checkpoint
+        assert checkpoint.notes.keys() == checkpoint.savepoints.keys()
+        for name, held in checkpoint.savepoints.items():
+            assert checkpoint.notes[name] in self.notes[name, held]
+
+    def request(self, name, on, back):
+        core = self.region.core
+        before, kept = core.checkpoints.savepoints, [checkpoint.number for checkpoint in core.run.kept]
+        one = note(f"{name} {len(self.records)}")
+        self.records.append(one)
+        checkpoint = kept[max(0, len(kept) - 1 - back)] if on else 0
+        if on and name not in before:
+            self.notes.setdefault((name, checkpoint), []).append(one)
+        self.region.play(SavepointWanted(name, checkpoint, on, one))
+        if on:
+            self.wanted.setdefault(name, checkpoint)
+        else:
+            self.wanted.pop(name, None)
+
+    def vote(self):
+        pending = self.region.core.checkpoints.pending
+        if pending is not None and not pending.appended:
+            for worker in range(2):
+                self.region.vote(worker, pending.number, pending.number)
+
+    def play(self, kind, name, back):
+        kept, appending = self.region.core.run.kept, self.region.core.checkpoints.appending
+        if kind in ("savepoint", "drop_savepoint"):
+            self.request(name, kind == "savepoint", back)
+        elif kind == "checkpoint":
+            self.region.play(CheckpointWanted())
+        elif kind == "vote":
+            self.vote()
+        elif kind == "ack" and appending is not None:
+            self.region.play(CheckpointAppended(appending))
+        elif kind == "reset" and appending is not None:
+            found = keep(kept, appending) if back else kept
+            reopened(self.region, found)
+        self.settle(self.region.take())
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(
+                [
+                    "savepoint",
+                    "savepoint",
+                    "drop_savepoint",
+                    "checkpoint",
+                    "vote",
+                    "vote",
+                    "ack",
+                    "ack",
+                    "reset",
+                ]
+            ),
+            st.sampled_from("ab"),
+            st.integers(0, 2),
+        ),
+        max_size=25,
+    )
+)
+def test_in_any_order_a_note_exists_for_savepoints_in_force_alone_and_each_request_is_carried_out(
+    history,
+) -> None:
+    model = NotedRegion()
+    for one in history:
+        model.play(*one)
+    for kind in ("checkpoint", "vote", "ack", "checkpoint", "vote", "ack", "checkpoint", "vote", "ack"):
+        model.play(kind, "a", 0)
+    state = model.region.core.checkpoints
+    assert (state._savepoint_changes, state._savepoint_notes) == ({}, {})
+    assert state.held_savepoints == model.wanted
+
+
+def test_a_note_is_a_line_of_limited_length(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "savepoint_why_chars_max", 5)
+    region = with_checkpoints(2)
+    for why in ("123456", "a\nb", "\x1b[2J", "\udc80"):
+        region.play(SavepointWanted("good", 2, note=note(why)))
+        (report,) = settled(region)
+        wrong = why.strip("ab[2J")
+        assert report.error in (
+            "a savepoint's note has at most 5 characters, got 6: shorten it",
+            f"a savepoint's note is one line of printable characters, got {wrong!r}: leave it out",
+        )
+    assert region.core.checkpoints.savepoints == {}
+    region.play(SavepointWanted("good", 2, note=note('ü"\\12')))
+    assert carried(region, 3, 3).notes["good"].why == 'ü"\\12'
+
+
+def test_the_longest_note_fits_into_a_request() -> None:
+    for character in ("\U0001f600", '"'):
+        why = character * limits.savepoint_why_chars_max
+        encode_record(a_request(1, "savepoint", name="n" * 64, why=why, asked_by=f"{'u' * 256}@{'h' * 256}"))
+
+
+# --- what is retained of the chains -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("retained", "before", "text"),
+    [
+        ((3, 4, 5), (3, 4), None),
+        ((4, 5), (), None),
+        ((4,), (), "its own"),
+        ((4, 6), (), "its own"),
+        ((5, 5), (), "expected rising numbers"),
+        ((0, 5), (), "expected rising numbers"),
+        ((2, 5), (3, 4), r"retains \[2\], which checkpoint 4 released"),
+    ],
+)
+def test_what_is_released_is_never_retained_again(retained, before, text) -> None:
+    # EVIDENCE-OF: P-6
+    checkpoint, older = a_checkpoint(retained=retained), a_checkpoint(number=4, parent=3, retained=before)
+    if text is None:
+        check_checkpoint(checkpoint, before=older)
+        return
+    with pytest.raises(ManifestError, match=text):
+        check_checkpoint(checkpoint, before=older)
+
+
+floors = st.dictionaries(st.sampled_from(["state", "steps"]), st.tuples(st.integers(1, 4), st.integers(0, 9)))
+
+
+@given(st.lists(floors, min_size=1, max_size=12), st.integers(2, 5))
+def test_nothing_that_a_retained_checkpoint_needs_is_ever_garbage(given_floors, retain) -> None:
+    # EVIDENCE-OF: P-6
+    kept, every = (), {}
+    for number, chains in enumerate(given_floors, 1):
+        checkpoint = a_checkpoint(
+            number=number,
+            parent=number - 1,
+            step=number,
+            workers={0: worker_checkpoint(floors=chains)},
+            retained=retained_with(kept, number, retain),
+        )
+        kept, every[number] = keep(kept, checkpoint), chains
+        assert [one.number for one in kept] == list(checkpoint.retained) == sorted(every)[-retain:]
+        garbage = below(floors_of(kept, 0))
+        for chain, epoch, base in itertools.product(("state", "steps", "out-x"), range(1, 5), range(10)):
+            needed = any((epoch, base) >= every[one.number].get(chain, (0, 0)) for one in kept)
+            if garbage(segment_name(chain, epoch, base)):
+                assert not needed
+                assert chain != "out-x"
+        assert not garbage("state")
+        assert steps_kept_after(kept) == kept[-1].step
+
+
+ORDER = st.tuples(st.integers(1, 4), st.integers(0, 9))
+
+
+@given(st.lists(st.tuples(ORDER, ORDER).map(sorted), min_size=1, max_size=5))
+@example([[(1, 0), (1, 0)], [(1, 2), (1, 2)], [(1, 1), (1, 1)]])  # the last one was restored
+@settings(max_examples=400)
+def test_exactly_what_lies_between_a_position_and_the_next_floor_is_a_gap(needs) -> None:
+    """Of state, steps and files; an output log has other readers, and no gap."""
+    # EVIDENCE-OF: P-6
+    chains = ("state", "steps", "files-own", "out-x")
+    kept = ()
+    for number, (floor, end) in enumerate(needs, 1):
+        at = Position(*end, 0)
+        floors = dict.fromkeys(chains, floor)
+        part = WorkerCheckpoint(floors=floors, state=at, steps=at, directories={"own": at})
+        kept = (*kept, a_checkpoint(number=number, workers={0: part}))
+    is_garbage, lowest, gaps = unneeded_of(kept, 0), floors_of(kept, 0), gaps_of(kept, 0)
+    is_released = below_or_within({}, gaps)
+    assert "out-x" not in gaps
+    for epoch, base in itertools.product(range(1, 5), range(10)):
+        *older, (last, _) = needs
+        needed = (epoch, base) >= last or any(low <= (epoch, base) <= high for low, high in older)
+        for chain in chains[:-1]:
+            name = segment_name(chain, epoch, base)
+            assert is_garbage(name) == (not needed)
+            assert is_released(name) == (not needed and (epoch, base) > lowest[chain])
+        assert not is_garbage(segment_name("out-x", epoch, base))
+
+
+def test_of_a_worker_in_no_retained_checkpoint_state_and_files_are_not_needed() -> None:
+    """If it comes back, it continues its steps and its output, and begins anew with the others."""
+    chains = dict.fromkeys(("state", "steps", "files-own", "out-x"), (3, 9))
+    kept = (a_checkpoint(workers={0: worker_checkpoint(floors=chains)}, layout=even_layout(1)),)
+    assert floors_of(kept, 0) == chains
+    assert floors_of(kept, 1) == {"files-own": (4, 0), "state": (4, 0)}
+    assert floors_of((), 1) == {}
+
+
+def test_a_checkpoint_of_the_old_format_among_the_retained_keeps_everything() -> None:
+    old, new = (
+        a_checkpoint(number=4, parent=3, version=1),
+        a_checkpoint(workers={0: worker_checkpoint(floors={"state": (3, 9)})}),
+    )
+    assert floors_of((old, new), 0) == {}
+    assert floors_of((new,), 0) == {"state": (3, 9)}
+    assert [
+        checkpoint.number for checkpoint in keep(keep(keep((), old), a_checkpoint()), a_checkpoint(number=6))
+    ] == [5, 6]

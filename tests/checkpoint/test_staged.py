@@ -105,10 +105,7 @@ def test_directories_are_found_by_producer_and_those_of_other_handles_are_left_o
         "shop.eu.sink.orders.a.b.p0000",
         "shop.eu.in.orders.spark",
     ]
-    assert producers_with_staged(mine + others, "shop.eu", "orders") == {
-        "q1": mine[2:],
-        "spark": mine[:2],
-    }
+    assert producers_with_staged(mine + others, "shop.eu", "orders") == {"q1": mine[2:], "spark": mine[:2]}
 
 
 class Attempt:

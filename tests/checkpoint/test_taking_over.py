@@ -1,9 +1,8 @@
-"""A lost worker is taken over while the others continue, as the coordinator decides it.
-
-What resets all workers instead is in `test_take_over_fallbacks.py`, requests meanwhile and timers in
-`test_requests_during_take_overs.py`, suspected workers in `test_suspects.py`.
+"""A lost worker is taken over while the others continue, what resets all workers instead, and when reports of
+peers make a worker lost, as the coordinator decides it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,29 +19,39 @@ from checkpoint.core.coordination.vocabulary import (
     MessageRefused,
     NotifyObservers,
     OpenManifest,
+    PauseWanted,
+    ReplaceWanted,
+    ResetWanted,
     ScaleWanted,
     SendControl,
+    StopWanted,
     WorkerEnded,
     WorkerHosted,
 )
 from checkpoint.core.coordination.workers import WorkerState
 from checkpoint.core.links.messages import (
     Committed,
+    CompanionReport,
+    Counters,
+    Failed,
     Finished,
+    Pause,
+    Paused,
     Peer,
     RequestCheckpoint,
     Restore,
     Restored,
     Start,
     Stop,
+    Suspects,
     View,
     Vote,
 )
 from checkpoint.core.records.manifest import TERMS_VERSION, Checkpoint, WorkerCheckpoint
-from checkpoint.core.region import RegionState, ResetReport, ScaleSettled
+from checkpoint.core.region import RegionState, ReplaceSettled, ResetReport, ScaleSettled, WorkerLost
 from journal.core.chain import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
-from tests.checkpoint.region_model_state import spec
+from tests.checkpoint.region_model import spec
 
 FIRST = limits.terms_per_incarnation
 """The first incarnation."""
@@ -113,7 +122,7 @@ def reset_of_all(region: CoordinatorHarness) -> ResetReport:
     return report
 
 
-# --- a take-over ----------------------------------------------------------------------------------------
+# --- a take-over -------------------------------------------------------------------------------------
 
 
 def test_incarnations_are_multiples_so_that_terms_lie_between_them() -> None:
@@ -200,7 +209,7 @@ def test_without_a_checkpoint_the_new_process_begins_at_the_beginning() -> None:
     assert [order.step for _, order in orders if isinstance(order, View)] == [0, 0]
 
 
-# --- checkpoints ------------------------------------------------------------------------------------------
+# --- checkpoints ---------------------------------------------------------------------------------------
 
 
 def taken_over_with_checkpoint_2(votes: tuple[int, ...]) -> CoordinatorHarness:
@@ -275,7 +284,7 @@ def test_an_append_under_way_is_settled_before_a_checkpoint_is_chosen_to_begin_a
     assert [order.step for _, order in orders if isinstance(order, View)] == [9, 9]
 
 
-# --- versions and specifications --------------------------------------------------------------------------
+# --- versions and specifications -----------------------------------------------------------------------
 
 
 def test_a_process_that_does_not_know_local_recovery_is_refused_by_name() -> None:
@@ -355,3 +364,530 @@ def test_a_worker_on_a_host_gets_its_own_process_and_moves_there_after_a_commit(
     restored(region, term=FIRST + 2, last_step=9)
     assert region.core.status().workers[1].hosted_by is None
     assert [report.term for report in reports(region, ResetReport)] == [FIRST + 2]
+
+
+# --- what resets all workers instead ----------------------------------------------------------------------
+
+
+INSTEAD = "; all workers are reset: "
+
+
+def killed(region: CoordinatorHarness, worker: int = 1) -> None:
+    region.die(worker, region.core.run.roster[worker].attempt)
+
+
+def of_a_graph_that_is_not_deterministic() -> CoordinatorHarness:
+    return running(resets_because="operator 'words' is not deterministic")
+
+
+def being_changed() -> CoordinatorHarness:
+    region = running()
+    region.play(ScaleWanted(4))
+    region.take()
+    return region
+
+
+def another_one_being_taken_over() -> CoordinatorHarness:
+    region = running()
+    killed(region, 2)
+    joins(region, 2)
+    region.take()
+    return region
+
+
+def the_same_one_being_taken_over() -> CoordinatorHarness:
+    region = running()
+    killed(region)
+    joins(region, 1)
+    region.take()
+    return region
+
+
+def lost_before_without_a_checkpoint_since() -> CoordinatorHarness:
+    region = the_same_one_being_taken_over()
+    restored(region)
+    region.take()
+    return region
+
+
+def at_its_end() -> CoordinatorHarness:
+    """The final checkpoint is committed."""
+    region = running()
+    for worker in range(3):
+        region.progress(worker, step=8, exhausted=True)
+    for worker in range(3):
+        voted(region, worker, FIRST, checkpoint=2, step=9)
+    assert appended(region).final
+    region.take()
+    return region
+
+
+@pytest.mark.parametrize(
+    ("prepared", "reason"),
+    [
+        (of_a_graph_that_is_not_deterministic, f"{KILLED}{INSTEAD}operator 'words' is not deterministic"),
+        (being_changed, f"{KILLED}{INSTEAD}the workers of the region are being changed"),
+        (another_one_being_taken_over, f"{KILLED}{INSTEAD}worker 2 was being taken over"),
+        (
+            the_same_one_being_taken_over,
+            f"{KILLED}{INSTEAD}it was lost before, and no checkpoint was committed since",
+        ),
+        (
+            lost_before_without_a_checkpoint_since,
+            f"{KILLED}{INSTEAD}it was lost before, and no checkpoint was committed since",
+        ),
+        (at_its_end, f"{KILLED}{INSTEAD}the region has processed all of its input"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_loss_resets_all_workers_and_the_reset_names_the_reason(
+    prepared: Callable[[], CoordinatorHarness], reason: str
+) -> None:
+    region = prepared()
+    killed(region)
+    assert region.core.status().reason == reason
+    report = reset_of_all(region)
+    assert (report.worker, report.reason) == (1, reason)
+
+
+def test_the_loss_of_the_only_worker_is_a_reset() -> None:
+    region = running(workers=1)
+    killed(region, 0)
+    assert reset_of_all(region).reason == f"{KILLED.replace('1', '0')}{INSTEAD}it is the only worker"
+
+
+def test_a_loss_before_all_have_started_is_a_reset() -> None:
+    region = running()
+    region.receive(0, Failed, kind="peer", peer=1, message="x")
+    region.opened(region.core.run.last_checkpoint, epoch=2 * FIRST)
+    region.receive(0, Restored, last_step=5)
+    region.take()
+    killed(region)
+    assert region.core.status().reason == f"{KILLED}{INSTEAD}the region does not run"
+    region.tick(1)  # the second reset in a row begins with a delay
+    assert [order.step for order in region.take(OpenManifest)] == [FIRST]
+
+
+def test_a_committed_checkpoint_lets_the_same_worker_be_taken_over_again() -> None:
+    region = lost_before_without_a_checkpoint_since()
+    region.play(CheckpointWanted())
+    for worker, term in ((0, FIRST), (1, FIRST + 1), (2, FIRST)):
+        voted(region, worker, term, checkpoint=2, step=9)
+    appended(region)
+    killed(region)
+    assert region.take(OpenManifest) == []
+    joins(region, 1, attempt=3)
+    assert [order.epoch for _, order in region.sent(Restore)] == [FIRST + 2]
+
+
+def test_a_process_that_ends_before_it_joins_is_a_second_loss() -> None:
+    region = running()
+    killed(region)
+    region.take()
+    region.play(WorkerEnded(1, 2, "ImportError: no module named x"))
+    report = reset_of_all(region)
+    assert report.reason == (
+        f"worker 1 was lost: ImportError: no module named x{INSTEAD}it was lost before, and no checkpoint was"
+        " committed since"
+    )
+
+
+@pytest.mark.parametrize("noted_after", [False, True], ids=["hosted", "hosted-after-the-loss"])
+def test_a_worker_whose_host_is_lost_before_it_joined_gets_a_process_of_its_own(noted_after: bool) -> None:
+    """Nobody reports its end: the launcher knows nothing of it, and it has no link."""
+    region = running()
+    killed(region)
+    assert [(order.host, order.attempt) for order in region.take(LaunchWorker)] == [(0, 2)]
+    hosted = WorkerHosted(1, 2, host=0)
+    if noted_after:
+        killed(region, 0)
+        region.play(hosted)
+    else:
+        region.play(hosted)
+        killed(region, 0)
+    assert [order.step for order in region.take(OpenManifest)] == [FIRST]
+    region.opened(region.core.run.last_checkpoint, epoch=region.epoch + FIRST)
+    region.tick(1)
+    launched = [order for order in region.take(LaunchWorker) if order.worker == 1]
+    assert [(order.host, order.attempt) for order in launched] == [(None, 3)]
+
+
+def test_a_region_whose_last_checkpoint_is_committed_meanwhile_is_reset() -> None:
+    region = running()
+    for worker in range(3):
+        region.progress(worker, step=8, exhausted=True)
+    for worker in range(3):
+        voted(region, worker, FIRST, checkpoint=2, step=9)
+    (append,) = region.take(AppendCheckpoint)
+    killed(region)
+    joins(region, 1)
+    assert region.sent(Restore, View) == []
+    region.play(CheckpointAppended(append.checkpoint))
+    reason = f"{KILLED}{INSTEAD}meanwhile the region has processed all of its input"
+    assert reset_of_all(region).reason == reason
+
+
+def test_a_take_over_that_takes_too_long_is_given_up() -> None:
+    region = running(reset_timeout_s=30.0)
+    killed(region)
+    region.tick(20)
+    joins(region, 1)
+    region.tick(9)
+    assert region.take(OpenManifest) == []
+    region.tick(2)
+    report = reset_of_all(region)
+    assert report.reason == f"{KILLED}; it was not taken over within reset_timeout 30 s"
+
+
+def test_the_timer_of_a_take_over_ends_with_it() -> None:
+    region = running(reset_timeout_s=30.0)
+    killed(region)
+    joins(region, 1)
+    restored(region)
+    region.take()
+    region.tick(60)
+    assert region.take(OpenManifest) == []
+
+
+@pytest.mark.parametrize("kind", ["peer", "reset", "fenced"])
+def test_a_failure_that_a_survivor_reports_meanwhile_resets_all(kind: str) -> None:
+    region = running()
+    killed(region)
+    joins(region, 1)
+    region.take()
+    text = "it needs the steps after 5, and those up to 7 are not retained any more"
+    region.receive(0, Failed, kind=kind, message=text)
+    report = reset_of_all(region)
+    assert report.reason.endswith(text)
+    assert report.worker == 0
+
+
+def test_a_survivor_that_fails_for_an_unknown_reason_is_a_second_loss() -> None:
+    region = running()
+    killed(region)
+    joins(region, 1)
+    region.take()
+    region.receive(0, Failed, kind="internal", message="MemoryError", traceback="tb")
+    report = reset_of_all(region)
+    assert report.reason == f"worker 0 was lost: MemoryError{INSTEAD}worker 1 was being taken over"
+
+
+def test_a_new_process_that_fails_is_a_second_loss_without_an_order_of_its_own() -> None:
+    region = the_same_one_being_taken_over()
+    region.receive(1, Failed, epoch=FIRST + 1, kind="internal", message="MemoryError")
+    assert "it was lost before" in reset_of_all(region).reason
+
+
+def test_terms_of_one_incarnation_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two terms fit between two incarnations of this test: the incarnation itself, and one more."""
+    monkeypatch.setattr(limits, "terms_per_incarnation", 2)
+    region = running()
+    killed(region)
+    joins(region, 1)
+    restored(region)
+    killed(region, 2)
+    assert region.core.status().reason == (
+        f"{KILLED.replace('1', '2')}{INSTEAD}workers were taken over too often since the last reset"
+    )
+
+
+def test_with_global_recovery_the_reason_is_the_loss_alone() -> None:
+    region = CoordinatorHarness(3).run()
+    killed(region)
+    assert region.core.status().reason == KILLED
+    assert region.core.run.roster[1].state is WorkerState.LAUNCHED
+    assert region.take(LaunchWorker) == [LaunchWorker(1, 2)]
+
+
+# --- requests and timers meanwhile ------------------------------------------------------------------------
+
+
+def test_the_drain_clock_stands_still_until_the_worker_is_back() -> None:
+    region = running(drain_timeout_s=30.0)
+    region.play(CheckpointWanted())
+    for worker in (0, 2):
+        voted(region, worker, FIRST, checkpoint=2, step=9)
+    region.tick(20)
+    region.die(1)
+    region.tick(20)
+    joins(region, 1)
+    region.tick(20)
+    restored(region)
+    region.tick(29)
+    assert region.take(OpenManifest) == []
+    assert region.state is RegionState.RUNNING
+    region.tick(2)
+    report = reset_of_all(region)
+    assert report.reason.startswith("worker 1 was lost: no vote for checkpoint 2 within drain_timeout 30 s")
+
+
+def test_the_drain_clock_of_a_checkpoint_that_is_requested_meanwhile_begins_with_the_worker() -> None:
+    """No step can end without it, so nobody could vote."""
+    region = running(drain_timeout_s=30.0)
+    region.die(1)
+    region.play(CheckpointWanted())
+    region.tick(40)
+    assert region.take(OpenManifest) == []
+    joins(region, 1)
+    restored(region)
+    region.tick(29)
+    assert region.take(OpenManifest) == []
+    region.tick(2)
+    assert "no vote for checkpoint 2 within drain_timeout 30 s" in reset_of_all(region).reason
+
+
+def test_a_pause_in_force_is_sent_to_the_new_process() -> None:
+    region = running()
+    region.play(PauseWanted(on=True))
+    region.receive_from_all(Paused, pause=1, step=5, counters=Counters(step=5))
+    assert region.state is RegionState.PAUSED
+    region.die(1)
+    assert region.state is RegionState.RUNNING, "it is not known whether the new process stands still"
+    region.take()
+    joins(region, 1)
+    restored(region)
+    orders = [(link, type(order)) for link, order in region.sent(Start, Pause)]
+    assert orders == [(region.links[1], Start), (region.links[1], Pause)]
+    region.receive(1, Paused, epoch=FIRST + 1, pause=1, step=5, counters=Counters(step=5))
+    assert region.state is RegionState.PAUSED
+
+
+@pytest.mark.parametrize(("orders", "expected"), [((True,), [1]), ((True, False), [])])
+def test_the_new_process_gets_the_pause_order_that_is_in_force_when_it_starts(
+    orders: tuple[bool, ...], expected: list[int]
+) -> None:
+    region = running()
+    region.die(1)
+    joins(region, 1)
+    for on in orders:
+        region.play(PauseWanted(on=on))
+    region.take()
+    restored(region)
+    assert [order.pause for _, order in region.sent(Pause)] == expected
+
+
+def test_a_stop_waits_for_the_new_process_and_its_vote() -> None:
+    region = running()
+    region.progress(0, step=8)
+    region.die(1)
+    region.take()
+    region.play(StopWanted())
+    assert region.state is RegionState.STOPPING
+    joins(region, 1)
+    restored(region)
+    for worker, term in ((0, FIRST), (1, FIRST + 1), (2, FIRST)):
+        region.receive(worker, Paused, epoch=term, pause=1, step=9, counters=Counters(step=9))
+    for worker, term in ((0, FIRST), (1, FIRST + 1), (2, FIRST)):
+        voted(region, worker, term, checkpoint=2, step=9)
+    assert appended(region).number == 2
+    assert [order.kind for _, order in region.sent(Stop)] == ["stopped"] * 3
+    assert region.core.status().reason == "stopped"
+
+
+def test_a_stop_during_a_take_over_that_takes_too_long_ends_without_the_last_checkpoint() -> None:
+    region = running(reset_timeout_s=10.0)
+    region.progress(0, step=8)
+    region.die(1)
+    region.play(StopWanted())
+    region.tick(20)
+    assert region.state is RegionState.STOPPING
+    region.tick(11)
+    region.play(*(WorkerEnded(worker, 1, None) for worker in (0, 2)), WorkerEnded(1, 2, None))
+    assert region.state is RegionState.STOPPED
+    assert "without a last checkpoint" in region.core.status().reason
+
+
+def test_the_workers_cannot_be_changed_during_a_take_over() -> None:
+    region = running()
+    region.die(1)
+    region.take()
+    region.play(ScaleWanted(4), ReplaceWanted((0,)))
+    effects = region.take()
+    events = [one.event for one in effects if isinstance(one, NotifyObservers)]
+    errors = [one.error for one in events if isinstance(one, ScaleSettled | ReplaceSettled)]
+    assert errors == ["a worker is being taken over: try again when it runs"] * 2
+    assert not [one for one in effects if isinstance(one, LaunchWorker)]
+    joins(region, 1)
+    restored(region)
+    region.play(ScaleWanted(4))
+    assert LaunchWorker(3, 1) in region.take()
+
+
+def test_a_reset_by_hand_ends_a_take_over() -> None:
+    region = running()
+    region.die(1)
+    joins(region, 1)
+    region.take()
+    region.play(ResetWanted())
+    assert reset_of_all(region).reason == "a reset was requested"
+    region.die(2)
+    joins(region, 2)
+    assert [order.epoch for _, order in region.sent(Restore)] == [2 * FIRST + 1], "terms begin again"
+
+
+# --- suspected workers ------------------------------------------------------------------------------------
+
+
+SILENT = "it did not answer for 0.4 s"
+
+
+def suspects(region: CoordinatorHarness, by: int, peer: int = 1, term: int = FIRST, **fields: Any) -> None:
+    region.receive(by, Suspects, peer=peer, term=term, **{"reason": SILENT, **fields})
+
+
+def lost(region: CoordinatorHarness) -> list[str]:
+    """The reasons of the losses since the last call."""
+    return [event.reason for event in reports(region, WorkerLost)]
+
+
+def test_one_report_about_a_worker_that_lives_does_nothing() -> None:
+    region = running()
+    suspects(region, by=0)
+    effects = region.take()
+    assert not [one for one in effects if isinstance(one, CancelWorker | LaunchWorker | MessageRefused)]
+    region.tick(1)
+    suspects(region, by=0)
+    assert lost(region) == []
+
+
+def test_two_workers_that_report_a_third_one_make_it_lost() -> None:
+    region = running()
+    suspects(region, by=2)
+    region.now += 1.0
+    suspects(region, by=0)
+    effects = region.take()
+    assert [one for one in effects if isinstance(one, CancelWorker | LaunchWorker)] == [
+        CancelWorker(1, 1),
+        LaunchWorker(1, 2, host=0, host_link=100),
+    ]
+    events = [one.event for one in effects if isinstance(one, NotifyObservers)]
+    assert [one.reason for one in events if isinstance(one, WorkerLost)] == [
+        f"workers 0, 2 report that {SILENT}"
+    ]
+    joins(region, 1)
+    restored(region)
+    (report,) = region.core.status().resets
+    assert (report.reason, report.term) == (
+        f"worker 1 was lost: workers 0, 2 report that {SILENT}",
+        FIRST + 1,
+    )
+
+
+def test_a_report_about_a_worker_that_is_silent_here_too_makes_it_lost() -> None:
+    region = running()
+    region.tick(1, silent=(1,))
+    suspects(region, by=0)
+    assert lost(region) == []
+    region.now += limits.suspected_silent_s - 1.0 + 0.1
+    suspects(region, by=0)
+    (reason,) = lost(region)
+    assert reason == f"worker 0 reports that {SILENT}, and it sent nothing for 1.6 s"
+    assert region.state is RegionState.RUNNING
+
+
+def test_one_worker_that_cannot_reach_another_one_for_long_has_it_replaced() -> None:
+    """No step can end without the link between them."""
+    region = running()
+    found: list[str] = []
+    while not found and region.now < 60.0:
+        suspects(region, by=0)
+        found = lost(region)
+        region.tick(1)
+    assert found == [f"worker 0 cannot reach it, although it lives: {SILENT}"]
+    assert limits.suspects_alone_s < region.now <= limits.suspects_alone_s + 2.0
+
+
+def test_reports_with_a_pause_between_them_are_counted_from_the_last_pause_on() -> None:
+    region = running()
+    for _ in range(4):
+        suspects(region, by=0)
+        region.tick(1)
+    region.tick(2)  # the link is well again
+    for _ in range(4):
+        suspects(region, by=0)
+        region.tick(1)
+    assert lost(region) == [], "four seconds each"
+
+
+def test_reports_of_two_workers_at_different_times_are_no_agreement() -> None:
+    region = running()
+    suspects(region, by=0)
+    region.tick(2)
+    suspects(region, by=2)
+    assert lost(region) == []
+
+
+def test_a_worker_that_reports_twice_is_no_second_reporter() -> None:
+    region = running()
+    suspects(region, by=0)
+    suspects(region, by=0)
+    assert lost(region) == []
+
+
+def test_a_report_about_a_former_term_is_ignored() -> None:
+    region = running()
+    region.die(1)
+    joins(region, 1)
+    restored(region)
+    region.take()
+    for by in (0, 2):
+        suspects(region, by=by, term=FIRST)
+    assert lost(region) == []
+    for by in (0, 2):
+        suspects(region, by=by, term=FIRST + 1)
+    assert lost(region) == [f"workers 0, 2 report that {SILENT}"], "of the present term it counts"
+
+
+def test_a_report_about_a_worker_that_is_known_to_be_lost_is_ignored() -> None:
+    region = running()
+    region.die(1)
+    region.take()
+    for by in (0, 2):
+        suspects(region, by=by, term=FIRST + 1)
+    assert lost(region) == []
+    joins(region, 1)
+    assert region.state is RegionState.RUNNING
+
+
+@pytest.mark.parametrize("peer", [-1, 3, 9])
+def test_a_report_about_no_worker_is_refused(peer: int) -> None:
+    region = running()
+    suspects(region, by=0, peer=peer)
+    (refused,) = region.take(MessageRefused)
+    assert (refused.refusal.name, refused.refusal.text) == ("UNEXPECTED", f"worker 0 suspects worker {peer}")
+
+
+def test_with_global_recovery_such_a_report_is_refused() -> None:
+    region = CoordinatorHarness(3).run()
+    for by in (0, 2):
+        suspects(region, by=by, term=1)
+    assert [one.refusal.name for one in region.take(MessageRefused)] == ["UNEXPECTED"] * 2
+    assert region.state is RegionState.RUNNING
+
+
+def test_a_report_of_an_earlier_incarnation_is_refused() -> None:
+    region = running()
+    suspects(region, by=0, incarnation=0)
+    suspects(region, by=2, incarnation=0)
+    assert [one.refusal.name for one in region.take(MessageRefused)] == ["STALE_INCARNATION"] * 2
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_worker_in_user_code_is_no_lost_one_if_its_companion_says_that_it_runs(stopped: bool) -> None:
+    region = running()
+    for _ in range(8):
+        region.receive(1, CompanionReport, attempt=1, operator="regex", stopped=stopped)
+        suspects(region, by=0)
+        suspects(region, by=2)
+        region.tick(1, silent=(1,))
+    assert bool(lost(region)) == stopped
+
+
+def test_a_worker_that_lives_and_that_nobody_reaches_is_replaced_although_its_companion_reports() -> None:
+    region = running()
+    for _ in range(8):
+        region.receive(1, CompanionReport, attempt=1, operator="regex")
+        suspects(region, by=0)
+        suspects(region, by=2)
+        region.tick(1)
+    assert lost(region)

@@ -11,12 +11,7 @@ import pytest
 from checkpoint.chains.directory_store import DirectoryStore
 from checkpoint.chains.state_store import StateStore
 from checkpoint.chains.steps_log import StepsLog
-from checkpoint.chains.whole_checkpoints import (
-    SoundStore,
-    _PartReader,
-    examine,
-    read_part,
-)
+from checkpoint.chains.whole_checkpoints import SoundStore, _PartReader, examine, read_part
 from checkpoint.core.records.lines import restored
 from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint
 from checkpoint.core.region import worker_directory
@@ -159,7 +154,7 @@ async def test_planted_unavailable_members_count_as_damaged(monkeypatch: pytest.
     assert await found(store, kept) == ([3], 2), "the member that is unavailable has all of checkpoint 3"
 
 
-# --- may a claim disregard damage? --------------------------------------------------------------------------
+# --- may a claim disregard damage? -----------------------------------------------------------------------
 
 
 async def chains_found(claim: MemoryClaim, ends: dict[str, Position | None]) -> list[ChainState]:

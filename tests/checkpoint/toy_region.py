@@ -1,6 +1,5 @@
-"""Toy workers as processes under a RegionControl, and the same as a driver process of its own.
-
-`python -m tests.checkpoint.toy_region JSON` runs a region to its end and prints one JSON line for each event.
+"""Toy workers as processes under a RegionControl, and the same as a driver process of its own. `python -m
+tests.checkpoint.toy_region JSON` runs a region to its end and prints one JSON line for each event.
 """
 
 import json

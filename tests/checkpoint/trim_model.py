@@ -1,7 +1,7 @@
 """One input with one producer, read by regions, on a store in memory: real chains, manifests and trimming.
-
-The regions have no workers: a checkpoint is committed with the position up to which a real follower has read.
-The oracle reads the input from every retained checkpoint of every registered region, as a restore does.
+The regions have no workers: a checkpoint is committed with the position up to which a real follower has
+read. The oracle reads the input from every retained checkpoint of every registered region, as a restore
+does.
 """
 
 from contextlib import aclosing

@@ -124,7 +124,7 @@ EVENT_GROUPS: Final = (
     EventGroup(
         "coordinator",
         _steps(PHASES),
-        {"NEW to ENDING": "no run stops it so early; tests/checkpoint/test_coordinator_end.py"},
+        {"NEW to ENDING": "no run stops it so early; tests/checkpoint/test_coordinator.py"},
     ),
     EventGroup(
         "participant",

@@ -17,8 +17,7 @@ from checkpoint.core.coordination.vocabulary import (
 )
 from checkpoint.core.links.messages import Counters
 from checkpoint.core.links.participation import ParticipantState, ParticipantTick
-from tests.checkpoint.region_model import RegionModel
-from tests.checkpoint.region_model_state import Driver, Process
+from tests.checkpoint.region_model import Driver, Process, RegionModel
 from tests.stories.region.links import StoryLinks
 from tests.stories.region.telling import Told, cut_in_words, performed, reported
 from tests.stories.words import WrongStepError
