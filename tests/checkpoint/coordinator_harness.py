@@ -11,10 +11,11 @@ from checkpoint.core.coordination.vocabulary import (
     CoordinatorTick,
     LinkDown,
     ManifestOpened,
+    NotifyObservers,
     SendControl,
     WorkerEnded,
 )
-from checkpoint.core.links.messages import Counters, Join, Progress, Restored, Vote
+from checkpoint.core.links.messages import Counters, Join, Progress, RequestCheckpoint, Restored, Vote
 from checkpoint.core.records.manifest import WorkerCheckpoint
 from checkpoint.core.region import RegionState
 from journal.core.chain import Position
@@ -53,6 +54,14 @@ class CoordinatorHarness:
 
     def sent(self, *kinds):
         return [(e.link, e.message) for e in self.take(SendControl) if isinstance(e.message, kinds)]
+
+    def events(self, kind):
+        """The events of this kind that observers were notified of; forgets all effects."""
+        return [e.event for e in self.take(NotifyObservers) if isinstance(e.event, kind)]
+
+    def requested(self):
+        """The checkpoints that were requested, once for each worker."""
+        return [order.checkpoint for _, order in self.sent(RequestCheckpoint)]
 
     def opened(self, checkpoint=None, epoch=None):
         self.epoch = epoch or self.epoch + 1
@@ -99,6 +108,17 @@ class CoordinatorHarness:
             **fields,
         )
 
+    def votes(self, checkpoint, step=5, **fields):
+        """All workers vote."""
+        for worker in range(len(self.core.run.roster)):
+            self.vote(worker, checkpoint, step, **fields)
+
+    def appended(self):
+        """The one checkpoint that is being appended is acknowledged. Returns it."""
+        (append,) = self.take(AppendCheckpoint)
+        self.play(CheckpointAppended(append.checkpoint))
+        return append.checkpoint
+
     def run_to_start(self):
         """Run until all have received Start."""
         self.opened()
@@ -116,11 +136,8 @@ class CoordinatorHarness:
     def commit(self, checkpoint=1, step=5):
         """A whole checkpoint, acknowledged. Returns it."""
         self.play(CheckpointWanted())
-        for worker in range(self.spec.workers):
-            self.vote(worker, checkpoint, step)
-        (append,) = self.take(AppendCheckpoint)
-        self.play(CheckpointAppended(append.checkpoint))
-        return append.checkpoint
+        self.votes(checkpoint, step)
+        return self.appended()
 
     def tick(self, seconds, silent=()):
         """Seconds pass, each tick on time; linked workers but the silent ones are heard from."""

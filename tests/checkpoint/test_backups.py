@@ -80,161 +80,142 @@ async def empty_store(seed=3):
 
 
 # EVIDENCE-OF: P-6
-def test_a_backup_has_each_chain_up_to_the_checkpoint_and_a_restore_reads_the_same():
-    async def main():
-        async with opened() as (region, place), empty_store() as new:
-            await region.advance(rolls=True)
-            done = await region.back_up(place)
-            assert done.copied_bytes == done.bytes
-            checkpoint = region.last
-            assert (done.checkpoint, done.step) == (checkpoint.number, checkpoint.step)
-            assert await region.savepoints() == {}
-            wanted = await records_at(region.store, checkpoint)
-            record = await newest_backup(place)
-            restored = await restore_backup(place, record, new)
-            (first,) = await retained_checkpoints(new, REGION)
-            assert first.number == restored.checkpoint == checkpoint.number + 1
-            assert (first.line, first.rewound, first.rolled_back_to) == (1, True, checkpoint.number)
-            assert await records_at(new, first) == wanted
-            assert all(len(records) >= 2 for records in wanted.values())
-            last = await last_recorded(new, APPLICATION, HANDLE, PRODUCER)
-            assert (last.batch, last.end) == (region.input.last, region.input.last_end)
-            async with await InputLog.open(new, APPLICATION, HANDLE, PRODUCER) as producer:
-                assert producer.last == region.input.last
-                await producer.append([(1, b"more")], number=producer.last + 1)
-                await producer.recorded(producer.last)
-
-    run(main)
+@pytest.mark.trio
+async def test_a_backup_has_each_chain_up_to_the_checkpoint_and_a_restore_reads_the_same(autojump_clock):
+    async with opened() as (region, place), empty_store() as new:
+        await region.advance(rolls=True)
+        done = await region.back_up(place)
+        assert done.copied_bytes == done.bytes
+        checkpoint = region.last
+        assert (done.checkpoint, done.step) == (checkpoint.number, checkpoint.step)
+        assert await region.savepoints() == {}
+        wanted = await records_at(region.store, checkpoint)
+        record = await newest_backup(place)
+        restored = await restore_backup(place, record, new)
+        (first,) = await retained_checkpoints(new, REGION)
+        assert first.number == restored.checkpoint == checkpoint.number + 1
+        assert (first.line, first.rewound, first.rolled_back_to) == (1, True, checkpoint.number)
+        assert await records_at(new, first) == wanted
+        assert all(len(records) >= 2 for records in wanted.values())
+        last = await last_recorded(new, APPLICATION, HANDLE, PRODUCER)
+        assert (last.batch, last.end) == (region.input.last, region.input.last_end)
+        async with await InputLog.open(new, APPLICATION, HANDLE, PRODUCER) as producer:
+            assert producer.last == region.input.last
+            await producer.append([(1, b"more")], number=producer.last + 1)
+            await producer.recorded(producer.last)
 
 
-def test_a_backup_and_a_restore_name_the_registered_readers_that_are_not_in_it():
-    async def main():
-        async with opened() as (region, place), empty_store() as new:
-            await region.advance()
-            assert (await region.back_up(place)).left_out == ()
-            register = input_register(APPLICATION, HANDLE)
-            await register_consumer(region.store, register, "report", "in")
-            query = QueryRegistration(StoreHost(region.store), register, "board", session="s", retain_s=0.0)
-            await query.begin(None)
-            await register_consumer(region.store, output_register(REGION, "shown"), "later", "in")
-            done = await region.back_up(place)
-            named = (
-                f"report (input {HANDLE!r})",
-                f"query:board (input {HANDLE!r})",
-                "later (output 'shown')",
-            )
-            assert sorted(done.left_out) == sorted(named)
-            for name in named:
-                assert name in _done_text(done)
-            restored = await restore_backup(place, await newest_backup(place), new)
-            assert restored.left_out == done.left_out
-            assert "have registered there" in _restored_text(restored)
-            assert list((await read_register(new, register)).consumers) == [REGION]
-
-    run(main)
+@pytest.mark.trio
+async def test_a_backup_and_a_restore_name_the_registered_readers_that_are_not_in_it(autojump_clock):
+    async with opened() as (region, place), empty_store() as new:
+        await region.advance()
+        assert (await region.back_up(place)).left_out == ()
+        register = input_register(APPLICATION, HANDLE)
+        await register_consumer(region.store, register, "report", "in")
+        query = QueryRegistration(StoreHost(region.store), register, "board", session="s", retain_s=0.0)
+        await query.begin(None)
+        await register_consumer(region.store, output_register(REGION, "shown"), "later", "in")
+        done = await region.back_up(place)
+        named = (f"report (input {HANDLE!r})", f"query:board (input {HANDLE!r})", "later (output 'shown')")
+        assert sorted(done.left_out) == sorted(named)
+        for name in named:
+            assert name in _done_text(done)
+        restored = await restore_backup(place, await newest_backup(place), new)
+        assert restored.left_out == done.left_out
+        assert "have registered there" in _restored_text(restored)
+        assert list((await read_register(new, register)).consumers) == [REGION]
 
 
-def test_the_second_backup_copies_only_what_changed():
-    async def main():
-        async with opened() as (region, place):
-            await region.advance(size=100_000)
-            first = await region.back_up(place)
-            again = await region.back_up(place)
-            assert (again.copied_bytes, again.bytes) == (0, first.bytes), "nothing changed"
-            await region.advance(size=1_000)
-            second = await region.back_up(place)
-            assert second.copied_bytes == second.bytes - first.bytes, "the tails only"
-            assert second.copied_bytes < 10_000 < first.bytes / 20
-            assert await whole(place) == [again.number, second.number]
-
-    run(main)
+@pytest.mark.trio
+async def test_the_second_backup_copies_only_what_changed(autojump_clock):
+    async with opened() as (region, place):
+        await region.advance(size=100_000)
+        first = await region.back_up(place)
+        again = await region.back_up(place)
+        assert (again.copied_bytes, again.bytes) == (0, first.bytes), "nothing changed"
+        await region.advance(size=1_000)
+        second = await region.back_up(place)
+        assert second.copied_bytes == second.bytes - first.bytes, "the tails only"
+        assert second.copied_bytes < 10_000 < first.bytes / 20
+        assert await whole(place) == [again.number, second.number]
 
 
-def test_a_segment_of_many_small_pieces_is_copied_again_as_a_whole(monkeypatch):
+@pytest.mark.trio
+async def test_a_segment_of_many_small_pieces_is_copied_again_as_a_whole(monkeypatch, autojump_clock):
     monkeypatch.setattr(limits, "backup_small_pieces_max", 3)
-
-    async def main():
-        async with opened() as (region, place):
-            most = 0
-            for _ in range(6):
-                await region.advance()
-                await region.back_up(place, keep=1)
-                record = await newest_backup(place)
-                most = max(len(one.pieces) for chain in record.chains for one in chain.segments)
-                assert most <= 3
-                assert await pieces_there(place) == record.pieces().keys()
-            assert await whole(place) == [record.number]
-
-    run(main)
+    async with opened() as (region, place):
+        most = 0
+        for _ in range(6):
+            await region.advance()
+            await region.back_up(place, keep=1)
+            record = await newest_backup(place)
+            most = max(len(one.pieces) for chain in record.chains for one in chain.segments)
+            assert most <= 3
+            assert await pieces_there(place) == record.pieces().keys()
+        assert await whole(place) == [record.number]
 
 
-def test_older_backups_go_with_what_only_they_need(monkeypatch):
+@pytest.mark.trio
+async def test_older_backups_go_with_what_only_they_need(monkeypatch, autojump_clock):
     monkeypatch.setattr(limits, "backup_small_pieces_max", 2)  # segments are copied again, so pieces differ
-
-    async def main():
-        async with opened() as (region, place):
-            made: list[int] = []
-            for count in range(1, 5):
-                await region.advance(rolls=count % 2 == 0)
-                done = await region.back_up(place, keep=2)
-                made.append(done.number)
-                assert done.released == tuple(made[-3:-2]), "the backup, and no record of a run"
-                numbers = await whole(place)
-                assert len(numbers) == min(count, 2)
-                assert numbers[-1] == done.number
-            needed = {name for record in await backups_of(place) for name in record.pieces()}
-            assert await pieces_there(place) == needed
-            assert len(await place.sizes(RECORD_PREFIX)) <= 2 + 1, "and its own beginning"
-
-    run(main)
+    async with opened() as (region, place):
+        made: list[int] = []
+        for count in range(1, 5):
+            await region.advance(rolls=count % 2 == 0)
+            done = await region.back_up(place, keep=2)
+            made.append(done.number)
+            assert done.released == tuple(made[-3:-2]), "the backup, and no record of a run"
+            numbers = await whole(place)
+            assert len(numbers) == min(count, 2)
+            assert numbers[-1] == done.number
+        needed = {name for record in await backups_of(place) for name in record.pieces()}
+        assert await pieces_there(place) == needed
+        assert len(await place.sizes(RECORD_PREFIX)) <= 2 + 1, "and its own beginning"
 
 
-def test_a_crash_at_any_step_of_a_backup_leaves_the_older_backup_or_the_new_one():
-    async def main():
-        async with opened() as (region, place):
-            last = (await region.back_up(place)).number
-            savepoints, committed = RememberedSavepoints(region), True
-            for fails_at in range(1, 100):
-                if committed:
-                    await region.advance(rolls=fails_at % 3 == 0)
-                failing, done = Failing(fails_at), None
-                try:
-                    done = await region.back_up(FailingPlace(place, failing), savepoints)
-                except* BrokenError:
-                    assert done is None
-                assert savepoints.held == set()
-                numbers = await whole(place)
-                assert numbers[-1] >= last
-                last, committed = numbers[-1], numbers[-1] > last
-                if done is not None:
-                    break
-            assert done.number == last
-            assert 15 < fails_at < 99, "it has failed at every step"
-            async with empty_store() as new:
-                await restore_backup(place, await newest_backup(place), new)
-                (first,) = await retained_checkpoints(new, REGION)
-                assert await records_at(new, first) == await records_at(region.store, region.last)
-            await region.back_up(place)
-            needed = {name for record in await backups_of(place) for name in record.pieces()}
-            assert await pieces_there(place) == needed, "and what the crashes left is deleted"
-
-    run(main)
+@pytest.mark.trio
+async def test_a_crash_at_any_step_of_a_backup_leaves_the_older_backup_or_the_new_one(autojump_clock):
+    async with opened() as (region, place):
+        last = (await region.back_up(place)).number
+        savepoints, committed = RememberedSavepoints(region), True
+        for fails_at in range(1, 100):
+            if committed:
+                await region.advance(rolls=fails_at % 3 == 0)
+            failing, done = Failing(fails_at), None
+            try:
+                done = await region.back_up(FailingPlace(place, failing), savepoints)
+            except* BrokenError:
+                assert done is None
+            assert savepoints.held == set()
+            numbers = await whole(place)
+            assert numbers[-1] >= last
+            last, committed = numbers[-1], numbers[-1] > last
+            if done is not None:
+                break
+        assert done.number == last
+        assert 15 < fails_at < 99, "it has failed at every step"
+        async with empty_store() as new:
+            await restore_backup(place, await newest_backup(place), new)
+            (first,) = await retained_checkpoints(new, REGION)
+            assert await records_at(new, first) == await records_at(region.store, region.last)
+        await region.back_up(place)
+        needed = {name for record in await backups_of(place) for name in record.pieces()}
+        assert await pieces_there(place) == needed, "and what the crashes left is deleted"
 
 
-def test_what_the_target_has_lost_is_copied_again():
-    async def main():
-        async with opened() as (region, place):
-            first = await region.back_up(place)
-            (lost, *_) = sorted(await pieces_there(place))
-            await place.delete([lost])
-            second = await region.back_up(place, keep=1)
-            assert 0 < second.copied_bytes < first.copied_bytes
-            assert await whole(place) == [second.number]
-
-    run(main)
+@pytest.mark.trio
+async def test_what_the_target_has_lost_is_copied_again(autojump_clock):
+    async with opened() as (region, place):
+        first = await region.back_up(place)
+        (lost, *_) = sorted(await pieces_there(place))
+        await place.delete([lost])
+        second = await region.back_up(place, keep=1)
+        assert 0 < second.copied_bytes < first.copied_bytes
+        assert await whole(place) == [second.number]
 
 
-def test_a_run_that_another_one_followed_is_given_up():
+@pytest.mark.trio
+async def test_a_run_that_another_one_followed_is_given_up(autojump_clock):
     class Overtaken(FailingPlace):
         """Another run begins and ends before our record is written."""
 
@@ -246,318 +227,288 @@ def test_a_run_that_another_one_followed_is_given_up():
                 self.other = await self.region.back_up(self._place, RememberedSavepoints(self.region), keep=1)
             return await super().put(name, data, sha256)
 
-    async def main():
-        async with opened() as (region, place):
-            await region.back_up(place)
-            await region.advance()
-            overtaken = Overtaken(place, Failing(0))
-            overtaken.region = region
-            with pytest.raises(BackupRefusedError, match="another run began after the one of"):
-                await region.back_up(overtaken)
-            assert await whole(place) == [overtaken.other.number], "which used pieces of the first one"
-
-    run(main)
+    async with opened() as (region, place):
+        await region.back_up(place)
+        await region.advance()
+        overtaken = Overtaken(place, Failing(0))
+        overtaken.region = region
+        with pytest.raises(BackupRefusedError, match="another run began after the one of"):
+            await region.back_up(overtaken)
+        assert await whole(place) == [overtaken.other.number], "which used pieces of the first one"
 
 
-def test_a_run_that_wakes_up_after_others_have_deleted_its_number_is_given_up():
-    async def main():
-        async with opened() as (region, place):
-            kept = {}
+@pytest.mark.trio
+async def test_a_run_that_wakes_up_after_others_have_deleted_its_number_is_given_up(autojump_clock):
+    async with opened() as (region, place):
+        kept = {}
 
-            class Late(FailingPlace):
-                async def put(self, name, data, sha256):
-                    if name.startswith(RECORD_PREFIX) and len(data) > 1_000:
-                        for _ in range(2):
-                            await region.advance(rolls=True)
-                            await region.back_up(place, RememberedSavepoints(region), keep=1)
-                        kept.update(place.objects)
-                        assert name not in kept, "its number is free again"
-                    return await super().put(name, data, sha256)
+        class Late(FailingPlace):
+            async def put(self, name, data, sha256):
+                if name.startswith(RECORD_PREFIX) and len(data) > 1_000:
+                    for _ in range(2):
+                        await region.advance(rolls=True)
+                        await region.back_up(place, RememberedSavepoints(region), keep=1)
+                    kept.update(place.objects)
+                    assert name not in kept, "its number is free again"
+                return await super().put(name, data, sha256)
 
-            with pytest.raises(BackupRefusedError, match="another run began"):
-                await region.back_up(Late(place, Failing(0)), RememberedSavepoints(region))
-            assert kept.items() <= place.objects.items()
-            assert len(await whole(place)) == 1
-
-    run(main)
+        with pytest.raises(BackupRefusedError, match="another run began"):
+            await region.back_up(Late(place, Failing(0)), RememberedSavepoints(region))
+        assert kept.items() <= place.objects.items()
+        assert len(await whole(place)) == 1
 
 
-def test_a_backup_that_is_cancelled_drops_its_savepoint():
-    async def main():
-        async with opened() as (region, place):
+@pytest.mark.trio
+async def test_a_backup_that_is_cancelled_drops_its_savepoint(autojump_clock):
+    async with opened() as (region, place):
 
-            class Slow(FailingPlace):
-                async def put(self, name, data, sha256):
-                    if name.startswith(PIECE_PREFIX):
-                        assert len(await region.savepoints()) == 1, "it holds the checkpoint"
-                        scope.cancel()
-                        await trio.sleep_forever()
-                    return await super().put(name, data, sha256)
+        class Slow(FailingPlace):
+            async def put(self, name, data, sha256):
+                if name.startswith(PIECE_PREFIX):
+                    assert len(await region.savepoints()) == 1, "it holds the checkpoint"
+                    scope.cancel()
+                    await trio.sleep_forever()
+                return await super().put(name, data, sha256)
 
-            with trio.CancelScope() as scope:
-                await region.back_up(Slow(place, Failing(0)))
-            assert scope.cancelled_caught
-            assert await region.savepoints() == {}
-            assert await whole(place) == []
-
-    run(main)
+        with trio.CancelScope() as scope:
+            await region.back_up(Slow(place, Failing(0)))
+        assert scope.cancelled_caught
+        assert await region.savepoints() == {}
+        assert await whole(place) == []
 
 
-def test_pieces_of_several_segments_are_written_at_the_same_time_and_no_more_than_the_limit():
-    async def main():
-        async with opened() as (region, place):
-            for _ in range(3):
-                await region.advance(rolls=True)
-            begun, full = [], trio.Event()
+@pytest.mark.trio
+async def test_pieces_of_several_segments_are_written_at_the_same_time_and_no_more_than_the_limit(
+    autojump_clock,
+):
+    async with opened() as (region, place):
+        for _ in range(3):
+            await region.advance(rolls=True)
+        begun, full = [], trio.Event()
 
-            class Slow(FailingPlace):
-                async def put(self, name, data, sha256):
-                    if name.startswith(PIECE_PREFIX):
-                        begun.append(name)
-                        if len(begun) == limits.backup_copies_max:
-                            full.set()
-                        await full.wait()
-                        await trio.testing.wait_all_tasks_blocked()
-                        assert len(begun) <= limits.backup_copies_max
-                        begun.remove(name)
-                    return await super().put(name, data, sha256)
+        class Slow(FailingPlace):
+            async def put(self, name, data, sha256):
+                if name.startswith(PIECE_PREFIX):
+                    begun.append(name)
+                    if len(begun) == limits.backup_copies_max:
+                        full.set()
+                    await full.wait()
+                    await trio.testing.wait_all_tasks_blocked()
+                    assert len(begun) <= limits.backup_copies_max
+                    begun.remove(name)
+                return await super().put(name, data, sha256)
 
-            with trio.fail_after(60):
-                done = await region.back_up(Slow(place, Failing(0)))
-            assert done.copied_objects > limits.backup_copies_max
-            assert await whole(place) == [done.number]
-
-    run(main)
-
-
-def test_a_piece_that_is_refused_ends_the_run_also_while_other_segments_are_read():
-    async def main():
-        async with opened() as (region, place):
-
-            class Refusing(FailingPlace):
-                async def put(self, name, data, sha256):
-                    if name.startswith(PIECE_PREFIX):
-                        await trio.testing.wait_all_tasks_blocked()
-                        return False
-                    return await super().put(name, data, sha256)
-
-            with pytest.raises(BackupRefusedError, match="exists with other bytes than its name states"):
-                await region.back_up(Refusing(place, Failing(0)))
-            assert await whole(place) == []
-            assert await region.savepoints() == {}
-
-    run(main)
+        with trio.fail_after(60):
+            done = await region.back_up(Slow(place, Failing(0)))
+        assert done.copied_objects > limits.backup_copies_max
+        assert await whole(place) == [done.number]
 
 
-def test_a_fork_without_chains_of_its_own_is_refused():
-    async def main():
-        async with opened() as (region, _):
-            origin = ForkOrigin(region="other", checkpoint=1, step=1, savepoint="fork-1", application="shop")
-            checkpoint = msgspec.structs.replace(region.last, origin=origin, in_origin=True)
-            with pytest.raises(BackupRefusedError, match="is a fork without chains of its own"):
-                needed_chains(checkpoint, REGION)
+@pytest.mark.trio
+async def test_a_piece_that_is_refused_ends_the_run_also_while_other_segments_are_read(autojump_clock):
+    async with opened() as (region, place):
 
-    run(main)
+        class Refusing(FailingPlace):
+            async def put(self, name, data, sha256):
+                if name.startswith(PIECE_PREFIX):
+                    await trio.testing.wait_all_tasks_blocked()
+                    return False
+                return await super().put(name, data, sha256)
+
+        with pytest.raises(BackupRefusedError, match="exists with other bytes than its name states"):
+            await region.back_up(Refusing(place, Failing(0)))
+        assert await whole(place) == []
+        assert await region.savepoints() == {}
 
 
-def test_a_target_of_another_region_of_that_name_is_refused():
-    async def main():
-        async with opened() as (region, place):
-            await region.back_up(place)
-            async with empty_store() as new, BackedUpRegion.open(new) as other:
-                with pytest.raises(BackupRefusedError, match=f"{record_name(2)} is of region '{REGION}' of"):
-                    await other.back_up(place)
-                assert await other.savepoints() == {}
+@pytest.mark.trio
+async def test_a_fork_without_chains_of_its_own_is_refused(autojump_clock):
+    async with opened() as (region, _):
+        origin = ForkOrigin(region="other", checkpoint=1, step=1, savepoint="fork-1", application="shop")
+        checkpoint = msgspec.structs.replace(region.last, origin=origin, in_origin=True)
+        with pytest.raises(BackupRefusedError, match="is a fork without chains of its own"):
+            needed_chains(checkpoint, REGION)
 
-    run(main)
+
+@pytest.mark.trio
+async def test_a_target_of_another_region_of_that_name_is_refused(autojump_clock):
+    async with opened() as (region, place):
+        await region.back_up(place)
+        async with empty_store() as new, BackedUpRegion.open(new) as other:
+            with pytest.raises(BackupRefusedError, match=f"{record_name(2)} is of region '{REGION}' of"):
+                await other.back_up(place)
+            assert await other.savepoints() == {}
 
 
 # --- restores ---------------------------------------------------------------------------------------------
 
 
-def test_input_that_was_trimmed_is_not_looked_for(monkeypatch):
+@pytest.mark.trio
+async def test_input_that_was_trimmed_is_not_looked_for(monkeypatch, autojump_clock):
     monkeypatch.setattr(limits, "input_segment_bytes_max", 300)
-
-    async def main():
-        async with opened() as (region, place), empty_store() as new:
-            for _ in range(4):
-                await region.advance()
-            await region.back_up(place)
-            record = await newest_backup(place)
-            (saved,) = [chain for chain in record.chains if chain.directory == INPUT]
-            assert saved.released is not None
-            assert saved.released[1] > 0
-            await restore_backup(place, record, new)
-            async with await InputLog.open(new, APPLICATION, HANDLE, PRODUCER) as producer:
-                assert producer.last == region.input.last
-            chain = await inspect_chain(new, INPUT, "input", floor=saved.released[1] + 1)
-            batches = [
-                record.ints[0]
-                async for _, record in read_records(new, chain, directory=INPUT)
-                if record.op is Op.INPUT
-            ]
-            assert batches[-1] == region.input.last
-
-    run(main)
-
-
-def test_a_crash_at_any_step_of_a_restore_leaves_no_region_or_all_of_it():
-    async def main():
-        async with opened() as (region, place):
+    async with opened() as (region, place), empty_store() as new:
+        for _ in range(4):
             await region.advance()
-            await region.back_up(place)
-            record, wanted = await newest_backup(place), await records_at(region.store, region.last)
-            async with empty_store() as new:
-                for fails_at in range(1, 100):  # each one continues, and comes one call further
-                    failing, restored = Failing(fails_at), None
-                    try:
-                        restored = await restore_backup(
-                            FailingPlace(place, failing), record, FailingStore(new, failing)
-                        )
-                        break
-                    except* BrokenError:
-                        with pytest.raises(NoRegionError):
-                            await read_manifest(new, REGION)
-                (first,) = await retained_checkpoints(new, REGION)
-                assert first.number == restored.checkpoint
-                assert await records_at(new, first) == wanted
-                assert (await last_recorded(new, APPLICATION, HANDLE, PRODUCER)).batch == region.input.last
-            assert 7 < fails_at < 99, "it has failed at every step"
-
-    run(main)
+        await region.back_up(place)
+        record = await newest_backup(place)
+        (saved,) = [chain for chain in record.chains if chain.directory == INPUT]
+        assert saved.released is not None
+        assert saved.released[1] > 0
+        await restore_backup(place, record, new)
+        async with await InputLog.open(new, APPLICATION, HANDLE, PRODUCER) as producer:
+            assert producer.last == region.input.last
+        chain = await inspect_chain(new, INPUT, "input", floor=saved.released[1] + 1)
+        batches = [
+            record.ints[0]
+            async for _, record in read_records(new, chain, directory=INPUT)
+            if record.op is Op.INPUT
+        ]
+        assert batches[-1] == region.input.last
 
 
-def test_a_restore_continues_in_the_middle_of_a_segment_and_never_after_other_bytes():
-    async def main():
-        async with opened() as (region, place):
-            await region.advance(size=200_000)
-            await region.back_up(place)
-            record = await newest_backup(place)
-            async with empty_store() as new:
-                chain = next(one for one in record.chains if one.chain == "state")
-                (segment,) = chain.segments
-                with pytest.raises(BrokenError):
-                    await restore_backup(FailingPlace(place, Failing(1)), record, new)
-                view = await new.inspect(WORKER)
-                ((epoch, writer),) = view.epochs.values()
-                async with await new.claim(WORKER, epoch, writer) as claim:
-                    other = claim.open_object(segment.name)
-                    await other.wait_synced(other.append(b"other bytes"))
-                with pytest.raises(
-                    BackupRefusedError, match=f"{WORKER}/{segment.name} of the store has bytes"
-                ):
-                    await restore_backup(place, record, new)
+@pytest.mark.trio
+async def test_a_crash_at_any_step_of_a_restore_leaves_no_region_or_all_of_it(autojump_clock):
+    async with opened() as (region, place):
+        await region.advance()
+        await region.back_up(place)
+        record, wanted = await newest_backup(place), await records_at(region.store, region.last)
+        async with empty_store() as new:
+            for fails_at in range(1, 100):  # each one continues, and comes one call further
+                failing, restored = Failing(fails_at), None
+                try:
+                    restored = await restore_backup(
+                        FailingPlace(place, failing), record, FailingStore(new, failing)
+                    )
+                    break
+                except* BrokenError:
+                    with pytest.raises(NoRegionError):
+                        await read_manifest(new, REGION)
+            (first,) = await retained_checkpoints(new, REGION)
+            assert first.number == restored.checkpoint
+            assert await records_at(new, first) == wanted
+            assert (await last_recorded(new, APPLICATION, HANDLE, PRODUCER)).batch == region.input.last
+        assert 7 < fails_at < 99, "it has failed at every step"
 
-    run(main)
+
+@pytest.mark.trio
+async def test_a_restore_continues_in_the_middle_of_a_segment_and_never_after_other_bytes(autojump_clock):
+    async with opened() as (region, place):
+        await region.advance(size=200_000)
+        await region.back_up(place)
+        record = await newest_backup(place)
+        async with empty_store() as new:
+            chain = next(one for one in record.chains if one.chain == "state")
+            (segment,) = chain.segments
+            with pytest.raises(BrokenError):
+                await restore_backup(FailingPlace(place, Failing(1)), record, new)
+            view = await new.inspect(WORKER)
+            ((epoch, writer),) = view.epochs.values()
+            async with await new.claim(WORKER, epoch, writer) as claim:
+                other = claim.open_object(segment.name)
+                await other.wait_synced(other.append(b"other bytes"))
+            with pytest.raises(BackupRefusedError, match=f"{WORKER}/{segment.name} of the store has bytes"):
+                await restore_backup(place, record, new)
 
 
+@pytest.mark.trio
 @pytest.mark.parametrize("change", ["flipped", "gone"])
-def test_a_damaged_object_is_refused_by_name(change):
+async def test_a_damaged_object_is_refused_by_name(change, autojump_clock):
     class Damaged(FailingPlace):
         async def contents(self, names):
             async with aclosing(self._place.contents(names)) as contents:
                 async for data in contents:
                     yield bytes([*data[:-1], data[-1] ^ 1])
 
-    async def main():
-        async with opened() as (region, place), empty_store() as new:
-            await region.back_up(place)
-            record = await newest_backup(place)
-            names = [piece.name for chain in record.chains for one in chain.segments for piece in one.pieces]
-            broken = Damaged(place, Failing(0))
-            if change == "gone":
-                broken = place
-                await place.delete(names)
-            with pytest.raises(BackupDamagedError) as caught:
-                await restore_backup(broken, record, new)
-            assert any(name in str(caught.value) for name in names)
-            with pytest.raises(NoRegionError):
-                await read_manifest(new, REGION)
-            with pytest.raises(BackupDamagedError, match=r"record-0{15}2: its bytes do not have its SHA-256"):
-                await newest_backup(Damaged(place, Failing(0)))
-
-    run(main)
+    async with opened() as (region, place), empty_store() as new:
+        await region.back_up(place)
+        record = await newest_backup(place)
+        names = [piece.name for chain in record.chains for one in chain.segments for piece in one.pieces]
+        broken = Damaged(place, Failing(0))
+        if change == "gone":
+            broken = place
+            await place.delete(names)
+        with pytest.raises(BackupDamagedError) as caught:
+            await restore_backup(broken, record, new)
+        assert any(name in str(caught.value) for name in names)
+        with pytest.raises(NoRegionError):
+            await read_manifest(new, REGION)
+        with pytest.raises(BackupDamagedError, match=r"record-0{15}2: its bytes do not have its SHA-256"):
+            await newest_backup(Damaged(place, Failing(0)))
 
 
+@pytest.mark.trio
 @pytest.mark.parametrize(
     "directory",
     ["other.w0000", f"{REGION}.coord", f"{REGION}.requests", f"{REGION}.w0007", "bank.in.orders.p", "bank"],
 )
-def test_a_record_with_directories_of_others_is_refused_and_nothing_is_written(directory):
-    async def main():
-        async with opened() as (region, place), empty_store() as new:
-            await region.back_up(place)
-            record = await newest_backup(place)
-            (input_chain,) = [chain for chain in record.chains if chain.directory == INPUT]
-            planted = replace(input_chain, directory=directory)
-            changed = replace(record, chains=(*record.chains, planted))
-            with pytest.raises(BackupRefusedError, match=f"{directory}, which does not belong to region"):
-                await restore_backup(place, changed, new)
-            (register, *others) = record.registers
-            bank = replace(register, register=replace(register.register, consumers={"bank": None}))
-            for one in (replace(register, directory=directory), bank):
-                with pytest.raises(BackupRefusedError, match="does not belong to region"):
-                    await restore_backup(place, replace(record, registers=(one, *others)), new)
-            assert await new.list_directories() == []
-            await restore_backup(place, record, new)
-
-    run(main)
-
-
-def test_directories_that_are_not_empty_are_refused_by_name_and_nothing_changes():
-    async def main():
-        async with opened() as (region, place):
-            await region.back_up(place)
-            record = await newest_backup(place)
-            for directory in (WORKER, INPUT):
-                async with empty_store() as new:
-                    async with await new.claim(directory, 1, b"x" * 16) as claim:
-                        writer = claim.open_object("there")
-                        await writer.wait_synced(writer.append(b"already"))
-                    with pytest.raises(BackupRefusedError, match=f"{directory} of the store is not empty"):
-                        await restore_backup(place, record, new)
-                    assert await new.list_directories() == [directory]
-            with pytest.raises(BackupRefusedError, match="is not empty"):
-                await restore_backup(place, record, region.store)
-
-    run(main)
+async def test_a_record_with_directories_of_others_is_refused_and_nothing_is_written(
+    directory, autojump_clock
+):
+    async with opened() as (region, place), empty_store() as new:
+        await region.back_up(place)
+        record = await newest_backup(place)
+        (input_chain,) = [chain for chain in record.chains if chain.directory == INPUT]
+        planted = replace(input_chain, directory=directory)
+        changed = replace(record, chains=(*record.chains, planted))
+        with pytest.raises(BackupRefusedError, match=f"{directory}, which does not belong to region"):
+            await restore_backup(place, changed, new)
+        (register, *others) = record.registers
+        bank = replace(register, register=replace(register.register, consumers={"bank": None}))
+        for one in (replace(register, directory=directory), bank):
+            with pytest.raises(BackupRefusedError, match="does not belong to region"):
+                await restore_backup(place, replace(record, registers=(one, *others)), new)
+        assert await new.list_directories() == []
+        await restore_backup(place, record, new)
 
 
-def test_rows_that_a_sink_cannot_take_back_come_again_only_if_that_is_wanted():
-    async def main():
-        async with opened() as (region, place), empty_store() as new:
-            await region.back_up(place)
-            record = await newest_backup(place)
-            flags, ints, text = record.stored
-            stated = {**json.loads(text), "irrevocable": {"called": "a function is called"}}
-            record = msgspec.structs.replace(record, stored=(flags, ints, json.dumps(stated)))
-            with pytest.raises(BackupRefusedError, match="come again: 'called': a function is called"):
-                await restore_backup(place, record, new, old_is_gone=True)
-            assert not await new.list_directories(), "nothing was written"
-            restored = await restore_backup(place, record, new, old_is_gone=True, allow_republish=True)
-            assert restored.comes_again == ("called",)
+@pytest.mark.trio
+async def test_directories_that_are_not_empty_are_refused_by_name_and_nothing_changes(autojump_clock):
+    async with opened() as (region, place):
+        await region.back_up(place)
+        record = await newest_backup(place)
+        for directory in (WORKER, INPUT):
+            async with empty_store() as new:
+                async with await new.claim(directory, 1, b"x" * 16) as claim:
+                    writer = claim.open_object("there")
+                    await writer.wait_synced(writer.append(b"already"))
+                with pytest.raises(BackupRefusedError, match=f"{directory} of the store is not empty"):
+                    await restore_backup(place, record, new)
+                assert await new.list_directories() == [directory]
+        with pytest.raises(BackupRefusedError, match="is not empty"):
+            await restore_backup(place, record, region.store)
 
-    run(main)
+
+@pytest.mark.trio
+async def test_rows_that_a_sink_cannot_take_back_come_again_only_if_that_is_wanted(autojump_clock):
+    async with opened() as (region, place), empty_store() as new:
+        await region.back_up(place)
+        record = await newest_backup(place)
+        flags, ints, text = record.stored
+        stated = {**json.loads(text), "irrevocable": {"called": "a function is called"}}
+        record = msgspec.structs.replace(record, stored=(flags, ints, json.dumps(stated)))
+        with pytest.raises(BackupRefusedError, match="come again: 'called': a function is called"):
+            await restore_backup(place, record, new, old_is_gone=True)
+        assert not await new.list_directories(), "nothing was written"
+        restored = await restore_backup(place, record, new, old_is_gone=True, allow_republish=True)
+        assert restored.comes_again == ("called",)
 
 
+@pytest.mark.trio
 @pytest.mark.parametrize("old_is_gone", [False, True])
-def test_who_owns_the_output_outside_of_the_store(old_is_gone):
-    async def main():
-        async with opened() as (region, place), empty_store() as new:
-            await region.back_up(place)
-            record = await newest_backup(place)
-            restored = await restore_backup(place, record, new, old_is_gone=old_is_gone)
-            (first,) = await retained_checkpoints(new, REGION)
-            sinks = first.workers[0].sinks
-            assert "shown" in sinks
-            assert ("file" in sinks) == old_is_gone
-            own = OutputIdentity(region=REGION, store=region.store.record.store_id.hex())
-            assert first.identity == (own if old_is_gone else None)
-            assert restored.begins_anew == (() if old_is_gone else ("file",))
-            above = max(region.last.incarnation, first.workers[0].state.epoch)
-            assert first.incarnation > above + limits.backup_epochs_ahead
-
-    run(main)
+async def test_who_owns_the_output_outside_of_the_store(old_is_gone, autojump_clock):
+    async with opened() as (region, place), empty_store() as new:
+        await region.back_up(place)
+        record = await newest_backup(place)
+        restored = await restore_backup(place, record, new, old_is_gone=old_is_gone)
+        (first,) = await retained_checkpoints(new, REGION)
+        sinks = first.workers[0].sinks
+        assert "shown" in sinks
+        assert ("file" in sinks) == old_is_gone
+        own = OutputIdentity(region=REGION, store=region.store.record.store_id.hex())
+        assert first.identity == (own if old_is_gone else None)
+        assert restored.begins_anew == (() if old_is_gone else ("file",))
+        above = max(region.last.incarnation, first.workers[0].state.epoch)
+        assert first.incarnation > above + limits.backup_epochs_ahead
 
 
 # --- targets ----------------------------------------------------------------------------------------------
@@ -622,20 +573,18 @@ def test_what_every_place_does(service, kind):
     run(main) if kind != "bucket" else trio.run(main)
 
 
-def test_bytes_that_a_service_changes_are_found_when_they_are_written(service):
-    async def main():
-        async with opened_place("bucket", "changed") as (_, place):
-            service.rules.append(rule := Rule("PUT", "piece-", _other_digest))
-            read = len([one for one in service.seen if one[0] == "GET"])
-            assert await put(place, piece_name(1, "cd" * 32), b"x" * 100), "read back, and as it should be"
-            assert len([one for one in service.seen if one[0] == "GET"]) == read + 1
-            service.rules.append(also := Rule("GET", "piece-", flipped))
-            with pytest.raises(BackupDamagedError, match="it has other bytes than were stored a moment ago"):
-                await put(place, piece_name(2, "cd" * 32), b"x" * 100)
-            service.rules.remove(rule)
-            service.rules.remove(also)
-
-    trio.run(main)
+@pytest.mark.trio
+async def test_bytes_that_a_service_changes_are_found_when_they_are_written(service):
+    async with opened_place("bucket", "changed") as (_, place):
+        service.rules.append(rule := Rule("PUT", "piece-", _other_digest))
+        read = len([one for one in service.seen if one[0] == "GET"])
+        assert await put(place, piece_name(1, "cd" * 32), b"x" * 100), "read back, and as it should be"
+        assert len([one for one in service.seen if one[0] == "GET"]) == read + 1
+        service.rules.append(also := Rule("GET", "piece-", flipped))
+        with pytest.raises(BackupDamagedError, match="it has other bytes than were stored a moment ago"):
+            await put(place, piece_name(2, "cd" * 32), b"x" * 100)
+        service.rules.remove(rule)
+        service.rules.remove(also)
 
 
 def _other_digest(answer):
@@ -643,18 +592,16 @@ def _other_digest(answer):
     return code, {**headers, "ETag": '"of-an-encrypted-object"'}, body
 
 
-def test_a_record_whose_write_was_interrupted_is_none_and_the_next_run_goes_on():
-    async def main():
-        async with memory_store() as servers, open_store(servers.url) as store:
-            whole = encode_record(RunBegan(run="00", newest=0, wall_time_ms=1))
-            async with await store.claim("copies.backup.orders", 1, randomness.fresh_id()) as claim:
-                writer = claim.open_object(record_name(1))
-                await writer.wait_synced(writer.append(whole[:20]))
-            async with open_target(f"{servers.url}/copies") as target, target.place("orders") as place:
-                assert await newest_backup(place) is None
-                assert not await put(place, record_name(1), b"other")
-
-    run(main)
+@pytest.mark.trio
+async def test_a_record_whose_write_was_interrupted_is_none_and_the_next_run_goes_on(autojump_clock):
+    async with memory_store() as servers, open_store(servers.url) as store:
+        whole = encode_record(RunBegan(run="00", newest=0, wall_time_ms=1))
+        async with await store.claim("copies.backup.orders", 1, randomness.fresh_id()) as claim:
+            writer = claim.open_object(record_name(1))
+            await writer.wait_synced(writer.append(whole[:20]))
+        async with open_target(f"{servers.url}/copies") as target, target.place("orders") as place:
+            assert await newest_backup(place) is None
+            assert not await put(place, record_name(1), b"other")
 
 
 def test_every_change_of_a_record_is_found_and_every_part_of_one_is_none():
@@ -725,7 +672,8 @@ def test_a_target_is_a_bucket_or_a_directory_of_a_store():
             trio.run(main, url)
 
 
-def test_backups_at_intervals_state_the_loss_window_and_go_on_after_a_failure():
+@pytest.mark.trio
+async def test_backups_at_intervals_state_the_loss_window_and_go_on_after_a_failure(autojump_clock):
     times, begun = [10.0, 20.0, 5.0], []
 
     async def once():
@@ -736,17 +684,14 @@ def test_backups_at_intervals_state_the_loss_window_and_go_on_after_a_failure():
             raise QuorumUnavailableError("two members are gone", [])
         return BackupDone(len(begun), 7, 70, 1_000, 13_000, seconds, 100, 1, 100, (), ())
 
-    async def main():
-        start = trio.current_time()
-        async with aclosing(keep_backing_up(once, 60.0)) as rounds:
-            first, second, third = [await anext(rounds) for _ in range(3)]
-        assert [at - start for at in begun] == [0.0, 70.0, 150.0]
-        assert (first.done.number, first.loss_window_s) == (1, 12.0 + 60.0 + 10.0)
-        assert (second.done, "two members are gone" in second.error) == (None, True)
-        assert second.loss_window_s == first.loss_window_s + 60.0 + 20.0
-        assert third.loss_window_s == 12.0 + 60.0 + 5.0
-
-    run(main)
+    start = trio.current_time()
+    async with aclosing(keep_backing_up(once, 60.0)) as rounds:
+        first, second, third = [await anext(rounds) for _ in range(3)]
+    assert [at - start for at in begun] == [0.0, 70.0, 150.0]
+    assert (first.done.number, first.loss_window_s) == (1, 12.0 + 60.0 + 10.0)
+    assert (second.done, "two members are gone" in second.error) == (None, True)
+    assert second.loss_window_s == first.loss_window_s + 60.0 + 20.0
+    assert third.loss_window_s == 12.0 + 60.0 + 5.0
 
 
 def test_backups_at_intervals_end_if_the_first_one_can_never_be_made():

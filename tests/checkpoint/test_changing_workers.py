@@ -66,7 +66,7 @@ from tests.support.census import census
 
 
 def settled(region: CoordinatorHarness) -> list[ScaleSettled]:
-    return [one.event for one in region.take(NotifyObservers) if isinstance(one.event, ScaleSettled)]
+    return region.events(ScaleSettled)
 
 
 def paused(region: CoordinatorHarness, workers: int, checkpoint: int, step: int) -> None:
@@ -414,7 +414,7 @@ def test_a_worker_that_comes_back_keeps_what_a_savepoint_needs_of_it() -> None:
 
 
 def replaced_events(region: CoordinatorHarness, kind: type = ReplaceSettled) -> list[Any]:
-    return [one.event for one in region.take(NotifyObservers) if isinstance(one.event, kind)]
+    return region.events(kind)
 
 
 def asked(*workers: int) -> CoordinatorHarness:
@@ -698,10 +698,8 @@ def test_a_region_that_never_ran_starts_as_always() -> None:
 
 
 def committed(region: CoordinatorHarness, checkpoint: int, step: int) -> None:
-    for worker in range(region.spec.workers):
-        region.vote(worker, checkpoint, step)
-    (append,) = region.take(AppendCheckpoint)
-    region.play(CheckpointAppended(append.checkpoint))
+    region.votes(checkpoint, step)
+    region.appended()
 
 
 def paused_at_4(region: CoordinatorHarness) -> CoordinatorHarness:
@@ -721,7 +719,7 @@ def test_all_are_notified_and_when_all_stand_a_checkpoint_is_asked_for_and_then_
     region.receive(0, Paused, pause=1, step=4, counters=Counters(step=4))
     assert region.sent(RequestCheckpoint) == []
     region.receive(1, Paused, pause=1, step=3, counters=Counters(step=3))
-    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
+    assert region.requested() == [1, 1]
     assert region.state is RegionState.RUNNING
     committed(region, 1, step=5)
     assert region.state is RegionState.PAUSED
@@ -729,13 +727,12 @@ def test_all_are_notified_and_when_all_stand_a_checkpoint_is_asked_for_and_then_
 
 
 def append_first_checkpoint(region):
-    (append,) = region.take(AppendCheckpoint)
-    region.play(CheckpointAppended(append.checkpoint))
+    region.appended()
 
 
 def assert_second_checkpoint_pauses(region, step):
     """Checkpoint 2 was requested of both workers; the region is paused_at_4 when it is committed."""
-    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [2, 2]
+    assert region.requested() == [2, 2]
     committed(region, 2, step=step)
     assert region.state is RegionState.PAUSED
 
@@ -747,8 +744,7 @@ def test_where_a_checkpoint_came_before_a_step_that_was_made_another_one_follows
     region.receive(0, Paused, pause=1, step=4, counters=Counters(step=4))
     region.receive(1, Paused, pause=1, step=2, counters=Counters(step=2))
     region.take()
-    for worker in (0, 1):
-        region.vote(worker, 1, step=3)
+    region.votes(1, step=3)
     append_first_checkpoint(region)
     assert region.state is RegionState.RUNNING, "what is of step 4 is in no checkpoint"
     assert_second_checkpoint_pauses(region, step=5)
@@ -897,7 +893,7 @@ def load(region: CoordinatorHarness, seconds: int, *, busy: float, grows: int = 
 
 
 def decided(region: CoordinatorHarness) -> list[ScaleDecided]:
-    return [one.event for one in region.take(NotifyObservers) if isinstance(one.event, ScaleDecided)]
+    return region.events(ScaleDecided)
 
 
 def status(region: CoordinatorHarness) -> AutoScaleStatus:
@@ -1056,7 +1052,7 @@ Region = CoordinatorHarness
 
 
 def outcomes(region: Region, kind: type) -> list[Any]:
-    return [one.event for one in region.take(NotifyObservers) if isinstance(one.event, kind)]
+    return region.events(kind)
 
 
 def restarted(region: Region, step: int = 5) -> None:
@@ -1101,8 +1097,7 @@ def replaced(region: Region) -> None:
 def goes_back(region: Region) -> None:
     region.take()
     region.play(RestoreWanted("checkpoint:1"))
-    (append,) = region.take(AppendCheckpoint)
-    region.play(CheckpointAppended(append.checkpoint))
+    region.appended()
     (outcome,) = outcomes(region, RestoreSettled)
     assert (outcome.checkpoint, outcome.error) == (1, "")
 

@@ -23,7 +23,6 @@ from checkpoint.core.coordination.vocabulary import (
     ManifestTaken,
     ManifestUnreadable,
     MessageRefused,
-    NotifyObservers,
     OpenManifest,
     ResetWanted,
     ScaleWanted,
@@ -196,7 +195,7 @@ def test_a_checkpoint_commits_only_by_the_acknowledged_append_after_every_vote()
     region = CoordinatorHarness().run()
     region.progress(0, step=3)
     region.tick(1)
-    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
+    assert region.requested() == [1, 1]
     region.vote(0, 1)
     assert region.take(AppendCheckpoint, SendControl) == []
     region.vote(1, 1)
@@ -221,19 +220,15 @@ def test_checkpoints_follow_one_another_never_two_at_a_time() -> None:
     region.progress(0, step=3)
     region.tick(1)
     region.tick(3)
-    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
+    assert region.requested() == [1, 1]
     region.progress(0, step=9)
-    for worker in (0, 1):
-        region.vote(worker, 1, step=5)
+    region.votes(1, step=5)
     (append,) = region.take(AppendCheckpoint)
     region.tick(2)
     region.play(CheckpointWanted())
     assert region.sent(RequestCheckpoint) == []
     region.play(CheckpointAppended(append.checkpoint))
-    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [
-        2,
-        2,
-    ]  # the time had come meanwhile
+    assert region.requested() == [2, 2]  # the time had come meanwhile
 
 
 def test_an_idle_region_makes_no_checkpoints_but_a_user_can_have_one() -> None:
@@ -241,28 +236,26 @@ def test_an_idle_region_makes_no_checkpoints_but_a_user_can_have_one() -> None:
     region.tick(10)
     assert region.sent(RequestCheckpoint) == []
     region.play(CheckpointWanted())
-    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
+    assert region.requested() == [1, 1]
 
 
 def test_a_checkpoint_wanted_while_one_is_under_way_follows_it() -> None:
     region = CoordinatorHarness().run()
     region.play(CheckpointWanted())
-    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
+    assert region.requested() == [1, 1]
     for _ in range(3):
         region.play(CheckpointWanted())
     for checkpoint in (1, 2):
-        for worker in (0, 1):
-            region.vote(worker, checkpoint, step=5)
-        (append,) = region.take(AppendCheckpoint)
-        region.play(CheckpointAppended(append.checkpoint))
+        region.votes(checkpoint, step=5)
+        region.appended()
         expected = [2, 2] if checkpoint == 1 else []  # nothing is new, and one is enough for all requests
-        assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == expected
+        assert region.requested() == expected
 
 
 def test_a_wanted_checkpoint_follows_a_reset() -> None:
     region = CoordinatorHarness().run()
     region.play(CheckpointWanted())
-    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
+    assert region.requested() == [1, 1]
     region.die(1)
     region.opened()
     region.join(1, attempt=2)
@@ -281,20 +274,14 @@ def test_where_operators_trigger_checkpoints_time_does_not_and_each_place_gets_o
     region.tick(5)
     assert region.sent(RequestCheckpoint) == []
     region.receive(0, WantsCheckpoint, step=3)
-    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
+    assert region.requested() == [1, 1]
     region.receive(1, WantsCheckpoint, step=6)
     assert region.sent(RequestCheckpoint) == [], "one at a time"
-    for worker in (0, 1):
-        region.vote(worker, 1, step=5)
-    (append,) = region.take(AppendCheckpoint)
-    region.play(CheckpointAppended(append.checkpoint))
-    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [2, 2], (
-        "checkpoint 1 does not hold step 6"
-    )
-    for worker in (0, 1):
-        region.vote(worker, 2, step=7)
-    (append,) = region.take(AppendCheckpoint)
-    region.play(CheckpointAppended(append.checkpoint))
+    region.votes(1, step=5)
+    region.appended()
+    assert region.requested() == [2, 2], "checkpoint 1 does not hold step 6"
+    region.votes(2, step=7)
+    region.appended()
     region.tick(5)
     assert region.sent(RequestCheckpoint) == []
 
@@ -305,7 +292,7 @@ def test_where_time_triggers_checkpoints_operators_may_request_more() -> None:
     assert region.sent(RequestCheckpoint) == []
     region.receive(0, WantsCheckpoint, step=3)
     region.tick(5)
-    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
+    assert region.requested() == [1, 1]
 
 
 def test_the_first_step_after_a_pause_is_checkpoint_at_once() -> None:
@@ -313,11 +300,9 @@ def test_the_first_step_after_a_pause_is_checkpoint_at_once() -> None:
     region.tick(10)
     region.take()
     region.progress(0, step=1)
-    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
-    for worker in (0, 1):
-        region.vote(worker, 1, step=2)
-    (append,) = region.take(AppendCheckpoint)
-    region.play(CheckpointAppended(append.checkpoint))
+    assert region.requested() == [1, 1]
+    region.votes(1, step=2)
+    region.appended()
     region.progress(0, step=3)
     assert region.sent(RequestCheckpoint) == []  # its time has not come yet
 
@@ -399,8 +384,7 @@ def died_during_append():
     """A region whose worker 1 died while checkpoint 1 was appended to the manifest, and that append."""
     region = CoordinatorHarness().run()
     region.play(CheckpointWanted())
-    for worker in (0, 1):
-        region.vote(worker, 1)
+    region.votes(1)
     (append,) = region.take(AppendCheckpoint)
     region.die(1)
     return region, append
@@ -414,8 +398,7 @@ def test_an_acknowledgement_of_an_earlier_incarnation_commits_nothing() -> None:
     region.join(1, attempt=2)
     region.receive_from_all(Restored, last_step=0)
     region.play(CheckpointWanted())
-    for worker in (0, 1):
-        region.vote(worker, 1)
+    region.votes(1)
     region.play(CheckpointAppended(append.checkpoint))  # of incarnation 1, while the same number is out in 2
     assert region.sent(Committed) == []
     assert region.core.status().last_checkpoint == 0
@@ -426,13 +409,13 @@ def test_a_checkpoint_in_doubt_that_is_in_the_manifest_is_restored_and_forgives(
     region, append = died_during_append()
     region.take()
     region.opened(append.checkpoint)
-    assert [e.event for e in region.take(NotifyObservers) if isinstance(e.event, CheckpointCommitted)] != []
+    assert region.events(CheckpointCommitted) != []
     assert region.core.status().reset_attempts == 0
     region.join(1, attempt=2)
     assert [order.restore for _, order in region.sent(Restore)] == [append.checkpoint, append.checkpoint]
     region.receive_from_all(Restored, last_step=5)
     region.play(CheckpointWanted())
-    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [2, 2]
+    assert region.requested() == [2, 2]
 
 
 def test_the_status_says_what_a_checkpoint_that_is_under_way_waits_for() -> None:
@@ -467,8 +450,7 @@ def test_the_status_says_what_a_checkpoint_that_is_under_way_waits_for() -> None
         region.vote(worker, 1)
     committing = status_json(region.core.status())["underWay"]
     assert under_way_text(committing) == "checkpoint 1 is being committed"
-    (append,) = region.take(AppendCheckpoint)
-    region.play(CheckpointAppended(append.checkpoint))
+    region.appended()
     assert region.core.status().under_way is None
 
 
@@ -532,7 +514,7 @@ def test_two_workers_lost_at_one_time_are_one_attempt() -> None:
     region.join(1, 2)
     region.receive_from_all(Restored, last_step=0, replayed_bytes=10)
     assert region.state is RegionState.RUNNING
-    (report,) = [e.event for e in region.take(NotifyObservers) if isinstance(e.event, ResetReport)]
+    (report,) = region.events(ResetReport)
     assert (report.worker, report.bytes, report.incarnation) == (0, 20, 2)
     assert report.reason.startswith("worker 0 was lost: its control link is gone")
 
@@ -549,7 +531,7 @@ def test_a_reset_names_the_place_its_time_went() -> None:
     quick, slow = {"claim": 0.25, "load": 0.25}, {"claim": 0.5, "load": 3.0}
     region.receive(0, Restored, last_step=0, seconds=0.5, phases_s=quick)
     region.receive(1, Restored, last_step=0, seconds=3.5, phases_s=slow)
-    (report,) = [e.event for e in region.take(NotifyObservers) if isinstance(e.event, ResetReport)]
+    (report,) = region.events(ResetReport)
     assert report.phases_s == {"manifest": 1.0, "gather": 2.0, "claim": 0.5, "load": 3.0, "start": 0.5}
     assert report.seconds == sum(report.phases_s.values())
 
@@ -622,7 +604,7 @@ def test_the_worker_that_was_lost_is_the_reason_not_the_one_that_noticed() -> No
     region.opened()
     region.join(1, attempt=2)
     region.receive_from_all(Restored, last_step=0)
-    (report,) = [e.event for e in region.take(NotifyObservers) if isinstance(e.event, ResetReport)]
+    (report,) = region.events(ResetReport)
     assert report.worker == 1
     assert report.reason.startswith("worker 1 was lost")
 
@@ -826,8 +808,7 @@ def test_without_a_quorum_the_region_waits_kills_nobody_and_spends_nothing() -> 
     assert region.state is RegionState.RUNNING
     region.tick(29)
     assert region.state is RegionState.RUNNING
-    for worker in (0, 1):
-        region.vote(worker, 1)
+    region.votes(1)
     assert len(region.take(AppendCheckpoint)) == 1
 
 
@@ -891,8 +872,7 @@ def test_a_newer_driver_fences_this_one() -> None:
     # EVIDENCE-OF: P-4
     region = CoordinatorHarness().run()
     region.play(CheckpointWanted())
-    for worker in (0, 1):
-        region.vote(worker, 1)
+    region.votes(1)
     region.take()
     region.play(ManifestLost(1, 9))
     assert region.take(OpenManifest) == [OpenManifest(above=0, held=1)]
@@ -940,8 +920,7 @@ def test_exhausted_sources_lead_to_one_final_checkpoint_and_the_end() -> None:
         (1, True),
         (1, True),
     ]
-    for worker in (0, 1):
-        region.vote(worker, 1)
+    region.votes(1)
     (append,) = region.take(AppendCheckpoint)
     assert append.checkpoint.final
     region.play(CheckpointAppended(append.checkpoint))
@@ -960,8 +939,7 @@ def test_a_worker_lost_before_it_published_the_final_checkpoint_is_restored_to_i
     region = CoordinatorHarness().run()
     for worker in (0, 1):
         region.progress(worker, step=4, exhausted=True)
-    for worker in (0, 1):
-        region.vote(worker, 1)
+    region.votes(1)
     (append,) = region.take(AppendCheckpoint)
     region.play(CheckpointAppended(append.checkpoint))
     region.receive(0, Finished)
@@ -991,11 +969,9 @@ def test_stop_takes_a_last_checkpoint_if_there_is_anything_to_checkpoint() -> No
     assert region.state is RegionState.STOPPING
     for worker in (0, 1):
         region.receive(worker, Paused, pause=1, step=4, counters=Counters(step=4))
-    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
-    for worker in (0, 1):
-        region.vote(worker, 1, 4)
-    (append,) = region.take(AppendCheckpoint)
-    region.play(CheckpointAppended(append.checkpoint))
+    assert region.requested() == [1, 1]
+    region.votes(1, 4)
+    region.appended()
     effects = region.take(SendControl)
     assert [type(e.message).__name__ for e in effects] == ["Committed", "Committed", "Stop", "Stop"]
     region.play(WorkerEnded(0, 1, None), WorkerEnded(1, 1, None))
@@ -1015,8 +991,7 @@ def test_a_region_stops_after_a_checkpoint_of_its_last_step(change: ScaleWanted 
     region.receive(1, Paused, pause=1, step=7, counters=Counters(step=7))
     for checkpoint, step in ((2, 7), (3, 9)):
         assert {order.checkpoint for _, order in region.sent(RequestCheckpoint)} == {checkpoint}
-        for worker in (0, 1):
-            region.vote(worker, checkpoint, step)
+        region.votes(checkpoint, step)
         (append,) = region.out[-1:]
         assert region.state is RegionState.STOPPING
         region.out.clear()

@@ -87,8 +87,7 @@ def test_all_workers_vote_for_the_first_checkpoint_of_the_line_before_they_start
     assert [(order.checkpoint, order.moves) for _, order in orders] == [(4, True)] * 2
     region.receive_from_all(Restored, last_step=15)  # recorded on the former line
     assert region.sent(Start) == []
-    for worker in (0, 1):
-        region.vote(worker, 5, step=5)
+    region.votes(5, step=5)
     first = appended(region)
     assert (first.number, first.line, first.rewound, first.rolled_back_to) == (5, 1, False, 0)
     region.play(CheckpointAppended(first))
@@ -112,8 +111,7 @@ def test_a_checkpoint_under_way_is_given_up_and_its_votes_count_no_more() -> Non
 def test_a_checkpoint_that_is_being_appended_comes_first() -> None:
     region = running()
     region.play(CheckpointWanted())
-    for worker in (0, 1):
-        region.vote(worker, 4, step=20)
+    region.votes(4, step=20)
     before = appended(region)
     region.play(RestoreWanted("checkpoint:2"))
     assert region.take(AppendCheckpoint) == []
@@ -331,8 +329,7 @@ def test_with_previous_the_newest_whole_checkpoint_is_recorded_before_anybody_is
     region.opened(record)
     assert [order.restore for _, order in region.sent(Restore)] == [record, record]
     region.receive_from_all(Restored, last_step=5)
-    for worker in (0, 1):
-        region.vote(worker, 5, step=5)
+    region.votes(5, step=5)
     (first,) = region.take(AppendCheckpoint)
     region.play(CheckpointAppended(first.checkpoint))
     assert region.state is RegionState.RUNNING

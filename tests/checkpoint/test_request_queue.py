@@ -73,180 +73,167 @@ async def numbers_of(reader):
     return [int(one.id, 16) for one in await reader.poll()]
 
 
-def test_letters_of_many_writers_arrive_once_each_and_what_was_there_before_is_not_read(shared_store) -> None:
-    async def main():
-        async with open_store(shared_store) as store:
-            await write_records(store, "many.requests", data(1000))
-            reader = await new_reader(store, "many.requests")
-            assert await reader.poll() == []
+@pytest.mark.trio
+async def test_letters_of_many_writers_arrive_once_each_and_what_was_there_before_is_not_read(
+    shared_store,
+) -> None:
+    async with open_store(shared_store) as store:
+        await write_records(store, "many.requests", data(1000))
+        reader = await new_reader(store, "many.requests")
+        assert await reader.poll() == []
 
-            async def write(writer):
-                async with open_store(shared_store) as own:
-                    for number in range(4):
-                        await write_records(own, "many.requests", data(10 * writer + number))
+        async def write(writer):
+            async with open_store(shared_store) as own:
+                for number in range(4):
+                    await write_records(own, "many.requests", data(10 * writer + number))
 
-            found = []
-            with trio.fail_after(60):
-                async with trio.open_nursery() as nursery:
-                    for writer in range(4):
-                        nursery.start_soon(write, writer)
-                # One that was superseded before its acknowledgement may have been written twice, and a poll
-                # returns what it can prove with the members that have answered.
-                while len({one.id for one in found}) < 16:
-                    found += await reader.poll()
-            expected = {10 * writer + number for writer in range(4) for number in range(4)}
-            assert {int(one.id, 16) for one in found} == expected
-            assert all(isinstance(one, Request) for one in found)
-            assert await reader.poll() == []
-
-    trio.run(main)
+        found = []
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for writer in range(4):
+                    nursery.start_soon(write, writer)
+            # One that was superseded before its acknowledgement may have been written twice, and a poll
+            # returns what it can prove with the members that have answered.
+            while len({one.id for one in found}) < 16:
+                found += await reader.poll()
+        expected = {10 * writer + number for writer in range(4) for number in range(4)}
+        assert {int(one.id, 16) for one in found} == expected
+        assert all(isinstance(one, Request) for one in found)
+        assert await reader.poll() == []
 
 
-def test_one_object_is_continued_with_until_it_is_full(shared_store) -> None:
+@pytest.mark.trio
+async def test_one_object_is_continued_with_until_it_is_full(shared_store) -> None:
     # EVIDENCE-OF: P-9
-    async def main():
-        async with open_store(shared_store) as store:
-            reader = await new_reader(store, "full.requests")
-            room = 3 * len(data(1))
-            for number in range(7):
-                await write_records(store, "full.requests", data(number), roll_bytes=room)
-            assert len(await objects(store, "full.requests")) == 3
-            assert await numbers_of(reader) == list(range(7))
-
-    trio.run(main)
+    async with open_store(shared_store) as store:
+        reader = await new_reader(store, "full.requests")
+        room = 3 * len(data(1))
+        for number in range(7):
+            await write_records(store, "full.requests", data(number), roll_bytes=room)
+        assert len(await objects(store, "full.requests")) == 3
+        assert await numbers_of(reader) == list(range(7))
 
 
-def test_a_long_object_is_continued_with_from_its_last_block(shared_store) -> None:
-    async def main():
-        async with open_store(shared_store) as store:
-            reader = await new_reader(store, "long.requests")
-            many = list(range(1000))
-            assert len(data(*many)) > 2 * 65_536
-            await write_records(store, "long.requests", data(*many))
-            await write_records(store, "long.requests", data(5000))
-            assert len(await objects(store, "long.requests")) == 1
-            assert await numbers_of(reader) == [*many, 5000]
-
-    trio.run(main)
+@pytest.mark.trio
+async def test_a_long_object_is_continued_with_from_its_last_block(shared_store) -> None:
+    async with open_store(shared_store) as store:
+        reader = await new_reader(store, "long.requests")
+        many = list(range(1000))
+        assert len(data(*many)) > 2 * 65_536
+        await write_records(store, "long.requests", data(*many))
+        await write_records(store, "long.requests", data(5000))
+        assert len(await objects(store, "long.requests")) == 1
+        assert await numbers_of(reader) == [*many, 5000]
 
 
-def test_with_a_member_away_letters_go_into_new_objects_and_with_all_back_into_the_last_one(
+@pytest.mark.trio
+async def test_with_a_member_away_letters_go_into_new_objects_and_with_all_back_into_the_last_one(
     url, three_servers
 ) -> None:
-    async def main():
-        async with open_store(url) as store:
-            reader = await new_reader(store, DIRECTORY)
-            await write_records(store, DIRECTORY, data(1))
-            three_servers[2].kill()
-            await write_records(store, DIRECTORY, data(2))
-            await write_records(store, DIRECTORY, data(3))
-            assert len(await objects(store, DIRECTORY)) == 3
-            assert await numbers_of(reader) == [1, 2, 3]
-            three_servers[2].restart()
-            await wait_until(lambda: all_answer(store))
-            await write_records(store, DIRECTORY, data(4))
-            assert len(await objects(store, DIRECTORY)) == 3
-            assert await numbers_of(reader) == [4]
-
-    trio.run(main)
+    async with open_store(url) as store:
+        reader = await new_reader(store, DIRECTORY)
+        await write_records(store, DIRECTORY, data(1))
+        three_servers[2].kill()
+        await write_records(store, DIRECTORY, data(2))
+        await write_records(store, DIRECTORY, data(3))
+        assert len(await objects(store, DIRECTORY)) == 3
+        assert await numbers_of(reader) == [1, 2, 3]
+        three_servers[2].restart()
+        await wait_until(lambda: all_answer(store))
+        await write_records(store, DIRECTORY, data(4))
+        assert len(await objects(store, DIRECTORY)) == 3
+        assert await numbers_of(reader) == [4]
 
 
-def test_a_member_that_was_unavailable_gets_what_it_missed_and_a_tail_of_one_member_is_left_alone(
+@pytest.mark.trio
+async def test_a_member_that_was_unavailable_gets_what_it_missed_and_a_tail_of_one_member_is_left_alone(
     url, three_servers
 ) -> None:
-    async def main():
-        async with open_store(url) as store:
-            await write_records(store, DIRECTORY, data(1))
+    async with open_store(url) as store:
+        await write_records(store, DIRECTORY, data(1))
+        three_servers[2].kill()
+        await write_records(store, DIRECTORY, data(2))
+        await write_records(store, DIRECTORY, data(3))
+        three_servers[2].restart()
+        await wait_until(lambda: all_answer(store))
+        copies = QueueRepair(store, DIRECTORY)
+        await copies.repair()
+        assert not await settled(store)  # the next writer may fill it: only lasting damage is repaired
+        await copies.repair()
+        assert await settled(store)
+        member = store.record.members[0].server_id
+        async with await store.claim(DIRECTORY, 50, b"w" * 16) as claim:
+            three_servers[1].kill()
             three_servers[2].kill()
-            await write_records(store, DIRECTORY, data(2))
-            await write_records(store, DIRECTORY, data(3))
-            three_servers[2].restart()
-            await wait_until(lambda: all_answer(store))
-            copies = QueueRepair(store, DIRECTORY)
+            tail = claim.open_object(f"{50:016x}")
+            tail.append(data(4))
+            await wait_until(lambda: received(store, member, f"{50:016x}"))
+        three_servers[1].restart()
+        three_servers[2].restart()
+        await wait_until(lambda: all_answer(store))
+        before = await objects_of(store)
+        for _ in range(3):
             await copies.repair()
-            assert not await settled(store)  # the next writer may fill it: only lasting damage is repaired
-            await copies.repair()
-            assert await settled(store)
-            member = store.record.members[0].server_id
-            async with await store.claim(DIRECTORY, 50, b"w" * 16) as claim:
-                three_servers[1].kill()
-                three_servers[2].kill()
-                tail = claim.open_object(f"{50:016x}")
-                tail.append(data(4))
-                await wait_until(lambda: received(store, member, f"{50:016x}"))
-            three_servers[1].restart()
-            three_servers[2].restart()
-            await wait_until(lambda: all_answer(store))
-            before = await objects_of(store)
-            for _ in range(3):
-                await copies.repair()
-            assert await objects_of(store) == before
-
-    trio.run(main)
+        assert await objects_of(store) == before
 
 
-def test_garbage_in_an_object_is_skipped_and_said_and_strange_objects_are_not_read(shared_store) -> None:
-    async def main():
-        async with open_store(shared_store) as store:
-            reader = QueueReader(store, "strange.requests")
-            await reader.skip_present()
-            await write_records(
-                store, "strange.requests", b"hello \xff\xffDR" + data(1)[:50] + data(2) + b"\xff" * 40
-            )
-            await write_records(store, "strange.requests", data(3))
-            epoch = (await store.inspect("strange.requests")).epoch_seen
-            async with await store.claim("strange.requests", epoch + 1, b"w" * 16) as claim:
-                writer = claim.open_object("notes.txt")
-                await writer.wait_synced(writer.append(b"not for you"))
-            found = await reader.poll()
-            assert [int(one.id, 16) for one in found if isinstance(one, Request)] == [2, 3]
-            assert sum(one.count for one in found if isinstance(one, Skipped)) == 6 + 4 + 50 + 40
+@pytest.mark.trio
+async def test_garbage_in_an_object_is_skipped_and_said_and_strange_objects_are_not_read(
+    shared_store,
+) -> None:
+    async with open_store(shared_store) as store:
+        reader = QueueReader(store, "strange.requests")
+        await reader.skip_present()
+        await write_records(
+            store, "strange.requests", b"hello \xff\xffDR" + data(1)[:50] + data(2) + b"\xff" * 40
+        )
+        await write_records(store, "strange.requests", data(3))
+        epoch = (await store.inspect("strange.requests")).epoch_seen
+        async with await store.claim("strange.requests", epoch + 1, b"w" * 16) as claim:
+            writer = claim.open_object("notes.txt")
+            await writer.wait_synced(writer.append(b"not for you"))
+        found = await reader.poll()
+        assert [int(one.id, 16) for one in found if isinstance(one, Request)] == [2, 3]
+        assert sum(one.count for one in found if isinstance(one, Skipped)) == 6 + 4 + 50 + 40
 
-    trio.run(main)
 
-
-def test_what_one_member_alone_has_is_no_letter_until_a_writer_takes_it_over(url, three_servers) -> None:
+@pytest.mark.trio
+async def test_what_one_member_alone_has_is_no_letter_until_a_writer_takes_it_over(
+    url, three_servers
+) -> None:
     # EVIDENCE-OF: P-5
-    async def main():
-        async with open_store(url) as store:
-            reader = await new_reader(store, DIRECTORY)
-            await write_records(store, DIRECTORY, data(1))
-            await wait_until(lambda: settled(store))
-            member = next(one for one in store.record.members if one.address == three_servers[0].location)
-            async with await store.claim(DIRECTORY, 50, b"w" * 16) as claim:
-                three_servers[1].kill()
-                three_servers[2].kill()
-                claim.open_object(f"{50:016x}").append(data(2))
-                await wait_until(lambda: received(store, member.server_id, f"{50:016x}"))
-            three_servers[1].restart()
-            three_servers[2].restart()
-            await wait_until(lambda: all_answer(store))
-            assert await numbers_of(reader) == [1]
-            await write_records(store, DIRECTORY, data(3))
-            assert await numbers_of(reader) == [2, 3]
-
-    trio.run(main)
+    async with open_store(url) as store:
+        reader = await new_reader(store, DIRECTORY)
+        await write_records(store, DIRECTORY, data(1))
+        await wait_until(lambda: settled(store))
+        member = next(one for one in store.record.members if one.address == three_servers[0].location)
+        async with await store.claim(DIRECTORY, 50, b"w" * 16) as claim:
+            three_servers[1].kill()
+            three_servers[2].kill()
+            claim.open_object(f"{50:016x}").append(data(2))
+            await wait_until(lambda: received(store, member.server_id, f"{50:016x}"))
+        three_servers[1].restart()
+        three_servers[2].restart()
+        await wait_until(lambda: all_answer(store))
+        assert await numbers_of(reader) == [1]
+        await write_records(store, DIRECTORY, data(3))
+        assert await numbers_of(reader) == [2, 3]
 
 
-def test_objects_that_nobody_inspects_any_more_are_taken_away(shared_store) -> None:
+@pytest.mark.trio
+async def test_objects_that_nobody_inspects_any_more_are_taken_away(shared_store) -> None:
     # EVIDENCE-OF: P-9
     directory = "tidy.answers"
+    async with open_store(shared_store) as store:
+        reader = QueueReader(store, directory)
+        found = []
+        for number in range(12):
+            await write_records(store, directory, data(number), roll_bytes=1)
+            found += await reader.poll()
+        assert [one.id for one in found] == [a_request(number).id for number in range(12)]
 
-    async def play():
-        async with open_store(shared_store) as store:
-            reader = QueueReader(store, directory)
-            found = []
-            for number in range(12):
-                await write_records(store, directory, data(number), roll_bytes=1)
-                found += await reader.poll()
-            assert [one.id for one in found] == [a_request(number).id for number in range(12)]
+        async def few() -> bool:
+            return len(await objects(store, directory)) <= limits.queue_objects_kept
 
-            async def few() -> bool:
-                return len(await objects(store, directory)) <= limits.queue_objects_kept
-
-            await wait_until(few)
-            assert (
-                max(await objects(store, directory)) == f"{(await store.inspect(directory)).epoch_seen:016x}"
-            )
-
-    trio.run(play)
+        await wait_until(few)
+        assert max(await objects(store, directory)) == f"{(await store.inspect(directory)).epoch_seen:016x}"

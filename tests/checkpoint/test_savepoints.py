@@ -52,13 +52,12 @@ from tests.checkpoint.savepoint_model import SavepointModel, note_of
 
 def settled(region):
     """Return the reports about savepoints since the effects were last taken."""
-    return [one.event for one in region.take(NotifyObservers) if isinstance(one.event, SavepointSettled)]
+    return region.events(SavepointSettled)
 
 
 def carried(region, number, step):
     """A checkpoint that is under way, voted and acknowledged."""
-    for worker in range(region.spec.workers):
-        region.vote(worker, number, step)
+    region.votes(number, step)
     (append,) = region.take(AppendCheckpoint)
     region.play(CheckpointAppended(append.checkpoint))
     return append.checkpoint
@@ -98,8 +97,7 @@ def test_a_wish_that_comes_while_votes_are_collected_is_in_that_checkpoint() -> 
 def test_a_wish_that_comes_while_a_checkpoint_is_appended_waits_for_the_next_one() -> None:
     region = with_checkpoints(2)
     region.play(CheckpointWanted())
-    for worker in range(2):
-        region.vote(worker, 3, 3)
+    region.votes(3, 3)
     (out,) = region.take(AppendCheckpoint)
     region.play(SavepointWanted("late", 2), SavepointWanted("too-late", 1))
     assert settled(region) == [SavepointSettled("too-late", 0, "checkpoint 1 is not retained; retained: 2")]
@@ -129,8 +127,7 @@ def test_a_savepoint_survives_its_driver() -> None:
 def test_a_checkpoint_in_doubt_that_carried_a_wish_is_looked_for_in_the_manifest(found) -> None:
     region = with_checkpoints(3)
     region.play(SavepointWanted("good", 2))
-    for worker in range(2):
-        region.vote(worker, 4, 4)
+    region.votes(4, 4)
     (out,) = region.take(AppendCheckpoint)
     kept = region.core.run.kept
     region.play(ManifestLost(1, 2))
@@ -260,15 +257,13 @@ def test_a_request_waits_for_an_append_that_would_undo_it() -> None:
     # EVIDENCE-OF: P-6
     region = with_checkpoints(2)
     region.play(SavepointWanted("good", 2))
-    for worker in range(2):
-        region.vote(worker, 3, 3)
+    region.votes(3, 3)
     (create,) = region.take(AppendCheckpoint)
     region.play(SavepointWanted("good", on=False))
     assert settled(region) == [], "the checkpoint that is appended still creates it"
     region.play(CheckpointAppended(create.checkpoint))
     assert [message.checkpoint for _, message in region.sent(RequestCheckpoint)] == [4, 4]
-    for worker in range(2):
-        region.vote(worker, 4, 4)
+    region.votes(4, 4)
     (drop,) = region.take(AppendCheckpoint)
     assert drop.checkpoint.savepoints == {}
     region.play(SavepointWanted("good", 3))

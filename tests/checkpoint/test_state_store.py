@@ -271,53 +271,47 @@ async def test_steps_below_every_checkpoint_are_forgotten_also_in_the_chain(monk
     assert STEPS_CHAIN == "steps"
 
 
-def test_no_division_counts_that_was_recorded_before_the_input_was_divided_anew() -> None:
+@pytest.mark.trio
+async def test_no_division_counts_that_was_recorded_before_the_input_was_divided_anew() -> None:
     """A worker of a later layout continues at the head of its chain, which has steps that were taken back."""
     memory = MemoryStore()
-
-    async def live() -> None:
-        steps_log = await StepsLog.open(memory.claim(1), after_step=0, generation=1)
-        for step in range(1, 6):
-            steps_log.record(step, 1, sources(step))
-        await steps_log.synced(5)
+    steps_log = await StepsLog.open(memory.claim(1), after_step=0, generation=1)
+    for step in range(1, 6):
+        steps_log.record(step, 1, sources(step))
+    await steps_log.synced(5)
+    await steps_log.aclose()
+    for epoch in (2, 3):
+        steps_log = await StepsLog.open(memory.claim(epoch), after_step=2, generation=1)
+        assert [one.step for one in steps_log.divisions(2, 99)] == ([3, 4, 5] if epoch == 2 else [])
+        steps_log.void(2)
+        await steps_log.synced(2)
         await steps_log.aclose()
-        for epoch in (2, 3):
-            steps_log = await StepsLog.open(memory.claim(epoch), after_step=2, generation=1)
-            assert [one.step for one in steps_log.divisions(2, 99)] == ([3, 4, 5] if epoch == 2 else [])
-            steps_log.void(2)
-            await steps_log.synced(2)
-            await steps_log.aclose()
-
-    trio.run(live)
 
 
 incarnations = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 12)), min_size=1, max_size=6)
 """Of each: steps recorded, and how far below the last step the last checkpoint is."""
 
 
+@pytest.mark.trio
 @given(incarnations)
-def test_a_rolled_chain_has_every_step_above_the_last_checkpoint(changes) -> None:
+async def test_a_rolled_chain_has_every_step_above_the_last_checkpoint(changes) -> None:
     """However often the chain was rolled in between."""
     # EVIDENCE-OF: P-7
     memory, known = MemoryStore(), {}
-
-    async def live() -> None:
-        at = 0
-        for epoch, (count, back) in enumerate(changes, 1):
-            rolling = Rolling(snapshot_bytes_min=0)
-            steps_log = await StepsLog.open(memory.claim(epoch), after_step=at, generation=1, rolling=rolling)
-            assert steps_log.divisions(at, 99) == [known[step] for step in sorted(known) if step > at]
-            for step in range(at + 1, at + 1 + count):
-                position = steps_log.record(step, epoch, sources(step))
-                for void in [one for one in known if one >= step]:
-                    del known[void]
-                known[step] = Division(step, epoch, sources(step))
-                assert await steps_log.synced(step) == position
-            at = max(at, max(known, default=at) - back)
-            await steps_log.forget(at)
-            await steps_log.aclose()
-
-    trio.run(live)
+    at = 0
+    for epoch, (count, back) in enumerate(changes, 1):
+        rolling = Rolling(snapshot_bytes_min=0)
+        steps_log = await StepsLog.open(memory.claim(epoch), after_step=at, generation=1, rolling=rolling)
+        assert steps_log.divisions(at, 99) == [known[step] for step in sorted(known) if step > at]
+        for step in range(at + 1, at + 1 + count):
+            position = steps_log.record(step, epoch, sources(step))
+            for void in [one for one in known if one >= step]:
+                del known[void]
+            known[step] = Division(step, epoch, sources(step))
+            assert await steps_log.synced(step) == position
+        at = max(at, max(known, default=at) - back)
+        await steps_log.forget(at)
+        await steps_log.aclose()
 
 
 # --- reads without a claim --------------------------------------------------------------------------------
@@ -390,22 +384,20 @@ async def whole_between(memory, before, after):
     return found
 
 
+@pytest.mark.trio
 @given(histories)
 @settings(max_examples=60)
-def test_the_blocks_between_two_checkpoints_are_those_of_the_whole_chain(history) -> None:
-    async def play() -> None:
-        memory = MemoryStore()
-        ends = await written(memory, history)
-        for number, before in enumerate(ends):
-            for after in ends[number:]:
-                try:
-                    found = await between(memory, before, after)
-                except StateNotRecordedError:
-                    assert "snapshot" in history
-                else:
-                    assert found == await whole_between(memory, before, after)
-
-    trio.run(play)
+async def test_the_blocks_between_two_checkpoints_are_those_of_the_whole_chain(history) -> None:
+    memory = MemoryStore()
+    ends = await written(memory, history)
+    for number, before in enumerate(ends):
+        for after in ends[number:]:
+            try:
+                found = await between(memory, before, after)
+            except StateNotRecordedError:
+                assert "snapshot" in history
+            else:
+                assert found == await whole_between(memory, before, after)
 
 
 @pytest.mark.trio

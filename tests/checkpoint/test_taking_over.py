@@ -101,7 +101,7 @@ def appended(region: CoordinatorHarness) -> Checkpoint:
 
 
 def reports(region: CoordinatorHarness, kind: type) -> list[Any]:
-    return [one.event for one in region.take(NotifyObservers) if isinstance(one.event, kind)]
+    return region.events(kind)
 
 
 def reset_of_all(region: CoordinatorHarness) -> ResetReport:
