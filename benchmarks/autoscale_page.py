@@ -8,8 +8,7 @@ Nothing is measured: the policy runs with a model of a region, the same as in th
 from collections.abc import Sequence
 from typing import Final
 
-from page_section import DOCS, Section
-from rows import Effort, Row, table_lines
+from rows import DOCS, Effort, Row, Section, table_lines
 
 from checkpoint.core.coordination.autoscaling import AutoscalePolicy
 from checkpoint.core.region import AutoScale
@@ -100,13 +99,16 @@ def curves(run: Run) -> dict[str, list[tuple[str, str, list[float]]]]:
     arrives = [one.arrived / MB for one in run.seconds]
     capacity = [PLANT.capacity(one.workers) / MB for one in run.seconds]
     return {
-        "MB/s": [
-            ("arrives", LOAD_COLOUR, arrives),
-            ("workers can read", CAPACITY_COLOUR, capacity),
-        ],
+        "MB/s": [("arrives", LOAD_COLOUR, arrives), ("workers can read", CAPACITY_COLOUR, capacity)],
         "MB that wait": [("waits", BACKLOG_COLOUR, [one.backlog / MB for one in run.seconds])],
         "workers": [("workers", WORKERS_COLOUR, [float(one.workers) for one in run.seconds])],
     }
+
+
+def written(rows: list[Row], _effort: Effort) -> str:
+    """Draw the picture, and return the text of the section."""
+    draw()
+    return section_of(rows)
 
 
 def section_of(rows: Sequence[Row]) -> str:

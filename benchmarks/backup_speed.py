@@ -1,16 +1,16 @@
 """Measure the copy of a region to a bucket beside the same bytes put by boto3 alone, and the size of the next
 backup after a part of the keys has changed.
 
-    python benchmarks/backup_speed.py [--keys 1000000] [--changed 0.01] [--pairs 3] [--json]
+python benchmarks/backup_speed.py [--keys 1000000] [--changed 0.01] [--pairs 3] [--json]
 
-The state is written as a worker writes it: one block of all keys in the first checkpoint, one of the changed
-keys in the second. The service is moto in a process of its own, the store is one server. boto3 puts the same
-pieces, as many at a time, from memory. It runs alternately with the backup, in two ways:
+The state is written as a worker writes it: one block of all keys in the first checkpoint, one of the
+changed keys in the second. The service is moto in a process of its own, the store is one server. boto3
+puts the same pieces, as many at a time, from memory. It runs alternately with the backup, in two ways:
 
-- alone: nothing is read, verified or read back. boto3 itself computes a CRC32, and a SHA-256 to sign.
-- with the same digests: each piece has its SHA-256 in the request, and the MD5 that the service returns is
-  compared. That is all the verification of a backup in a service that returns an MD5: it reads nothing back
-  either. What remains is the work on the side of the store: to read and verify the committed bytes.
+- alone: nothing is read, verified or read back. boto3 itself computes a CRC32, and a SHA-256 to sign. -
+with the same digests: each piece has its SHA-256 in the request, and the MD5 that the service returns is
+compared. That is all the verification of a backup in a service that returns an MD5: it reads nothing back
+either. What remains is the work on the side of the store: to read and verify the committed bytes.
 """
 
 import argparse

@@ -1,347 +1,293 @@
 """`./run bench`: measure everything, and write docs/benchmarks.md with a description of the machine.
 
-    bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [recovery] [local] [scale]
-             [autoscale] [dadstorm] [backup] [restore] [replication] [tls] [fairness]
-             [--pairs N] [--quick] [--long]
-    bench.py dataflow --help
-    bench.py spark --help
+bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [recovery] [local] [scale]
+[autoscale] [dadstorm] [backup] [restore] [replication] [tls] [fairness] [--pairs N] [--quick] [--long]
+bench.py dataflow --help bench.py spark --help
 
 Without names, everything is measured and the file is written. With names, the figures are only printed.
-`server`, `checkpoint`, `recovery`, `local`, `journal`, `scale`, `autoscale`, `dadstorm`, `backup`, `restore`,
-`tls` and `fairness` are exceptions: each has a section of the file, which is written in any case.
-`replication` has a page of its own, docs/benchmarks/replication.md.
+`server`, `checkpoint`, `recovery`, `local`, `journal`, `scale`, `autoscale`, `dadstorm`, `backup`,
+`restore`, `tls` and `fairness` are exceptions: each has a section of the file, which is written in any
+case. `replication` has a page of its own, docs/benchmarks/replication.md.
 
 Systems that are compared run alternately (A B A B), and medians are reported. Such figures vary by tens of
 percent on a shared machine, so the ratio is more reliable than the figure.
 
-`--quick` measures less of each, to test the harness. `--long` lets an object grow to 10 GB instead of 1, and
-simulates 30 days instead of 7.
+`--quick` measures less of each, to test the harness. `--long` lets an object grow to 10 GB instead of 1,
+and simulates 30 days instead of 7.
 
 Duration: `server`, one server compared with a plain copy and Redis, takes a few minutes. `journal`, which
 measures records, replays, restores and archives of journaled files, takes about five. `dadstorm`, the
-delivery of single tuples beside that of steps, takes two, `replication` ten. `dataflow` takes about two hours
-and `spark` ten minutes; each of the two has its own options and its own section of the file.
+delivery of single tuples beside that of steps, takes two, `replication` ten. `dataflow` takes about two
+hours and `spark` ten minutes; each of the two has its own options and its own section of the file.
 """
 
 import argparse
-import json
 import os
+import platform
 import re
-import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Final, NamedTuple
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-
-from autoscale_page import PLACE as AUTOSCALE  # noqa: E402
-from autoscale_page import draw as draw_autoscale  # noqa: E402
-from autoscale_page import measure_autoscale  # noqa: E402
-from autoscale_page import section_of as autoscale_section  # noqa: E402
-from backup_rows import measure_backup  # noqa: E402
-from bench_page import write_page  # noqa: E402
-from checkpoint_page import PLACE as CHECKPOINT  # noqa: E402
-from checkpoint_page import section_of  # noqa: E402
-from checkpoint_rows import measure_checkpoint  # noqa: E402
-from dadstorm_page import PLACE as DADSTORM  # noqa: E402
-from dadstorm_page import draw as draw_dadstorm  # noqa: E402
-from dadstorm_page import section_of as dadstorm_section  # noqa: E402
-from dadstorm_rows import measure_dadstorm  # noqa: E402
-from dataflow_bench import main as measure_dataflow  # noqa: E402
-from fairness_page import PLACE as FAIRNESS  # noqa: E402
-from fairness_page import measure_fairness  # noqa: E402
-from fairness_page import section_of as fairness_section  # noqa: E402
-from journal_page import PLACE as JOURNAL  # noqa: E402
-from journal_page import section_of as journal_section  # noqa: E402
-from journal_rows import measure_journal, rounds_of  # noqa: E402
-from local_recovery_page import PLACE as LOCAL_RECOVERY  # noqa: E402
-from local_recovery_page import section_of as local_recovery_section  # noqa: E402
-from local_recovery_rows import measure_local_recovery  # noqa: E402
-from recovery_page import PLACE as RECOVERY  # noqa: E402
-from recovery_page import section_of as recovery_section  # noqa: E402
-from recovery_rows import measure_recovery  # noqa: E402
-from replication_page import PLACE as REPLICATION  # noqa: E402
-from replication_page import draw as draw_replication  # noqa: E402
-from replication_page import section_of as replication_section  # noqa: E402
-from replication_rows import measure_replication  # noqa: E402
-from restore_page import BACKUP, RESTORE  # noqa: E402
-from restore_page import section_of as restore_section  # noqa: E402
-from restore_rows import measure_restore  # noqa: E402
-from rows import Effort, Row, run_json, say  # noqa: E402
-from scale_page import PLACE as SCALE  # noqa: E402
-from scale_page import draw as draw_scale  # noqa: E402
-from scale_page import measure_scale  # noqa: E402
-from scale_page import section_of as scale_section  # noqa: E402
-from server_page import PLACE as SERVER  # noqa: E402
-from server_page import section_of as server_section  # noqa: E402
-from server_rows import measure_server  # noqa: E402
-from spark_bench import main as measure_spark  # noqa: E402
-from store_rows import measure_store  # noqa: E402
-from tls_page import PLACE as TLS  # noqa: E402
-from tls_page import measure_tls  # noqa: E402
-from tls_page import section_of as tls_section  # noqa: E402
-
-from examples.demo.corpus import make_corpus  # noqa: E402
-from examples.demo.memory import peak_memory_mb  # noqa: E402
-
-BASELINE_FILES = 64
-"""Micro-batches of the baseline: half a megabyte each, so that several are complete in a minute."""
+import autoscale_page
+import benches
+import dadstorm
+import dataflow_bench
+import replication
+import scale
+import spark_bench
+from checkpoint_rows import measure_checkpoint
+from rows import PAGE, Effort, Row, Section, say, table_lines
 
 
-def measure_replay(effort: Effort) -> list[Row]:
-    """Measure the replay of a journal of 4 KiB records, from disk to records in one process."""
-    median = run_json("benchmarks/replay.py", "--json", "--pairs", str(effort.pairs))["median"]
-    beside = f"from a server, as during a reset: {median['restore_mb_per_s']:.0f} MB/s"
-    return [
-        Row(
-            "replay of a 200 MB journal of 4 KiB records, one process",
-            f"{median['mb_per_s']:.0f} MB/s",
-            beside,
-            "100 MB/s",
-        )
-    ]
+class Bench(NamedTuple):
+    """A bench of the command. Without a section its rows are of the first table of the page.
+
+    `rounds`: how often each figure is measured. `written`: the text of a section that is not one table; the
+    function also draws its pictures.
+    """
+
+    measure: Callable[[Effort], list[Row]]
+    section: Section | None = None
+    rounds: Callable[[Effort], int] = lambda effort: effort.recoveries
+    written: Callable[[list[Row], Effort], str] | None = None
+
+    def text(self, rows: list[Row], effort: Effort) -> str:
+        """Return the text of the section."""
+        assert self.section is not None
+        if self.written is not None:
+            return self.written(rows, effort)
+        return self.section.table(rows, self.rounds(effort))
 
 
-def measure_wordcount(effort: Effort) -> list[Row]:
-    """Measure the demo without faults, and Spark's own Python state on the same words."""
-    ours, theirs, reports = [], [], []
-    with tempfile.TemporaryDirectory(prefix="dos-bench-") as directory:
-        make_corpus(Path(directory, "corpus"), BASELINE_FILES)
-        for number in range(effort.pairs):
-            report = run_demo(Path(directory, f"report-{number}.json"), effort.passes)
-            reports.append(report)
-            ours.append(report["words_per_s"])
-            baseline = run_json(
-                "benchmarks/spark_baseline.py", Path(directory, "corpus"), str(effort.baseline_s)
-            )
-            theirs.append(baseline["words_per_s"])
-            say(f"word count: {ours[-1]:,} words/s, applyInPandasWithState {theirs[-1]:,} words/s")
-    rate, other = statistics.median(ours), statistics.median(theirs)
-    ratio = f", ratio {rate / other:,.0f}" if other else ""
-    checkpoint_s = statistics.median(report["checkpoint_s_median"] for report in reports)
-    return [
-        Row(
-            "word count on Spark, 2 workers, 3 servers, a checkpoint every second",
-            f"{rate / 1e6:.2f} million words/s",
-            f"applyInPandasWithState, stopped at {effort.baseline_s:.0f} s: {other:,.0f} words/s{ratio}",
-            "2 million words/s",
-        ),
-        Row(
-            "a checkpoint of that word count, from request to commit",
-            f"{checkpoint_s * 1000:.0f} ms",
-            "",
-            "",
-        ),
-        *peak_rows(reports),
-    ]
+def pairs_of(effort: Effort) -> int:
+    return effort.pairs
 
 
-def run_demo(report: Path, passes: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "examples.demo", "--no-faults", "--plain", "--report", str(report)]
-    done = subprocess.run(
-        [*command, "--passes", str(passes)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+CHECKPOINT_TEXT: Final = """\
+Measured on {date} with no other benchmark running. The load average at the end was {load:.1f}, including the
+benchmark itself."""
+JOURNAL_TEXT: Final = """\
+Measured on {date} with no other benchmark running, {rounds}. The load average at the end was {load:.1f},
+including the benchmark itself. A *CPU second* is a second of processor time of the measured process. For a
+restore, this is the process that restores, without its server."""
+RECOVERY_TEXT: Final = """\
+Measured on {date} with no other benchmark running, medians of {kills} kills. The load average at the end was
+{load:.1f}, including the benchmark itself."""
+LOCAL_TEXT: Final = """\
+Measured on {date} with no other benchmark running, medians of {kills} kills. The load average at the end was
+{load:.1f}, including the benchmark itself. The gap is the longest time around the SIGKILL of a worker in
+which nothing new is in a part of the output, while 1,000 generated rows per second pass an exchange by key.
+A stand-by is ready. The parts of other workers stop as well: the workers run in step.
+[Spark and PyFlink](#checkpoints-recovery-latency) with 2 workers and as many keys need several seconds.
+PyFlink has its default failover strategy there, `region`; an exchange by key makes the job one region."""
+TLS_TEXT: Final = """\
+The same work over TLS 1.3 with certificates at both ends, and over plain text. Measured on {date}, {rounds}.
+A ratio is the median of those of two runs, one after the other. The load average at the end was {load:.1f},
+including the benchmark itself; both ends of each connection share the processor of this machine."""
+FAIRNESS_TEXT: Final = """\
+Eight clients append 4 KiB each, twenty times a second, to one server, and wait until each append is durable:
+alone, beside a greedy client of the same server, and beside the same client of another server on this
+machine. Measured on {date}, {rounds}. The load average at the end was {load:.1f}, including the benchmark
+itself."""
+BESIDE_IT: Final = ("what", "measured", "beside it", "aim")
+LOCAL_COLUMNS: Final = ("what", "local recovery", "beside", "aim")
+RECOVERY_COLUMNS: Final = ("state and output", "measured", "predicted", "aim")
+TLS_COLUMNS: Final = ("what", "TLS", "plain text", "aim")
+FAIRNESS_COLUMNS: Final = ("the greedy client", "p99 of the others", "compared with", "aim")
+BENCHES: Final[dict[str, Bench]] = {
+    "server": Bench(benches.measure_server, Section("server", "One server"), pairs_of),
+    "store": Bench(benches.measure_store),
+    "replay": Bench(benches.measure_replay),
+    "journal": Bench(
+        benches.measure_journal, Section("journal", "Journaled files", JOURNAL_TEXT), benches.rounds_of
+    ),
+    "wordcount": Bench(benches.measure_wordcount),
+    "memory": Bench(benches.measure_memory),
+    "checkpoint": Bench(
+        measure_checkpoint, Section("checkpoint", "Checkpoints, recovery, latency", CHECKPOINT_TEXT)
+    ),
+    "recovery": Bench(
+        benches.measure_recovery,
+        Section("recovery", "Predicted and measured recoveries", RECOVERY_TEXT, RECOVERY_COLUMNS),
+    ),
+    "local": Bench(
+        benches.measure_local_recovery, Section("local", "Local recovery", LOCAL_TEXT, LOCAL_COLUMNS)
+    ),
+    "scale": Bench(scale.measure_scale, scale.PLACE, written=scale.written),
+    "autoscale": Bench(
+        autoscale_page.measure_autoscale, autoscale_page.PLACE, written=autoscale_page.written
+    ),
+    "dadstorm": Bench(dadstorm.measure_dadstorm, dadstorm.PLACE, written=dadstorm.written),
+    "backup": Bench(benches.measure_backup, Section("backup", "Backups", columns=BESIDE_IT), pairs_of),
+    "restore": Bench(benches.measure_restore, Section("restore", "Restores and forks", columns=BESIDE_IT)),
+    "replication": Bench(replication.measure_replication, replication.PLACE, written=replication.written),
+    "tls": Bench(benches.measure_tls, Section("tls", "TLS", TLS_TEXT, TLS_COLUMNS)),
+    "fairness": Bench(
+        benches.measure_fairness,
+        Section("fairness", "One greedy client among others", FAIRNESS_TEXT, FAIRNESS_COLUMNS),
+        pairs_of,
+    ),
+}
+SECTIONS: Final = (
+    *("server", "checkpoint", "recovery", "local", "scale", "autoscale", "dadstorm"),
+    *("restore", "backup", "tls", "fairness", "journal", "dataflow", "spark"),
+)
+"""The sections of the page that benches write, in their order."""
+TEXT = """\
+# Benchmarks
+
+`./run bench` wrote this page on {date}. Figures are medians of {pairs} runs. Systems that are compared ran
+alternately (A B A B). On a shared machine such figures vary by tens of percent, so the ratios are more
+reliable than the figures. A *ratio* is the measured figure divided by the figure that it is compared with. It
+is the median over the runs, so it may differ from the quotient of the two medians.
+[What is measured](#what-is-measured) describes each row.
+
+Machine: {machine}.
+Everything ran on it: clients, servers and Spark.
+
+| what | measured | compared with | aim |
+|---|---|---|---|
+{rows}
+
+{sections}
+
+## What is measured
+
+Sections of `./run bench NAME` have no figures if they have no date.
+
+- **One server**: load generator, server and the system it is compared with run on one machine, over
+  loopback. Requests are built before the clock starts. Answers are counted, not verified.
+  - *Stream*: one object, at most 16 MiB not yet synced, until the last byte is acknowledged as synced. It
+    is compared with a plain copy of as many bytes from a socket to a file, with `fdatasync` every 64 MB and
+    at the end.
+  - *Redis*: `appendonly yes`, `appendfsync always`, on the same disk. The same generator sends `APPEND` of
+    the same bytes to a string, with as many requests in flight. All strings share one log. In DOS, each
+    object has a file, and one sync of the group log covers all of them.
+  - *Without a group log* (`dos serve --group-log 0`): each object has a sync of its own, too.
+  - *Claims*: 100 connections claim a directory each, and append its first record. A step is one of the two.
+  - *One at a time*: compared with a process that writes 100 B, syncs and replies.
+  - *GET*: eight requests of 1 MiB in flight; compared with `sendfile`, which verifies nothing.
+- **Store of three**: three servers on one disk.
+  - *Stream*: as above, acknowledged by two servers; compared with three plain copies that are complete when
+    two have replied.
+  - *Stopped*: a member receives SIGSTOP.
+  - *Restore*: `store.stream`, which verifies every byte against the digest that a quorum holds.
+  - *Without hedging*: a second member is asked only after 5 s.
+  - *Follower*: until a follower in the same process has received and verified the append.
+  - *Take-over*: from a writer's SIGKILL to the first acknowledged record of the next writer, which learns
+    of it at once. The state is not replayed.
+- **Replay**: a journal on disk; every record's checksum is verified and its fields are read, in one
+  process.
+- **Journaled files** (`./run bench journal`):
+  - *Encoding*: from records to bytes in memory.
+  - *Replay* also writes the files (`dos journal replay FILE --into DIR`).
+  - *Restore*: of a directory of 32 MB that was overwritten in writes of 4,000 B until its journal had the
+    stated size, by a separate process, over loopback. With snapshots it reads what `recovery_bytes_max`
+    allows.
+  - *Archive*: to moto over HTTP, a Python program on the same cores: the ratio is more reliable than the
+    figure. boto3 alone stores and reads as many bytes in objects of the same 64 MiB, and verifies nothing.
+- **Word count**: `./run demo --no-faults --passes {passes}`: every word of Python's standard library
+  {passes} times, from the moment that all workers run to the region's end. It is compared with the same
+  words through Spark's `groupBy().applyInPandasWithState()` with RocksDB on two slots, one file per
+  micro-batch, stopped at {baseline_s:.0f} s: the words of the micro-batches that were committed by then,
+  divided by the time to the last commit.
+- **Checkpoint** (`./run bench checkpoint`): regions of two worker processes over three servers, with a
+  checkpoint every second. Two producers write keys into the store, and a reader follows the output log by
+  step. Input and output of DOS are on two of three disks, synced. Input of the others is a socket, their
+  output has no sink, and their state is one copy on the local disk, not synced. A compared system that
+  returns no figures within five minutes is not measured.
+  - *Checkpoint*: from its request to its commit, without input. For PyFlink, as its REST interface reports
+    it (end to end, RocksDB, incremental).
+  - *Recovery*: from the SIGKILL of one of two processes with state until output is visible that contains
+    input sent after the kill; for PyFlink, until such output after it went back to a checkpoint. Meanwhile
+    5,000 rows/s arrive. The killed process is a worker, while a stand-by is ready; Spark's executor in
+    `local-cluster[2,1,1024]`; or one of two TaskManagers, which is started again at once.
+  - *Phases* of a recovery: `notice` the loss; take over the `manifest`; `gather` the workers; in the
+    slowest worker `claim` its directory, `open` its chains, `load` the state; `start` all; wait for the
+    `first output`.
+  - *Latency*: from before a batch is sent until the reader has the output of its step, or until the
+    checkpoint is committed. For Spark, until `foreachBatch` has the result, after forty small batches as a
+    warm-up.
+- **Predicted recoveries** (`./run bench recovery`): a region of two workers over three servers counts keys,
+  copies lines to files until they have the stated size, and writes 1,000 generated rows per second. A
+  worker is killed while a stand-by is ready. *Measured* is the time from the detection of the loss until
+  the generated rows are written again as far as before the kill. *Predicted* is what `status.recovery` said
+  just before the kill, with its parts.
+- **Local recovery** (`./run bench local`): a region of 2, 4 and 8 local workers over three servers has
+  counted the keys, and writes 1,000 generated rows per second by key. *Count without failures*: the keys
+  are counted twelve times from files, from the first checkpoint to the end.
+- **Dataflow library** (`./run bench dataflow`, with no other benchmark running): keys are drawn uniformly.
+  The rate excludes the warm-up (5 s, or a fifth of the input). A measurement ends with the input, or 60 s
+  after its first rows. A checkpoint of DOS counts after it is synced on two of three servers. Spark and
+  PyFlink use RocksDB with one copy on the local disk; Bytewax uses SQLite, also with one copy. PyFlink has
+  no vectorized function with state on a stream without windows, so a vectorized scalar function before its
+  SQL is measured.
+- **Fairness** (`./run bench fairness`): clients on a schedule beside a greedy one, which has a low
+  priority. The times count from when an append was due. *Of another server*: the same greedy client uses
+  another server on this machine, so what remains is due to the processors and the disk.
+- **TLS** (`./run bench tls`): the same work over TLS with certificates at both ends, and over plain text.
+- **The store on Spark** (`./run bench spark`, with no other benchmark running): a session on `local[2]`.
+  Input, state and output of DOS are on two of three disks.
+  - *Micro-batch*: a step of 100 rows from each of two workers; compared with a source with as many tasks
+    that yields nothing. The time excludes `walCommit` and `commitOffsets`, which are the same for every
+    source.
+  - *Batch*: from `load` to the last row, columns `key string, number long`, in steps of 50,000 rows, which
+    is also the size of a prebuilt batch. Both JSON readers are given the schema.
+  - *Journal*: all columns of all records, a segment of 64 MiB per task, every digest verified.
+  - *Sink*: rows that Spark generates on both slots, from `save` to the commit. DOS has them on two of three
+    disks, synced. A Parquet file is renamed at its commit and not synced.
+  - *Through*: a region of one worker, on the two slots. First a backlog of Parquet files, counted by key,
+    from the first output to the last; then rows that are passed on as they arrive.
+- **Memory**: the high-water mark of resident memory. With idle connections, which have sent HELLO and
+  entered their directory: the current resident memory. While an object grows: the increase per GB in its
+  second half.
+"""
+
+
+def machine() -> str:
+    """Describe the machine without naming the host."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    cores, processor = len(os.sched_getaffinity(0)), model[1] if model else platform.machine()
+    return (
+        f"{cores} cores ({processor}), {memory:.0f} GB of memory, Linux {platform.release()},"
+        f" Python {platform.python_version()}"
     )
-    if done.returncode != 0:
-        raise RuntimeError(f"the demo ended with {done.returncode}:\n{done.stdout}")
-    result: dict[str, Any] = json.loads(report.read_text())
-    return result
 
 
-def peak_rows(reports: list[dict[str, Any]]) -> list[Row]:
-    """Return the peak resident memory in the word count: the maximum of each kind of process."""
-    rows = []
-    for kind, aim in (("server", "under 150 MB"), ("worker", "")):
-        peaks = [
-            max(size for name, size in report["peak_memory_mb"].items() if name.startswith(kind))
-            for report in reports
-        ]
-        rows.append(
-            Row(
-                f"peak memory of a {kind} during that word count",
-                f"{statistics.median(peaks):.0f} MB",
-                "",
-                aim,
-            )
-        )
-    return rows
-
-
-def measure_memory(effort: Effort) -> list[Row]:
-    """Measure a server's peak memory after it stored and returned a small and a large object."""
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="dos-bench-") as directory:
-        for size_mb in (10, effort.large_object_mb):
-            peak = server_peak_mb(Path(directory, f"{size_mb}"), size_mb)
-            say(f"server memory with an object of {size_mb} MB: {peak:.0f} MB")
-            rows.append(
-                Row(
-                    f"peak memory of a server, one object of {size_mb} MB written and read",
-                    f"{peak:.0f} MB",
-                    "",
-                    "under 150 MB",
-                )
-            )
-    return rows
-
-
-def server_peak_mb(directory: Path, size_mb: int) -> float:
-    directory.mkdir()
-    content = directory / "content"
-    with content.open("wb") as file:
-        for _ in range(size_mb):
-            file.write(os.urandom(1_000_000))
-    dos = [sys.executable, "-m", "dos_cli"]
-    command = [*dos, "serve", "--data", str(directory / "data"), "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
-        try:
-            assert server.stdout is not None
-            serving = re.search(r" at (\S+),", server.stdout.readline())
-            assert serving is not None, "the server did not start"
-            url = f"dos://{serving[1]}/bench/object"
-            subprocess.run(
-                [*dos, "append", url, str(content)], check=True, stdout=subprocess.DEVNULL, cwd=ROOT
-            )
-            subprocess.run([*dos, "get", url], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
-            return peak_memory_mb(server.pid)
-        finally:
-            server.terminate()
-
-
-MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
-    "server": measure_server,
-    "store": measure_store,
-    "replay": measure_replay,
-    "journal": measure_journal,
-    "wordcount": measure_wordcount,
-    "memory": measure_memory,
-    "checkpoint": measure_checkpoint,
-    "recovery": measure_recovery,
-    "local": measure_local_recovery,
-    "scale": measure_scale,
-    "autoscale": measure_autoscale,
-    "dadstorm": measure_dadstorm,
-    "backup": measure_backup,
-    "restore": measure_restore,
-    "replication": measure_replication,
-    "tls": measure_tls,
-    "fairness": measure_fairness,
-}
-
-
-def write_checkpoint(rows: list[Row], _effort: Effort) -> None:
-    """Write the section on checkpoints only."""
-    CHECKPOINT.write(section_of(rows, date=time.strftime("%Y-%m-%d"), load=os.getloadavg()[1]))
-
-
-def write_recovery(rows: list[Row], effort: Effort) -> None:
-    """Write the section on predicted recoveries only."""
-    RECOVERY.write(recovery_section(rows, effort.recoveries))
-
-
-def write_local_recovery(rows: list[Row], effort: Effort) -> None:
-    """Write the section on local recovery only."""
-    LOCAL_RECOVERY.write(local_recovery_section(rows, effort.recoveries))
-
-
-def write_restore(rows: list[Row], effort: Effort) -> None:
-    """Write the section on restores and forks only."""
-    RESTORE.write(restore_section(RESTORE, "Restores and forks", rows, effort.recoveries))
-
-
-def write_backup(rows: list[Row], effort: Effort) -> None:
-    """Write the section on backups only."""
-    BACKUP.write(restore_section(BACKUP, "Backups", rows, effort.pairs))
-
-
-def write_server(rows: list[Row], effort: Effort) -> None:
-    """Write the section on one server only."""
-    SERVER.write(server_section(rows, effort.pairs))
-
-
-def write_journal(rows: list[Row], effort: Effort) -> None:
-    """Write the section on journaled files only."""
-    JOURNAL.write(journal_section(rows, rounds_of(effort)))
-
-
-def write_scale(rows: list[Row], effort: Effort) -> None:
-    """Write the section on layouts only, with its pictures."""
-    draw_scale(rows)
-    SCALE.write(scale_section(rows, effort.recoveries))
-
-
-def write_autoscale(rows: list[Row], _effort: Effort) -> None:
-    """Write the section on autoscale only, with its picture."""
-    draw_autoscale()
-    AUTOSCALE.write(autoscale_section(rows))
-
-
-def write_dadstorm(rows: list[Row], effort: Effort) -> None:
-    """Write the section on the delivery of single tuples only, with its pictures."""
-    draw_dadstorm(rows)
-    DADSTORM.write(dadstorm_section(rows, effort.recoveries))
-
-
-def write_replication(rows: list[Row], effort: Effort) -> None:
-    """Write the page on replication over sites, with its pictures."""
-    draw_replication(rows)
-    text = replication_section(rows, effort.trace_days, effort.managed_h, effort.pairs)
-    REPLICATION.write(text)
-
-
-def write_tls(rows: list[Row], effort: Effort) -> None:
-    """Write the section on the cost of TLS only."""
-    TLS.write(tls_section(rows, effort.recoveries))
-
-
-def write_fairness(rows: list[Row], effort: Effort) -> None:
-    """Write the section on a greedy client only."""
-    FAIRNESS.write(fairness_section(rows, effort.pairs))
-
-
-SECTIONS: dict[str, Callable[[list[Row], Effort], None]] = {
-    "checkpoint": write_checkpoint,
-    "recovery": write_recovery,
-    "local": write_local_recovery,
-    "journal": write_journal,
-    "server": write_server,
-    "scale": write_scale,
-    "autoscale": write_autoscale,
-    "dadstorm": write_dadstorm,
-    "backup": write_backup,
-    "restore": write_restore,
-    "replication": write_replication,
-    "tls": write_tls,
-    "fairness": write_fairness,
-}
-"""Measure -> the function that writes its section. Measures that are not here are rows of the first table."""
+def page_of(rows: list[Row], effort: Effort, before: str) -> str:
+    """Return the page with these rows and the sections of the page before."""
+    return TEXT.format(
+        sections="\n\n".join(Section(name).found_in(before) for name in SECTIONS),
+        date=time.strftime("%Y-%m-%d"),
+        pairs=effort.pairs,
+        machine=machine(),
+        rows=table_lines(rows),
+        passes=effort.passes,
+        baseline_s=effort.baseline_s,
+    )
 
 
 def main() -> int:
     if sys.argv[1:2] == ["dataflow"]:
-        return measure_dataflow(sys.argv[2:])
+        return dataflow_bench.main(sys.argv[2:])
     if sys.argv[1:2] == ["spark"]:
-        return measure_spark(sys.argv[2:])
+        return spark_bench.main(sys.argv[2:])
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MEASURES))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHES))
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="measure less; nothing is written")
     parser.add_argument(
         "--long", action="store_true", help="objects of 10 GB instead of 1; traces of 30 days"
     )
     options = parser.parse_args()
-    if unknown := set(options.names) - set(MEASURES):
-        parser.error(f"unknown measure {', '.join(sorted(unknown))}; choose from {', '.join(MEASURES)}")
+    if unknown := set(options.names) - set(BENCHES):
+        parser.error(f"unknown measure {', '.join(sorted(unknown))}; choose from {', '.join(BENCHES)}")
     effort = Effort(
         options.pairs,
         stream_mb=512,
@@ -375,19 +321,20 @@ def main() -> int:
         )
     rows: list[Row] = []
     measured: list[Row] = []
-    for name in options.names or MEASURES:
+    for name in options.names or BENCHES:
         say(f"measuring {name}")
-        found = MEASURES[name](effort)
-        if name not in SECTIONS:
+        bench = BENCHES[name]
+        found = bench.measure(effort)
+        if bench.section is None:
             rows += found
         elif not options.quick:
-            SECTIONS[name](found, effort)
+            bench.section.write(bench.text(found, effort))
             say(f"wrote the section of {name} in docs/benchmarks.md")
         measured += found
     for row in measured:
         print(f"{row.what}: {row.figure}" + (f" ({row.beside})" if row.beside else ""), flush=True)
     if not options.names and not options.quick:
-        write_page(rows, effort)
+        PAGE.write_text(page_of(rows, effort, PAGE.read_text()))
         say("wrote docs/benchmarks.md")
     return 0
 

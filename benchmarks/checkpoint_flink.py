@@ -1,11 +1,11 @@
 """Measure checkpoints, recovery and a change of the parallelism of PyFlink: a count by key in its Table API.
 
-    checkpoint_flink.py checkpoint KEYS CHECKPOINTS   # 1 % of the keys changed for each
-    checkpoint_flink.py recovery KEYS ROUNDS          # a TaskManager is killed, and started again at once
-    checkpoint_flink.py scale KEYS ROUNDS             # from 2 to 3 and back: stop with a savepoint, start
+checkpoint_flink.py checkpoint KEYS CHECKPOINTS # 1 % of the keys changed for each checkpoint_flink.py
+recovery KEYS ROUNDS # a TaskManager is killed, and started again at once checkpoint_flink.py scale KEYS
+ROUNDS # from 2 to 3 and back: stop with a savepoint, start
 
-`flink_cluster.py` has the cluster and the job. It has a task slot for each of two subtasks, three in `scale`.
-A checkpoint is taken every second in `recovery` and `scale`. Prints one line of JSON.
+`flink_cluster.py` has the cluster and the job. It has a task slot for each of two subtasks, three in
+`scale`. A checkpoint is taken every second in `recovery` and `scale`. Prints one line of JSON.
 """
 
 import json

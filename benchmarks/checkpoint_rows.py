@@ -107,12 +107,7 @@ def recovery_rows(
     return [
         Row(what, f"{median * 1000:,.0f} ms", "; ".join(compared), "a third of the faster of the two"),
         Row(f"phases of that recovery, {keys:,} keys", phases_of(ours), "", ""),
-        Row(
-            f"the same without a stand-by, {keys:,} keys",
-            f"{without * 1000:,.0f} ms",
-            phases_of(cold),
-            "",
-        ),
+        Row(f"the same without a stand-by, {keys:,} keys", f"{without * 1000:,.0f} ms", phases_of(cold), ""),
     ]
 
 

@@ -1,14 +1,14 @@
 """Measure recovery, latency and another number of partitions of Spark's micro-batches: `groupBy().agg()` with
 RocksDB state.
 
-    benchmarks/checkpoint_spark.py recovery KEYS ROUNDS     # local-cluster: an executor's JVM is killed
-    benchmarks/checkpoint_spark.py latency ROWS_PER_S SECONDS
-    benchmarks/checkpoint_spark.py scale KEYS ROUNDS        # from 2 to 3 partitions and back
+benchmarks/checkpoint_spark.py recovery KEYS ROUNDS # local-cluster: an executor's JVM is killed
+benchmarks/checkpoint_spark.py latency ROWS_PER_S SECONDS benchmarks/checkpoint_spark.py scale KEYS ROUNDS
+# from 2 to 3 partitions and back
 
-It uses changelog checkpoints on the local disk and two shuffle partitions. Each batch begins as soon as the
-previous one is complete. The source is a socket, whose lines the driver keeps in memory; in `scale` files and
-the rate source, because a query with a socket cannot be started again. Output counts as visible when
-`foreachBatch` has the result of the batch. Prints one line of JSON.
+It uses changelog checkpoints on the local disk and two shuffle partitions. Each batch begins as soon as
+the previous one is complete. The source is a socket, whose lines the driver keeps in memory; in `scale`
+files and the rate source, because a query with a socket cannot be started again. Output counts as visible
+when `foreachBatch` has the result of the batch. Prints one line of JSON.
 """
 
 import json

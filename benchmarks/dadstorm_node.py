@@ -2,15 +2,12 @@
 
 `dadstorm_run.py` starts the nodes and talks to each over one more connection, in lines of JSON:
 
-    node -> starter   {"node", "port"}             it listens
-    starter -> node   {"ports": [[node, port]]}    connect to the neighbors
-    node -> starter   {"ready": true}              it is connected to all of them
-    starter -> node   {"do": "start"}              send the input; only to the nodes that have some
-    node -> starter   {"offered": N}               the source has sent as many tuples as `Plan.kill_at` states
-    starter -> node   {"do": "drain", "dead": [node]}
-    node -> starter   {"idle": true}               it has noticed these losses and nothing is to be done
-    starter -> node   {"do": "report"}
-    node -> starter   {"delivered": ...}           `NodeReport`
+node -> starter {"node", "port"} it listens starter -> node {"ports": [[node, port]]} connect to the
+neighbors node -> starter {"ready": true} it is connected to all of them starter -> node {"do": "start"}
+send the input; only to the nodes that have some node -> starter {"offered": N} the source has sent as many
+tuples as `Plan.kill_at` states starter -> node {"do": "drain", "dead": [node]} node -> starter {"idle":
+true} it has noticed these losses and nothing is to be done starter -> node {"do": "report"} node ->
+starter {"delivered": ...} `NodeReport`
 
 The node ends when that connection does.
 """

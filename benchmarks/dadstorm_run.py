@@ -1,15 +1,15 @@
 """Measure the delivery of tuples, tuple by tuple and by step, in real processes that are connected by TCP.
 
-    benchmarks/dadstorm_run.py TUPLES ROUNDS KILLS [--only messages|bytes|seconds|killed]
+benchmarks/dadstorm_run.py TUPLES ROUNDS KILLS [--only messages|bytes|seconds|killed]
 
-Every replica, the source and the sink are processes of their own; by step, every worker is. TUPLES and ROUNDS
-are those of the times; a replica is killed (SIGKILL) KILLS times with each semantics and number of replicas.
-The last line is JSON, in which PER_STEP is 0 for tuple by tuple:
+Every replica, the source and the sink are processes of their own; by step, every worker is. TUPLES and
+ROUNDS are those of the times; a replica is killed (SIGKILL) KILLS times with each semantics and number of
+replicas. The last line is JSON, in which PER_STEP is 0 for tuple by tuple:
 
-    messages  {"REPLICAS/PER_STEP": {message: sent by the replicas of the operators}}
-    bytes     {"REPLICAS/ALGORITHM": [[bytes of a tuple, additional bytes sent for each tuple]]}
-    seconds   {"REPLICAS/PER_STEP/TUPLE_BYTES/DELIVERY": [seconds]}
-    killed    {"REPLICAS/DELIVERY": [tuples of all runs, missing, delivered again]}
+messages {"REPLICAS/PER_STEP": {message: sent by the replicas of the operators}} bytes
+{"REPLICAS/ALGORITHM": [[bytes of a tuple, additional bytes sent for each tuple]]} seconds
+{"REPLICAS/PER_STEP/TUPLE_BYTES/DELIVERY": [seconds]} killed {"REPLICAS/DELIVERY": [tuples of all runs,
+missing, delivered again]}
 """
 
 import argparse

@@ -2,13 +2,13 @@
 for each worker.
 
 Pure: `StepWorker` receives frames and returns the frames to send. Every worker has all operators and reads
-its share of the input. The tuples of a step go to the worker that an operator assigns to them, on one channel
-for each operator. For each (sender, receiver, channel, step) there are a DATA frame, unless it is empty, and
-a STEP_END; for each (sender, receiver, step) there is a DURABLE.
+its share of the input. The tuples of a step go to the worker that an operator assigns to them, on one
+channel for each operator. For each (sender, receiver, channel, step) there are a DATA frame, unless it is
+empty, and a STEP_END; for each (sender, receiver, step) there is a DURABLE.
 
-A frame that a worker sends to itself is DURABLE only: the caller appends it to the worker's chain, syncs the
-chain, and then calls `handle` with it. No operator runs a step before the chains of all workers have it. Sent
-frames are retained. With at-most-once there is no chain, no DURABLE, and nothing is retained.
+A frame that a worker sends to itself is DURABLE only: the caller appends it to the worker's chain, syncs
+the chain, and then calls `handle` with it. No operator runs a step before the chains of all workers have
+it. Sent frames are retained. With at-most-once there is no chain, no DURABLE, and nothing is retained.
 
 The take-over of a worker is not implemented here; `tests/models/local_recovery.py` models it. Checkpoints,
 which purge the retained frames, are left out: their number depends on time and not on tuples or steps.

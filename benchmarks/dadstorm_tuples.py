@@ -1,31 +1,27 @@
 """The delivery of single tuples of the DADSTORM paper (its section 5): one state machine for each replica.
 
-Pure: `TupleReplica` receives messages and losses of other nodes, and returns the messages to send. Nodes are
-the replicas of the operators 1 to O, a source (operator 0) and a sink (operator O + 1), which are one node
-each. A tuple passes through every operator, at the replica with index id mod R.
+Pure: `TupleReplica` receives messages and losses of other nodes, and returns the messages to send. Nodes
+are the replicas of the operators 1 to O, a source (operator 0) and a sink (operator O + 1), which are one
+node each. A tuple passes through every operator, at the replica with index id mod R.
 
 What a replica does with a tuple (numbers of the paper's section 5.3), and the message of each step:
 
-    (1)    receives it                                              TUPLE
-    (3)    keeps it in its delivery table
-    (4)    keeps a record of it: its id, and where it is from
-    (5)    sends the record to its colleagues, the other replicas   RECORD
-    (2)    confirms the tuple to its sender                         CONFIRM
-    (6)    processes it, and sends it to the next operator          TUPLE
-    (7, 8) when that confirms: marks the record as purged
-           at its colleagues too, and the sender deletes the tuple  PURGE, DELETE
+(1) receives it TUPLE (3) keeps it in its delivery table (4) keeps a record of it: its id, and where it is
+from (5) sends the record to its colleagues, the other replicas RECORD (2) confirms the tuple to its sender
+CONFIRM (6) processes it, and sends it to the next operator TUPLE (7, 8) when that confirms: marks the
+record as purged at its colleagues too, and the sender deletes the tuple PURGE, DELETE
 
-RECORD, PURGE and DELETE are confirmed like TUPLE, because they are synchronous calls in the paper. A node is
-lost only as a whole; the next one in the ring of its operator represents it then. It requests the tuples of
-the lost node's pending records from where they are from (FETCH) and processes them as new ones. GONE answers
-a FETCH of a deleted tuple: the next operator has it.
+RECORD, PURGE and DELETE are confirmed like TUPLE, because they are synchronous calls in the paper. A node
+is lost only as a whole; the next one in the ring of its operator represents it then. It requests the
+tuples of the lost node's pending records from where they are from (FETCH) and processes them as new ones.
+GONE answers a FETCH of a deleted tuple: the next operator has it.
 
 The paper confirms (2) before it shares the record (5). A replica that is lost between the two loses the
 tuple: its sender will not send it again, and no colleague knows it. `confirm_first` is that order.
 
-At-most-once has none of these tables: TUPLE and CONFIRM only, and what a lost node had is lost. Exactly-once
-drops a tuple whose id has a record; at-least-once does not. As in the paper, purged records are kept for
-ever, and tuples may be lost if two nodes fail, of which one had the only copy of the other's tuples.
+At-most-once has none of these tables: TUPLE and CONFIRM only, and what a lost node had is lost. Exactly-
+once drops a tuple whose id has a record; at-least-once does not. As in the paper, purged records are kept
+for ever, and tuples may be lost if two nodes fail, of which one had the only copy of the other's tuples.
 """
 
 import struct

@@ -1,18 +1,18 @@
 """`./run bench dataflow`: rows per second of the dataflow library, compared with Spark, PyFlink and Bytewax.
 
-    ./run bench dataflow                        # everything; writes its section of docs/benchmarks.md
-    ./run bench dataflow --only batch --rounds 3
-    ./run bench dataflow --only builtin --systems ours,spark --keys 1000 --rows 2000000 --json figures.json
+./run bench dataflow # everything; writes its section of docs/benchmarks.md ./run bench dataflow --only
+batch --rounds 3 ./run bench dataflow --only builtin --systems ours,spark --keys 1000 --rows 2000000 --json
+figures.json
 
 There are three tables, each with 1,000 and with 100,000 keys: built-in aggregates, functions of batches,
 functions of rows. In addition, the processor seconds per million rows with one and with two workers are
 measured, and curves over the number of keys.
 
 Every system reads the same files, takes a checkpoint every second, uses two workers or slots, and discards
-its results. The systems run alternately, `--rounds` times, and medians are reported. A measurement ends when
-all rows are processed, or 60 s after its first rows (--cap), with the rate so far. A system that processes no
-row within 120 s is reported as "did not finish". It may be interrupted at any time: the results so far are
-printed, and are in --json.
+its results. The systems run alternately, `--rounds` times, and medians are reported. A measurement ends
+when all rows are processed, or 60 s after its first rows (--cap), with the rate so far. A system that
+processes no row within 120 s is reported as "did not finish". It may be interrupted at any time: the
+results so far are printed, and are in --json.
 """
 
 import argparse
@@ -215,9 +215,7 @@ def listed(choices: Sequence[str]) -> Callable[[str], list[str]]:
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(
-        prog="./run bench dataflow",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="./run bench dataflow", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     systems = [one.name for one in SYSTEMS]
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each measurement (3)")

@@ -1,9 +1,10 @@
 """Measure Bytewax with recovery, for `./run bench dataflow`: a `stateful_map` in Python, row by row.
 
-    dataflow_bytewax.py FOLDER KEYS ROWS [--workers N] [--cap SECONDS]
+dataflow_bytewax.py FOLDER KEYS ROWS [--workers N] [--cap SECONDS]
 
-It runs with the Python of a separate environment (`own_environment.py`). It starts N processes of one worker
-each, with a snapshot every second into as many SQLite files on the local disk. Prints one line of JSON.
+It runs with the Python of a separate environment (`own_environment.py`). It starts N processes of one
+worker each, with a snapshot every second into as many SQLite files on the local disk. Prints one line of
+JSON.
 """
 
 import argparse

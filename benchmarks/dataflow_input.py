@@ -1,8 +1,8 @@
 """The input of `./run bench dataflow`: text files of lines `key,number`, the same for every system.
 
-It uses only the standard library and numpy. Keys are drawn uniformly, as `k0000123`. The number is the index
-of the line over all files, from 0. It also serves as an event time in milliseconds, which increases within
-each file.
+It uses only the standard library and numpy. Keys are drawn uniformly, as `k0000123`. The number is the
+index of the line over all files, from 0. It also serves as an event time in milliseconds, which increases
+within each file.
 """
 
 from dataclasses import dataclass

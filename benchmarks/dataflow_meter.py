@@ -4,9 +4,9 @@ process and its descendants.
 It uses only the standard library, because programs of other environments import it, and it is the same for
 all systems. Each system's program counts its own rows.
 
-A rate is computed between two measurements: the first one after the warm-up, and the last one. This excludes
-the start of processes and the first seconds of a JVM. Processor seconds are measured over the same interval;
-on a machine with other work they are more reliable than the rate.
+A rate is computed between two measurements: the first one after the warm-up, and the last one. This
+excludes the start of processes and the first seconds of a JVM. Processor seconds are measured over the
+same interval; on a machine with other work they are more reliable than the rate.
 """
 
 import os

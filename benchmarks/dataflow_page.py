@@ -1,11 +1,13 @@
 """Write the section of docs/benchmarks.md on the dataflow library, and its plots (`./run bench dataflow`)."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dataflow_plot import chart
-from page_section import DOCS, Section
+from rows import DOCS, Section
+
+from journal.pictures import HEAD_PX, INK, drawn, points
 
 PLACE = Section("dataflow")
 NAMES = {"ours": "DOS", "spark": "Spark 4.3", "flink": "PyFlink 2.3", "bytewax": "Bytewax 0.21"}
@@ -27,11 +29,7 @@ WAYS = {
         "bytewax": "`stateful_map`, recovery in SQLite",
     },
 }
-TITLES = {
-    "builtin": "Built-in aggregates",
-    "batch": "Functions of batches",
-    "row": "Functions of rows",
-}
+TITLES = {"builtin": "Built-in aggregates", "batch": "Functions of batches", "row": "Functions of rows"}
 AIMS = {"builtin": (1.5, None), "batch": (20.0, "spark"), "row": (3.0, None)}
 """The factor by which DOS should be faster than the best of the others, or than the named one."""
 SECTION = """\
@@ -62,10 +60,7 @@ def section_of(records: Sequence[dict[str, Any]], rounds: int, plots: Sequence[s
     tables = [table_of(table, [one for one in records if one["part"] == table]) for table in TITLES]
     tables.append(workers_of([one for one in records if one["part"] == "workers"]))
     return PLACE.filled(
-        SECTION,
-        rounds,
-        tables="\n".join(tables),
-        plots="".join(f"\n{plot}\n" for plot in plots),
+        SECTION, rounds, tables="\n".join(tables), plots="".join(f"\n{plot}\n" for plot in plots)
     )
 
 
@@ -145,3 +140,70 @@ def draw(records: Sequence[dict[str, Any]], folder: Path) -> list[str]:
     rows = "\n".join(f"| {keys:,} | {size / 1e6:.1f} MB | {peak:,.0f} MB |" for keys, size, peak in sizes)
     found.append(f"| keys | state of DOS in memory | memory of all processes of DOS |\n|---|---|---|\n{rows}")
     return found
+
+
+# --- charts -----------------------------------------------------------------------------------------------
+
+
+WIDTH, HEIGHT = 720, 400
+AREA = (0.13, 0.14, 0.66, 0.74)
+"""Area of the lines: left, bottom, width and height, as fractions of the picture."""
+COLOURS = ("#1b6ca8", "#c8553d", "#588157", "#7b2d8b")
+
+Points = Sequence[tuple[float, float]]
+
+
+def chart(path: Path, title: str, across: str, lines: Mapping[str, Points]) -> None:
+    """Draw lines of (x, y), all above 0, on logarithmic axes.
+
+    Raises ValueError if there is no point, and errors of `drawn`.
+    """
+    found = {name: sorted(line) for name, line in lines.items() if line}
+    if not found:
+        raise ValueError("a chart needs a point")
+    colours = dict(zip(lines, COLOURS, strict=False))
+    with drawn(path, title, WIDTH, HEIGHT) as picture:
+        axes = picture.figure.add_axes(AREA)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.grid(visible=True)
+        for name in sorted(found, key=lambda name: found[name][-1][1], reverse=True):
+            xs, ys = zip(*found[name], strict=True)
+            (line,) = axes.plot(xs, ys, color=colours[name], marker="o", label=name)
+            picture.describe(line, "line", name)
+        plain_numbers(axes)
+        axes.set_ylim(*_decades([y for line in found.values() for _, y in line]))
+        axes.set_title(title, loc="left", size=points(HEAD_PX), color=INK)
+        axes.set_xlabel(across)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+
+
+def plain_numbers(axes: Any) -> None:
+    """Write the numbers of logarithmic axes without exponents."""
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+        axis.set_minor_formatter("")
+
+
+def bars(path: Path, title: str, groups: Mapping[str, Mapping[str, float]]) -> None:
+    """Draw a bar for each name in each group, with its value. Raises as `chart`."""
+    names = list({name: None for group in groups.values() for name in group})
+    if not names:
+        raise ValueError("a chart needs a bar")
+    width = 0.8 / len(names)
+    with drawn(path, title, WIDTH, HEIGHT) as picture:
+        axes = picture.figure.add_axes(AREA)
+        for number, name in enumerate(names):
+            places = [at + width * (number - (len(names) - 1) / 2) for at, _ in enumerate(groups)]
+            values = [group.get(name, 0.0) for group in groups.values()]
+            drawn_bars = axes.bar(places, values, width * 0.9, color=COLOURS[number], label=name)
+            axes.bar_label(drawn_bars, [f"{value:.2g}" if value else "-" for value in values])
+        axes.set_xticks(range(len(groups)), list(groups))
+        axes.set_title(title, loc="left", size=points(HEAD_PX), color=INK)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+
+
+def _decades(values: Sequence[float]) -> tuple[float, float]:
+    """Return the powers of ten around the values: another start of the axis would exaggerate differences."""
+    first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    return 10.0**first, 10.0 ** max(last, first + 1)

@@ -1,16 +1,15 @@
 """Measure a region, for `./run bench dataflow`: real servers, real workers, a checkpoint every second.
 
-    benchmarks/dataflow_region.py {builtin,batch,row} FOLDER KEYS ROWS [--workers N] [--cap SECONDS]
+benchmarks/dataflow_region.py {builtin,batch,row} FOLDER KEYS ROWS [--workers N] [--cap SECONDS]
 
 FOLDER: of `dataflow_input.make_input`. The region computes the number of rows of each key, and the sum and
 maximum of its numbers, once per step:
 
-builtin   Count, Sum and Max
-batch     the same in a `UserOperator`, which receives Arrow batches, uses pandas, and keeps a table
-row       a function of (row, state), in the order of event time (`map_state`)
+builtin Count, Sum and Max batch the same in a `UserOperator`, which receives Arrow batches, uses pandas,
+and keeps a table row a function of (row, state), in the order of event time (`map_state`)
 
-A checkpoint counts after everything that it needs is synced on two of three servers. Results are discarded.
-Prints one line of JSON.
+A checkpoint counts after everything that it needs is synced on two of three servers. Results are
+discarded. Prints one line of JSON.
 """
 
 import argparse

@@ -1,15 +1,15 @@
 """Measure Spark's Structured Streaming, for `./run bench dataflow`: its aggregates, and its two kinds of
 Python state.
 
-    benchmarks/dataflow_spark.py {builtin,batch,row} FOLDER KEYS ROWS [--cap SECONDS]
+benchmarks/dataflow_spark.py {builtin,batch,row} FOLDER KEYS ROWS [--cap SECONDS]
 
-builtin   groupBy().agg(count, sum, max)
-batch     applyInPandasWithState
-row       transformWithState (needs protobuf, see `own_environment.py`)
+builtin groupBy().agg(count, sum, max) batch applyInPandasWithState row transformWithState (needs protobuf,
+see `own_environment.py`)
 
 The settings favor Spark: RocksDB state with changelog checkpoints, as many shuffle partitions as slots, no
-sink, and each micro-batch begins as soon as the previous one is complete. The number of files per micro-batch
-is chosen so that it lasts about a second, if possible (each one is a checkpoint). Prints one line of JSON.
+sink, and each micro-batch begins as soon as the previous one is complete. The number of files per micro-
+batch is chosen so that it lasts about a second, if possible (each one is a checkpoint). Prints one line of
+JSON.
 """
 
 import argparse

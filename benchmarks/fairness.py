@@ -1,18 +1,17 @@
 """Measure what one greedy client costs the others: `./run bench fairness`.
 
-    python benchmarks/fairness.py [CASE ...] [--pairs 5] [--seconds 6] [--folder DIR] [--json]
+python benchmarks/fairness.py [CASE ...] [--pairs 5] [--seconds 6] [--folder DIR] [--json]
 
 Eight polite clients append 4 KiB each, twenty times a second, and wait until each append is durable. Their
-times count from when an append was due, so one that begins late because the one before it was late is late.
-They are measured
+times count from when an append was due, so one that begins late because the one before it was late is
+late. They are measured
 
-- alone;
-- beside a greedy client of the *same server*, which does one thing as fast as it can;
-- beside the same greedy client of *another server* on this machine: so much is due to the processors and the
-  disk that all of them share, and no server can be fair about it.
+- alone; - beside a greedy client of the *same server*, which does one thing as fast as it can; - beside
+the same greedy client of *another server* on this machine: so much is due to the processors and the disk
+that all of them share, and no server can be fair about it.
 
-The three alternate, each with new servers. Greedy clients have a low priority (nice), because those of a real
-service have their own processors. Reported are the medians of the p99 and of the ratios.
+The three alternate, each with new servers. Greedy clients have a low priority (nice), because those of a
+real service have their own processors. Reported are the medians of the p99 and of the ratios.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """A standalone Flink cluster on loopback, and its job: a count by key in the Table API, with RocksDB state.
 
-It runs with the Python of a separate environment (`own_environment.py`), and imports nothing of this project.
-There is a JobManager, and TaskManagers with one slot each. Checkpoints are incremental, with one copy on the
-local disk. A job reads a socket (`from_socket`): then input that was read since the last checkpoint is not
-read again. Or it reads two files, one of them slowly (`from_files`): a socket cannot be stopped with a
-savepoint. Output counts as visible after a TaskManager has printed it.
+It runs with the Python of a separate environment (`own_environment.py`), and imports nothing of this
+project. There is a JobManager, and TaskManagers with one slot each. Checkpoints are incremental, with one
+copy on the local disk. A job reads a socket (`from_socket`): then input that was read since the last
+checkpoint is not read again. Or it reads two files, one of them slowly (`from_files`): a socket cannot be
+stopped with a savepoint. Output counts as visible after a TaskManager has printed it.
 """
 
 import json

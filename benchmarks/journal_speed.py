@@ -1,21 +1,20 @@
 """Measure the speed and memory of encoding, replaying, restoring and archiving journaled files.
 
-    python benchmarks/journal_speed.py [--megabytes 1000] [--s3-megabytes 350] [--pairs 3] [--json]
+python benchmarks/journal_speed.py [--megabytes 1000] [--s3-megabytes 350] [--pairs 3] [--json]
 
-encode   records to bytes, in one process, in memory only
-replay   a journal file in the page cache to files, like `dos journal replay FILE --into DIR`: every checksum
-         is verified, and every write is made. Records of 4 KiB, and of 100 B
-restore  the same from a server over loopback, in a process of its own, whose peak resident memory is
-         reported: a directory of 32 MB that was overwritten until its journal had the given size, with and
-         without snapshots (`recovery_bytes_max`). Half and a quarter of the journal show whether memory grows
-archive  a chain from a server to an S3 bucket (moto, over HTTP, in a process of its own). Each segment is
-         read back and verified. Then the restore from the bucket alone. Both are compared with boto3 alone,
-         for as many bytes in objects of the same size: to store and read them, and to read them in the same
-         parts
+encode records to bytes, in one process, in memory only replay a journal file in the page cache to files,
+like `dos journal replay FILE --into DIR`: every checksum is verified, and every write is made. Records of
+4 KiB, and of 100 B restore the same from a server over loopback, in a process of its own, whose peak
+resident memory is reported: a directory of 32 MB that was overwritten until its journal had the given
+size, with and without snapshots (`recovery_bytes_max`). Half and a quarter of the journal show whether
+memory grows archive a chain from a server to an S3 bucket (moto, over HTTP, in a process of its own). Each
+segment is read back and verified. Then the restore from the bucket alone. Both are compared with boto3
+alone, for as many bytes in objects of the same size: to store and read them, and to read them in the same
+parts
 
-Medians of the rounds are reported. MB are 10^6 bytes of journal. In addition to elapsed time, the processor
-time of the measured process is reported (for a restore: of the process that restores, without the server),
-which is more reliable on a shared machine.
+Medians of the rounds are reported. MB are 10^6 bytes of journal. In addition to elapsed time, the
+processor time of the measured process is reported (for a restore: of the process that restores, without
+the server), which is more reliable on a shared machine.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """`./run python -m benchmarks.keyed_state`: declared state with many keys, in memory and on disk.
 
-Each of the two runs in its own process. First all keys are inserted once, in random order; then random keys
-are read and changed. Values are a number, a time and 100 bytes of text. The state and the calls are measured,
-in steps of 10,000 rows, without checkpoints. Prints keys per second, also of CPU time, and the memory of the
-process: its own (RssAnon), and pages of the file, which the kernel can reclaim (RssFile).
+Each of the two runs in its own process. First all keys are inserted once, in random order; then random
+keys are read and changed. Values are a number, a time and 100 bytes of text. The state and the calls are
+measured, in steps of 10,000 rows, without checkpoints. Prints keys per second, also of CPU time, and the
+memory of the process: its own (RssAnon), and pages of the file, which the kernel can reclaim (RssFile).
 """
 
 import argparse

@@ -1,11 +1,10 @@
 """The load generator: sends the prepared requests of a session in one of three patterns, and measures times.
 
-    pipelined       one connection, a number of requests in flight
-    writers         many connections, each with one request in flight
-    one at a time   one connection, one request in flight
+pipelined one connection, a number of requests in flight writers many connections, each with one request in
+flight one at a time one connection, one request in flight
 
-It runs in a process of its own (`run_apart`), so that it has its own core on a machine with two. It reports
-how much of its core it used: near 1.0, the generator is the bottleneck.
+It runs in a process of its own (`run_apart`), so that it has its own core on a machine with two. It
+reports how much of its core it used: near 1.0, the generator is the bottleneck.
 
 It uses raw sockets and the clock; `load_sessions` provides the requests.
 """

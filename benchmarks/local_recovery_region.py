@@ -1,14 +1,14 @@
 """Measure the gap of output after the loss of a worker, with local or global recovery.
 
-    benchmarks/local_recovery_region.py KEYS WORKERS local|global ROUNDS [--rate]
+benchmarks/local_recovery_region.py KEYS WORKERS local|global ROUNDS [--rate]
 
-A region of local workers over three servers counts KEYS keys, and writes 1,000 generated rows per second. A
-worker is killed (SIGKILL) ROUNDS times, after a first time that is not counted. The gap of a part of the
+A region of local workers over three servers counts KEYS keys, and writes 1,000 generated rows per second.
+A worker is killed (SIGKILL) ROUNDS times, after a first time that is not counted. The gap of a part of the
 output: the longest time around the kill in which nothing new was in it. Prints one line of JSON: for each
 round the gap of the lost worker's part, and the longest of the others'.
 
-With --rate nobody is killed: the keys are counted twelve times from their files, as fast as possible, and the
-line has the rows per second from the first checkpoint to the end.
+With --rate nobody is killed: the keys are counted twelve times from their files, as fast as possible, and
+the line has the rows per second from the first checkpoint to the end.
 """
 
 import argparse
@@ -29,11 +29,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.recovery_region import Events, wait, write_lines  # noqa: E402
-from checkpoint.core.region import (  # noqa: E402
-    CheckpointCommitted,
-    ResetReport,
-    WorkerLost,
-)
+from checkpoint.core.region import CheckpointCommitted, ResetReport, WorkerLost  # noqa: E402
 from dataflow import FileSink, FileSource, Graph, RateSource  # noqa: E402
 from dataflow.handle import RegionHandle  # noqa: E402
 from dataflow.local import run_local  # noqa: E402

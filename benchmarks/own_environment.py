@@ -1,9 +1,9 @@
 """A separate Python environment for each system to compare with, created once from the package registry. None
 of them is a dependency of this project.
 
-Returns the Python of the environment, or the reason why there is none. PyFlink pins old versions of packages
-that this project also uses, so it cannot be installed in `.venv`; it needs Java, which `./run bench` has
-found.
+Returns the Python of the environment, or the reason why there is none. PyFlink pins old versions of
+packages that this project also uses, so it cannot be installed in `.venv`; it needs Java, which `./run
+bench` has found.
 """
 
 import os

@@ -1,14 +1,15 @@
 """Compare the predicted time of a recovery with the measured one, for a size of state and of output.
 
-    benchmarks/recovery_region.py KEYS OUTPUT_MB ROUNDS
+benchmarks/recovery_region.py KEYS OUTPUT_MB ROUNDS
 
 A region of two local workers over three servers, with three branches: it counts KEYS keys, it copies lines
-until its sink has written OUTPUT_MB, and it writes 1,000 generated rows per second. Then a worker is killed
-(SIGKILL), alternately, ROUNDS times after a first time that is not counted: before it, no launch of a single
-worker was measured.
+until its sink has written OUTPUT_MB, and it writes 1,000 generated rows per second. Then a worker is
+killed (SIGKILL), alternately, ROUNDS times after a first time that is not counted: before it, no launch of
+a single worker was measured.
 
-Predicted: `status.recovery` just before the kill. Measured: from the detection of the loss until the sink of
-the generated rows has written again what it had written when the worker was killed. Prints one line of JSON.
+Predicted: `status.recovery` just before the kill. Measured: from the detection of the loss until the sink
+of the generated rows has written again what it had written when the worker was killed. Prints one line of
+JSON.
 """
 
 import argparse
@@ -30,11 +31,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from checkpoint.core.progress import recovery_json  # noqa: E402
-from checkpoint.core.region import (  # noqa: E402
-    RegionEvent,
-    ResetReport,
-    WorkerLost,
-)
+from checkpoint.core.region import RegionEvent, ResetReport, WorkerLost  # noqa: E402
 from dataflow import FileSink, FileSource, Graph, RateSource  # noqa: E402
 from dataflow.handle import RegionHandle  # noqa: E402
 from dataflow.local import run_local  # noqa: E402
@@ -126,12 +123,7 @@ def measure(folder: Path, url: str, keys: int, output_mb: float, rounds: int) ->
     write_lines(folder / "lines", LINE, lines)
     events = Events()
     region = run_local(
-        graph_of(folder),
-        name="recovery",
-        workers=WORKERS,
-        store=url,
-        on_event=events,
-        logs=folder / "logs",
+        graph_of(folder), name="recovery", workers=WORKERS, store=url, on_event=events, logs=folder / "logs"
     )
     assert isinstance(region, RegionHandle)
     wait(lambda: bytes_in(folder / "copied") >= lines * len(LINE % 0))

@@ -1,15 +1,15 @@
 """Measure the replay of a journal of 4 KiB records in one process: from a file, and from a server twice.
 
-    python benchmarks/replay.py [--megabytes 200] [--record 4096] [--pairs 5] [--folder DIR] [--json]
+python benchmarks/replay.py [--megabytes 200] [--record 4096] [--pairs 5] [--folder DIR] [--json]
 
-Replay means: the bytes are read, both checksums of every record are verified, its fields are decoded, and the
-record is applied to a state (bytes written to each of 100 paths).
+Replay means: the bytes are read, both checksums of every record are verified, its fields are decoded, and
+the record is applied to a state (bytes written to each of 100 paths).
 
-    file     the decoder alone on a file in the page cache, as `dos journal verify` reads it
-    restore  what a worker does during a reset: claim, take over at a position, read the chain over loopback,
-             verify all digests, open a segment there. The chain was written through a store of one server
-    reader   what `dos journal dump URL` does: inspect the chain, which scans the newest segment for its last
-             whole record, then read. So the bytes are sent twice
+file the decoder alone on a file in the page cache, as `dos journal verify` reads it restore what a worker
+does during a reset: claim, take over at a position, read the chain over loopback, verify all digests, open
+a segment there. The chain was written through a store of one server reader what `dos journal dump URL`
+does: inspect the chain, which scans the newest segment for its last whole record, then read. So the bytes
+are sent twice
 
 Medians are reported; the three run alternately. Exit code 0; 1 if the replay of the file is below `--aim`.
 """

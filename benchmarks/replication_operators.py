@@ -1,12 +1,12 @@
 """The processor time of operators behind filters of duplicates, by the number of replicas that feed them.
 
 Table I of the paper, with its set-up: rows 1 ms apart on each input; the filter passes all rows; the
-aggregate counts in windows of 10 ms that slide by 1 ms; the join finds one partner for each row. The join of
-the paper compares each row with 100 partners; ours looks them up by key. What is measured is `hash_rows` and
-`DuplicateFilter` for each input and replica, and the operator with the rows that pass; not sending and
-receiving, which the paper's figures include.
+aggregate counts in windows of 10 ms that slide by 1 ms; the join finds one partner for each row. The join
+of the paper compares each row with 100 partners; ours looks them up by key. What is measured is
+`hash_rows` and `DuplicateFilter` for each input and replica, and the operator with the rows that pass; not
+sending and receiving, which the paper's figures include.
 
-    python benchmarks/replication_operators.py ROUNDS        # prints one line of JSON
+python benchmarks/replication_operators.py ROUNDS # prints one line of JSON
 """
 
 import json
@@ -28,11 +28,7 @@ from dataflow.core.duplicate_filter import DuplicateFilter
 from dataflow.testing import Trial
 
 SCHEMA: Final = pa.schema(
-    [
-        pa.field("at", pa.timestamp("us")),
-        pa.field("key", pa.int64()),
-        pa.field("value", pa.float64()),
-    ]
+    [pa.field("at", pa.timestamp("us")), pa.field("key", pa.int64()), pa.field("value", pa.float64())]
 )
 BATCHES: Final = (1_000, 50)
 DEGREES: Final = (0, 1, 2, 3, 4)

@@ -1,12 +1,12 @@
 """Compare the restore of an older checkpoint with an ordinary reset, and the start of a fork with that of the
 original, for a size of state.
 
-    benchmarks/restore_region.py KEYS ROUNDS
+benchmarks/restore_region.py KEYS ROUNDS
 
-A region of two local workers over three servers counts KEYS keys and writes 1,000 generated rows per second.
-Then, ROUNDS times: it is reset by hand; it is restored to a savepoint; it is forked, and the fork is run;
-original and fork are stopped, and the original is started again. Times until the first output are measured
-from the call until the sink of the generated rows has grown again. Prints one line of JSON.
+A region of two local workers over three servers counts KEYS keys and writes 1,000 generated rows per
+second. Then, ROUNDS times: it is reset by hand; it is restored to a savepoint; it is forked, and the fork
+is run; original and fork are stopped, and the original is started again. Times until the first output are
+measured from the call until the sink of the generated rows has grown again. Prints one line of JSON.
 """
 
 import argparse

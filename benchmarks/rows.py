@@ -1,5 +1,5 @@
-"""Shared code of `./run bench`: table lines, the amount to measure, and running a benchmark of this
-directory.
+"""Shared code of `./run bench`: the amount to measure, rows, sections of pages, and running a benchmark of
+this directory.
 """
 
 import json
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGE = DOCS / "benchmarks.md"
+sys.path.insert(0, str(ROOT))
+"""`examples` and `tests` are not installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,90 @@ class Row:
 def table_lines(rows: Iterable[Row]) -> str:
     """Return the lines of a table with these rows."""
     return "\n".join(f"| {row.what} | {row.figure} | {row.beside} | {row.aim} |" for row in rows)
+
+
+MEASURED = """\
+Measured on {date} with no other benchmark running, {rounds}. The load average at the end was {load:.1f},
+including the benchmark itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The section of `./run bench NAME`, between two comments of docs/benchmarks.md or of another page.
+
+    Text that a person adds after a third comment is kept when the figures are updated. A section of one table
+    has a title, a text above the table, and the names of its columns.
+    """
+
+    name: str
+    title: str = ""
+    text: str = MEASURED
+    columns: tuple[str, str, str, str] = ("what", "measured", "compared with", "aim")
+    page: Path = PAGE
+
+    @property
+    def begin(self) -> str:
+        """The comment at the beginning of the section."""
+        return f"<!-- {self.name}: written by ./run bench {self.name} -->"
+
+    @property
+    def end(self) -> str:
+        """The comment at the end of the section."""
+        return f"<!-- {self.name}: end -->"
+
+    @property
+    def by_hand(self) -> str:
+        """The comment after which text by a person follows."""
+        return f"<!-- {self.name}: by hand -->"
+
+    def found_in(self, page: str) -> str:
+        """Return the section of a page, including its comments; an empty section if the page has none."""
+        begin, end = page.find(self.begin), page.find(self.end)
+        return page[begin : end + len(self.end)] if 0 <= begin < end else f"{self.begin}\n{self.end}"
+
+    def put_into(self, page: str, text: str) -> str:
+        """Return the page with this text, from comment to comment, as its section. Text by a person is kept.
+
+        Raises ValueError if the page has no such section.
+        """
+        before = self.found_in(page)
+        if before not in page:
+            raise ValueError(
+                f"{self.page.relative_to(DOCS.parent)} has no line {self.begin!r}: run ./run bench once"
+            )
+        _, sign, written = before.partition(self.by_hand)
+        if sign:
+            text = f"{text.removesuffix(self.end).rstrip()}\n\n{sign}{written}"
+        return page.replace(before, text)
+
+    def filled(self, text: str, rounds: int, **parts: Any) -> str:
+        """Fill in the comments, the date, the number of rounds and the load average that the text names.
+
+        `parts`: further values that the text names.
+        """
+        return text.format(
+            begin=self.begin,
+            end=self.end,
+            date=time.strftime("%Y-%m-%d"),
+            rounds=rounds_text(rounds),
+            load=os.getloadavg()[1],
+            **parts,
+        )
+
+    def table(self, rows: Iterable[Row], rounds: int) -> str:
+        """Return the text of a section of one table."""
+        head = f"| {' | '.join(self.columns)} |\n|---|---|---|---|\n"
+        text = f"{{begin}}\n## {self.title}\n\n{self.text}\n\n{head}{{rows}}\n{{end}}"
+        return self.filled(text, rounds, rows=table_lines(rows), kills=rounds)
+
+    def write(self, text: str) -> None:
+        """Update the section in its page. Raises ValueError if the page has no such section."""
+        self.page.write_text(self.put_into(self.page.read_text(), text))
+
+
+def rounds_text(rounds: int) -> str:
+    """Return how often each figure was measured."""
+    return "each once" if rounds == 1 else f"medians of {rounds} alternating rounds"
 
 
 def run_json(

@@ -1,11 +1,11 @@
 """Change the number of workers of a running region, again and again, and measure for how long it pauses.
 
-    benchmarks/scale_region.py KEYS ROUNDS
+benchmarks/scale_region.py KEYS ROUNDS
 
 The region of `recovery_region.py`: it counts KEYS keys, and writes 1,000 generated rows per second. It has
 two local workers over three servers, and goes to three and back ROUNDS times. Measured: the time without
-input (`pause_s`) and the whole change as the region reports them, and the longest time in which the sink of
-the generated rows did not grow; from the checkpoints before and after, how many rows moved.
+input (`pause_s`) and the whole change as the region reports them, and the longest time in which the sink
+of the generated rows did not grow; from the checkpoints before and after, how many rows moved.
 
 Then the same again while there always is input to count. Measured: the rows that are counted per second,
 before a change is requested, and from then until the region pauses, which is the time in which workers are
@@ -28,16 +28,7 @@ import trio
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recovery_region import (  # noqa: E402
-    FILES,
-    SETTLE_S,
-    WORKERS,
-    Events,
-    bytes_in,
-    graph_of,
-    wait,
-    write_lines,
-)
+from recovery_region import FILES, SETTLE_S, WORKERS, Events, bytes_in, graph_of, wait, write_lines  # noqa: E402
 
 from checkpoint.chains.manifest_log import read_manifest  # noqa: E402
 from checkpoint.chains.state_blocks import HASH_COLUMN, StateFold, encode_block  # noqa: E402

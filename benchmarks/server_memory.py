@@ -1,12 +1,12 @@
 """Measure the memory of one server: with many idle connections, and while an object grows.
 
-    python benchmarks/server_memory.py [--connections 1000] [--gigabytes 1] [--folder DIR] [--json]
+python benchmarks/server_memory.py [--connections 1000] [--gigabytes 1] [--folder DIR] [--json]
 
 Idle connections have sent HELLO and entered a directory, and have sent nothing since. The object grows by
-durable appends of 1 MiB. The resident memory is read ten times meanwhile, and its slope over the last half is
-reported: an index or a queue that grows with the object would be visible there. If the disk has not enough
-space for the object and a tenth more, the object grows to the free space, and the figures contain that size.
-Everything is removed at the end.
+durable appends of 1 MiB. The resident memory is read ten times meanwhile, and its slope over the last half
+is reported: an index or a queue that grows with the object would be visible there. If the disk has not
+enough space for the object and a tenth more, the object grows to the free space, and the figures contain
+that size. Everything is removed at the end.
 """
 
 import argparse

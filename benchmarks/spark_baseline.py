@@ -1,11 +1,11 @@
 """Measure the demo's word count in Spark alone, with its Python state: `applyInPandasWithState`.
 
-    spark_baseline.py CORPUS_DIR [SECONDS]
+spark_baseline.py CORPUS_DIR [SECONDS]
 
 It reads the files of CORPUS_DIR as a stream, one file per micro-batch, and is stopped after SECONDS (60),
-before it has read all files once. The settings favor Spark: RocksDB state with changelog checkpoints, as many
-shuffle partitions as slots, and a sink that discards its rows. Prints one line of JSON: the words of all
-committed micro-batches, the seconds from the start of the query to the last of them, and the rate.
+before it has read all files once. The settings favor Spark: RocksDB state with changelog checkpoints, as
+many shuffle partitions as slots, and a sink that discards its rows. Prints one line of JSON: the words of
+all committed micro-batches, the seconds from the start of the query to the last of them, and the rate.
 """
 
 import json

@@ -1,28 +1,158 @@
-"""`./run bench spark`: the cost of the source and the sink `dos` on Spark, compared with minimal ones.
-
-    ./run bench spark                           # everything; writes its section of docs/benchmarks.md
-    ./run bench spark --only overhead,rows --rounds 5
-    ./run bench spark --rows 1000000 --journal-mb 100 --json figures.json
-
-Each part uses three real servers and a `local[2]` session. Systems that are compared run alternately on one
-session, `--rounds` times, and medians are reported. The full size takes about ten minutes on an idle machine.
-It may be interrupted at any time: the results so far are printed, and are in --json.
-"""
+"""Write the section of docs/benchmarks.md on the source and the sink `dos` on Spark (`./run bench spark`)."""
 
 import argparse
 import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dataflow_bench import listed
-from rows import json_lines, printed_at_the_end, say
-from spark_page import summary_line, write_section
+from rows import Section, json_lines, printed_at_the_end, say
 from yardsticks import raise_at_sigterm
+
+PLACE = Section("spark")
+STORED = "committed on two of three servers, synced"
+LOCAL = "one copy on the local disk"
+SECTION = """\
+{begin}
+## The store on Spark
+
+Measured on {date} with no other benchmark running, {rounds}, on one session of two slots. The
+load average at the end was {load:.1f}, including the benchmark itself. Rows that are read are discarded
+(`noop`). Data that `dos` reads is {stored}. A write of `dos` ends when its data is, too.
+
+| what | measured | compared with | aim |
+|---|---|---|---|
+{rows}
+{end}"""
+Record = dict[str, Any]
+Found = dict[tuple[str, str], Record]
+"""(part, system) -> medians"""
+
+
+class Line(NamedTuple):
+    """A row of the table. `figures`: the two records -> the measured figure and the compared one."""
+
+    what: str
+    part: str
+    ours: str
+    beside: str
+    figures: Callable[[Record, Record], tuple[str, str]]
+    aim: str
+
+
+def _overhead(ours: Record, other: Record) -> tuple[str, str]:
+    more = ours["ms"] - other["ms"]
+    planned, tasks = (ours["phases"][name] - other["phases"][name] for name in ("latestOffset", "addBatch"))
+    whole = f"{ours['whole_ms']:.0f} ms and {other['whole_ms']:.0f} ms"
+    return (
+        f"{more:.0f} ms ({planned:.0f} ms in `latestOffset`, {tasks:.0f} ms in `addBatch`)",
+        f"{ours['ms']:.0f} ms beside {other['ms']:.0f} ms; including Spark's own logs {whole}",
+    )
+
+
+def _rate(name: str) -> Callable[[Record, Record], tuple[str, str]]:
+    def figures(ours: Record, other: Record) -> tuple[str, str]:
+        mine, theirs = (one["rows"] / one["seconds"] for one in (ours, other))
+        return f"{mine:,.0f} rows/s", f"{name}: {theirs:,.0f} rows/s, ratio {mine / theirs:.2f}"
+
+    return figures
+
+
+def _bytes(ours: Record, other: Record) -> tuple[str, str]:
+    mine, theirs = (one["bytes"] / one["seconds"] / 1e6 for one in (ours, other))
+    return (
+        f"{ours['seconds']:.1f} s, {mine:,.0f} MB/s, {ours['rows'] / ours['seconds']:,.0f} records/s",
+        f'`dos` with `content="journal"`: {other["seconds"]:.1f} s, {theirs:,.0f} MB/s',
+    )
+
+
+def _through(ours: Record, other: Record) -> tuple[str, str]:
+    return (
+        f"{ours['rows_per_s']:,.0f} rows/s",
+        f"{PACED}: p50 {other['p50_ms']:,.0f} ms, p99 {other['p99_ms']:,.0f} ms",
+    )
+
+
+PREBUILT = "a Python source that yields prebuilt batches"
+PARQUET = f"a Python sink that writes one Parquet file per task, {LOCAL}, not synced"
+PACED = "at 1,000 rows/s, from when a row is due until Spark receives the result"
+JSON = f"Spark's own JSON lines, {LOCAL}"
+LINES = (
+    Line(
+        "additional time of a micro-batch of stream `dos` over an empty Python source",
+        "overhead",
+        "dos",
+        "empty",
+        _overhead,
+        "at most 15 ms",
+    ),
+    Line("batch of `dos`, output of a region", "rows", "dos", "prebuilt", _rate(PREBUILT), "ratio 0.8"),
+    Line("the same", "rows", "dos", "json", _rate(JSON), "ratio 1"),
+    Line("batch of `dos`, JSON lines in the store", "rows", "dos-json", "json", _rate(JSON), "ratio 1"),
+    Line("batch into an input, sink `dos`", "sink", "dos", "parquet", _rate(PARQUET), "ratio 1"),
+    Line("batch of `dos-journal`", "journal", "dos-journal", "dos", _bytes, ""),
+    Line("a stream through a region, `dos.through`", "through", "backlog", "paced", _through, ""),
+)
+
+
+def lines_of(records: Sequence[Record]) -> list[str]:
+    """Return the rows of the table; a missing figure has its reason."""
+    found: Found = {(one["part"], one.get("system", "")): one for one in records}
+    lines = []
+    for line in LINES:
+        ours, other = found.get((line.part, line.ours)), found.get((line.part, line.beside))
+        if ours is None or other is None:
+            why = found.get((line.part, ""), {}).get("missing", "it was not requested")
+            figures = (f"not measured: {why}", "")
+        else:
+            figures = line.figures(ours, other)
+        lines.append(f"| {_what(line, ours)} | {figures[0]} | {figures[1]} | {line.aim} |")
+    return lines
+
+
+def _what(line: Line, ours: Record | None) -> str:
+    """Return the name of a row with the size of the data."""
+    if ours is None or "rows" not in ours:
+        return line.what
+    size = (
+        f"{ours['bytes'] / 1e6:,.0f} MB, {ours['rows']:,} records"
+        if "bytes" in ours
+        else f"{ours['rows']:,} rows"
+    )
+    return f"{line.what}, {size}"
+
+
+def summary_line(record: Record) -> str:
+    """Return a measurement as one line."""
+    if "missing" in record:
+        return f"{record['part']}: missing: {record['missing']}"
+    name = f"{record['part']}, {record['system']}"
+    if "p50_ms" in record:
+        return f"{name}: p50 {record['p50_ms']:,.0f} ms, p99 {record['p99_ms']:,.0f} ms"
+    if "rows_per_s" in record:
+        return f"{name}: {record['rows_per_s']:,.0f} rows/s"
+    if "seconds" not in record:
+        return f"{name}: {record['ms']:.0f} ms per micro-batch, {record['whole_ms']:.0f} ms in total"
+    return f"{name}: {record['seconds']:.2f} s, {record['rows'] / record['seconds']:,.0f} rows/s"
+
+
+def section_of(records: Sequence[Record], rounds: int) -> str:
+    """Return the text of the section."""
+    return PLACE.filled(SECTION, rounds, stored=STORED, rows="\n".join(lines_of(records)))
+
+
+def write_section(records: Sequence[Record], rounds: int) -> None:
+    """Update the section. Raises ValueError if the page has no such section."""
+    PLACE.write(section_of(records, rounds))
+
+
+# --- the command ------------------------------------------------------------------------------------------
+
 
 PROGRAMS = {
     "overhead": "benchmarks/spark_reading.py",
@@ -91,9 +221,7 @@ def _median(group: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(
-        prog="./run bench spark",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="./run bench spark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", type=listed(PARTS), default=list(PARTS), metavar=",".join(PARTS))
     helps = {

@@ -1,8 +1,8 @@
 """What `./run bench spark` compares the source and the sink `dos` with: the minimum that a Python data source
 of Spark can do.
 
-It uses only Spark's classes, because Spark's Python workers import it for the comparison, whose cost must not
-include ours.
+It uses only Spark's classes, because Spark's Python workers import it for the comparison, whose cost must
+not include ours.
 """
 
 import uuid

@@ -1,13 +1,12 @@
 """Measure a DataFrame that is processed by a region (`dos.through`), for `./run bench spark`.
 
-    benchmarks/spark_through.py through FOLDER [--rounds N] [--rows N]
+benchmarks/spark_through.py through FOLDER [--rounds N] [--rows N]
 
-backlog   a stream of Parquet files, read as fast as possible; counted by key in a region, whose output Spark
-          reads
-paced     1,000 rows per second through a region that passes them on, each with the time when it was due
+backlog a stream of Parquet files, read as fast as possible; counted by key in a region, whose output Spark
+reads paced 1,000 rows per second through a region that passes them on, each with the time when it was due
 
-The region has one worker, because a session of two slots leaves the other one to the stream. Prints a line of
-JSON per measurement.
+The region has one worker, because a session of two slots leaves the other one to the stream. Prints a line
+of JSON per measurement.
 """
 
 import statistics

@@ -1,12 +1,12 @@
 """Measure one small append at a time, acknowledged by two of three members: with all members running, and
 with one stopped (SIGSTOP).
 
-    python benchmarks/store_latency.py [--appends 1000] [--rounds 5] [--folder DIR] [--json]
+python benchmarks/store_latency.py [--appends 1000] [--rounds 5] [--folder DIR] [--json]
 
 A stopped member must not slow down the others: the aim is a 99th percentile of at most 1.5 times the one
-without it. The two are measured alternately (A B A B), each time after the stopped member has caught up. The
-ratio is the median of the rounds, because the speed of the disk varies from second to second. Exit code 1 if
-the aim is missed.
+without it. The two are measured alternately (A B A B), each time after the stopped member has caught up.
+The ratio is the median of the rounds, because the speed of the disk varies from second to second. Exit
+code 1 if the aim is missed.
 """
 
 import argparse

@@ -1,16 +1,16 @@
 """Measure the restore of an object of 1 GB from one and from two members, and the effect of hedging.
 
-    python benchmarks/store_reads.py [--megabytes 1000] [--gets 2000] [--folder DIR] [--json]
+python benchmarks/store_reads.py [--megabytes 1000] [--gets 2000] [--folder DIR] [--json]
 
-*Restore*: `stream`, which reads ahead and verifies every byte against the digest of a quorum: from one server
-alone, and from a store of three of which two are available. Reports MB/s and the peak resident MB of client
-and servers, which must not depend on the size of the object.
+*Restore*: `stream`, which reads ahead and verifies every byte against the digest of a quorum: from one
+server alone, and from a store of three of which two are available. Reports MB/s and the peak resident MB
+of client and servers, which must not depend on the size of the object.
 
-*Hedging*: GETs of 64 KiB at random positions, one after the other, in a store of three: all members running;
-one member stopped (SIGSTOP); one member paused for 50 ms in every 200 ms. The last two are also measured
-without hedging: the next member is then asked after the first one has not answered for 5 s. Reports
-percentiles in milliseconds, and the percentage of GETs that were sent to a second member because the first
-one was slow.
+*Hedging*: GETs of 64 KiB at random positions, one after the other, in a store of three: all members
+running; one member stopped (SIGSTOP); one member paused for 50 ms in every 200 ms. The last two are also
+measured without hedging: the next member is then asked after the first one has not answered for 5 s.
+Reports percentiles in milliseconds, and the percentage of GETs that were sent to a second member because
+the first one was slow.
 
 *Following*: milliseconds from an append of 100 bytes until a follower in the same process has received and
 verified it, compared with the time until the writer receives the acknowledgement of a quorum.

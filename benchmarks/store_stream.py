@@ -5,11 +5,11 @@ python benchmarks/store_stream.py [--members 1|3] [--megabytes 512] [--pairs 5] 
 ../shared/bench/bare_copy.py] [--json] [--aim 0.7]
 
 The writer uses the calls of an application: `open_store`, a claim, `append`, `wait_room`, and at the end
-`wait_synced`, which returns when a quorum (1 of 1, 2 of 3) has everything on stable storage. It is compared
-with `bare_copy.py file` for one server and `bare_copy.py three` for three: a plain copy of the same bytes
-from sockets to files, complete when one or two have replied. The pairs alternate and medians are reported.
-The ratio is more reliable than the figures, because both vary with the disk. Exit code 0; 1 if the ratio is
-below `--aim`.
+`wait_synced`, which returns when a quorum (1 of 1, 2 of 3) has everything on stable storage. It is
+compared with `bare_copy.py file` for one server and `bare_copy.py three` for three: a plain copy of the
+same bytes from sockets to files, complete when one or two have replied. The pairs alternate and medians
+are reported. The ratio is more reliable than the figures, because both vary with the disk. Exit code 0; 1
+if the ratio is below `--aim`.
 """
 
 import argparse
@@ -79,10 +79,7 @@ async def stream(url: str, total: int) -> float:
 
 def our_rate(total: int, folder: Path, members: int) -> tuple[float, float]:
     """Return the MB/s through the client, and the peak resident MB of a server."""
-    with (
-        tempfile.TemporaryDirectory(dir=folder) as data,
-        running_servers(Path(data), members) as (url, pids),
-    ):
+    with tempfile.TemporaryDirectory(dir=folder) as data, running_servers(Path(data), members) as (url, pids):
         seconds = trio.run(stream, url, total)
         return total / seconds / 1e6, max(resident_mb(pid) for pid in pids)
 

@@ -1,13 +1,13 @@
 """Measure many writers of a store of three, acknowledged by two: servers with a group log, and without one.
 
-    python benchmarks/store_writers.py [--pairs 3] [--appends 200] [--rounds 30] [--folder DIR] [--json]
+python benchmarks/store_writers.py [--pairs 3] [--appends 200] [--rounds 30] [--folder DIR] [--json]
 
-- *writers*: 64 writers, each with a directory of its own, append 1 KiB and wait until it is durable.
-- *checkpoint*: 2 or 100 workers append a record of 4 KiB at the same moment, as at a barrier. It ends when
-  all records are durable: the sync phase of a checkpoint.
+- *writers*: 64 writers, each with a directory of its own, append 1 KiB and wait until it is durable. -
+*checkpoint*: 2 or 100 workers append a record of 4 KiB at the same moment, as at a barrier. It ends when
+all records are durable: the sync phase of a checkpoint.
 
-One process has all writers, so the rate is limited by the client, too. Runs with and without a log alternate
-(A B A B). The figures are medians.
+One process has all writers, so the rate is limited by the client, too. Runs with and without a log
+alternate (A B A B). The figures are medians.
 """
 
 import argparse

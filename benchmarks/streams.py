@@ -1,8 +1,8 @@
 """Measure large transfers in one direction: a durable stream in version 1 and in version 0, and the read of a
 large object.
 
-Requests are built before the clock starts. Answers are counted, not verified, so that the figures measure the
-server and not the client.
+Requests are built before the clock starts. Answers are counted, not verified, so that the figures measure
+the server and not the client.
 
 Each uses one connection. Run with `load.run_apart`.
 """

@@ -1,14 +1,15 @@
 """Measure the time from the SIGKILL of a writer to the next writer's first acknowledged record, on three
 servers of which two must acknowledge.
 
-    python benchmarks/take_over.py [--megabytes 10,200] [--segment-mb 16] [--rounds 5] [--json]
+python benchmarks/take_over.py [--megabytes 10,200] [--segment-mb 16] [--rounds 5] [--json]
 
-A writer process writes a chain of records of 4 KiB, and continues, record by record, until it is killed. The
-next writer is a running process without any state. It opens the store, inspects the chain, claims, takes the
-chain over (R1 to R7), opens its segment, and waits until one record is acknowledged. The time does not
-include the detection of the first writer's death, the start of a process, and the replay of the state. It is
-measured with all servers running, with one killed and with one stopped before, and also with the whole chain
-in one segment, because the newest segment is read completely. Every round has its own chain.
+A writer process writes a chain of records of 4 KiB, and continues, record by record, until it is killed.
+The next writer is a running process without any state. It opens the store, inspects the chain, claims,
+takes the chain over (R1 to R7), opens its segment, and waits until one record is acknowledged. The time
+does not include the detection of the first writer's death, the start of a process, and the replay of the
+state. It is measured with all servers running, with one killed and with one stopped before, and also with
+the whole chain in one segment, because the newest segment is read completely. Every round has its own
+chain.
 """
 
 import argparse

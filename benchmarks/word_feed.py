@@ -1,8 +1,8 @@
 """A socket that sends lines to each client that connects: the input of Spark and Flink.
 
 A line is a key and the time when it was sent, in microseconds; 0 for lines that only build the state. A
-reader cannot read a line again: Spark and Flink keep their input in memory or lose it. That costs them less
-than the input of a DOS region costs, which is on two disks before it is read.
+reader cannot read a line again: Spark and Flink keep their input in memory or lose it. That costs them
+less than the input of a DOS region costs, which is on two disks before it is read.
 """
 
 import random

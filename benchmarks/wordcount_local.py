@@ -1,10 +1,10 @@
 """Measure the demo's word count without Spark and without faults: the speed of region and store alone.
 
-    benchmarks/wordcount_local.py [--passes N] [--workers N] [--servers N] [--json]
+benchmarks/wordcount_local.py [--passes N] [--workers N] [--servers N] [--json]
 
-It runs real servers and workers, each a process, on the text of the Python standard library. Words per second
-are measured from RUNNING to the final checkpoint. Processor seconds are those of the processes from start to
-end; they distinguish a busy machine from a slow program.
+It runs real servers and workers, each a process, on the text of the Python standard library. Words per
+second are measured from RUNNING to the final checkpoint. Processor seconds are those of the processes from
+start to end; they distinguish a busy machine from a slow program.
 """
 
 import argparse
@@ -23,12 +23,7 @@ import trio
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from checkpoint.core.region import (  # noqa: E402
-    CheckpointCommitted,
-    RegionEvent,
-    RegionState,
-    StateChanged,
-)
+from checkpoint.core.region import CheckpointCommitted, RegionEvent, RegionState, StateChanged  # noqa: E402
 from dataflow import FileSink, FileSource, Graph  # noqa: E402
 from dataflow.limits import MIB, WorkerLimits, step_bytes_max  # noqa: E402
 from dataflow.local import run_local  # noqa: E402

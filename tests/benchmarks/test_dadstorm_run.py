@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import dadstorm_page as page
+import dadstorm as page
 import pytest
-from dadstorm_rows import DadstormRow, mirror_bytes, records_bytes, rows_of
+from dadstorm import DadstormRow, mirror_bytes, records_bytes, rows_of
 from rows import run_json
 
 from dataflow.core.regions import DELIVERIES

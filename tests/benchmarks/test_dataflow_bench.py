@@ -14,7 +14,7 @@ import dataflow_page as page
 import dataflow_region as region
 import pytest
 from dataflow_input import FILE_ROWS, make_input
-from dataflow_plot import chart
+from dataflow_page import chart
 
 from dataflow import CallSink, FileSource, Graph
 from dataflow.testing import Trial

@@ -4,11 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import replication as page
 import replication_operators as operators
-import replication_page as page
-import replication_rows
-from page_section import DOCS
-from rows import Row
+from rows import DOCS, Row
 
 from tests.sites.simulation.engine import Options
 from tests.sites.simulation.generator import Generator
@@ -47,18 +45,14 @@ def test_the_page_has_every_figure_and_picture(
         for size in operators.BATCHES
         for degree in operators.DEGREES
     }
-    monkeypatch.setattr(replication_rows, "run_json", lambda *_command, **_options: figures)
-    simulated = replication_rows._simulated
+    monkeypatch.setattr(page, "run_json", lambda *_command, **_options: figures)
+    simulated = page._simulated
 
     def shortly(network: Network, kmax: int, options: Options) -> object:
         return None if kmax > 2 else simulated(network, kmax, replace(options, hours=1.0))
 
-    monkeypatch.setattr(replication_rows, "_simulated", shortly)
-    rows: list[Row] = [
-        *replication_rows.figure_2(),
-        *replication_rows.figure_4(network),
-        *replication_rows.table_1(1),
-    ]
+    monkeypatch.setattr(page, "_simulated", shortly)
+    rows: list[Row] = [*page.figure_2(), *page.figure_4(network), *page.table_1(1)]
     text = page.section_of(rows, 1, 1.0, 1)
     assert text.count("| min-cost, k = ") == 2
     assert "| union, 1,000 rows | 1.00 | 1.25 | 1.50 | 1.75 | 2.00 | 0.25 | 4.2 |" in text

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import scale_page as page
-from dataflow_plot import bars
-from scale_rows import PauseRow, rows_of
+import scale as page
+from dataflow_page import bars
+from scale import PauseRow, rows_of
 
 
 def change(workers, pause_s, **more):

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 import rows as shared
 import spark_bench as bench
-import spark_page as page
 import spark_stored as stored
-from page_section import PAGE, Section
+from rows import PAGE, Section
 
 OWN = {"latestOffset": 4, "addBatch": 50, "triggerExecution": 200}
 
@@ -46,7 +45,7 @@ def test_the_page_tells_medians_ratios_and_what_is_missing() -> None:
         read("rows", "json", 1.0),
         {"part": "journal", "missing": "the program ended with 1"},
     ]
-    text = page.section_of(bench.medians(found), 3)
+    text = bench.section_of(bench.medians(found), 3)
     assert "| 11 ms (2 ms in `latestOffset`, 7 ms in `addBatch`) | 71 ms beside 60 ms;" in text
     assert (
         "1,000,000 rows | 2,000,000 rows/s | a Python source that yields prebuilt batches: 4,000,000" in text
@@ -59,14 +58,14 @@ def test_the_page_tells_medians_ratios_and_what_is_missing() -> None:
 
 def test_a_journal_is_told_in_bytes_and_records_and_a_way_through_as_rate_and_latency() -> None:
     found = [read("journal", "dos-journal", 4.0, bytes=10**9), read("journal", "dos", 8.0, bytes=10**9)]
-    text = page.section_of(bench.medians(found), 1)
+    text = bench.section_of(bench.medians(found), 1)
     assert "1,000 MB, 1,000,000 records | 4.0 s, 250 MB/s, 250,000 records/s |" in text
     backlog = {"part": "through", "system": "backlog", "rows": 5_000_000, "rows_per_s": 250_000.0}
     paced = {"part": "through", "system": "paced", "p50_ms": 800.0, "p99_ms": 1900.0}
-    text = page.section_of(bench.medians([backlog, paced]), 1)
+    text = bench.section_of(bench.medians([backlog, paced]), 1)
     assert "5,000,000 rows | 250,000 rows/s | at 1,000 rows/s, from when" in text
     assert "p50 800 ms, p99 1,900 ms |" in text
-    assert page.summary_line(found[0]) == "journal, dos-journal: 4.00 s, 250,000 rows/s"
+    assert bench.summary_line(found[0]) == "journal, dos-journal: 4.00 s, 250,000 rows/s"
 
 
 def test_what_is_compared_are_the_same_rows() -> None:
@@ -91,7 +90,7 @@ def test_only_a_whole_run_is_for_the_page(capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_page_has_a_place_for_the_section() -> None:
     text = PAGE.read_text()
-    assert page.PLACE.found_in(text) in text
+    assert bench.PLACE.found_in(text) in text
 
 
 def test_lines_come_as_they_are_printed_and_a_bad_end_is_reported(tmp_path: Path) -> None:
