@@ -13,10 +13,10 @@ import trio
 import typer
 
 from checkpoint.chains.input_log import close_input
-from checkpoint.cli.arguments import Application, Handle, check_input_names
+from checkpoint.cli.arguments import ANSWERS, Application, Handle, check_input_names
 from checkpoint.cli.listing import ls_inputs
-from checkpoint.cli.retention import KINDS, add_retention_commands, sweep
-from checkpoint.errors import InputClosedError
+from checkpoint.cli.retention import KINDS, add_retention_commands, add_sweep_command
+from checkpoint.errors import EntryRefusedError, InputClosedError
 from checkpoint.limits import entry_clock_error_max_us
 from dataflow.entry.cli import (
     ClockErrorMax,
@@ -29,25 +29,22 @@ from dataflow.entry.cli import (
     entries,
     serve_site,
 )
-from dos_client import Store
 from dos_client.cli.kit import (
     REFUSED,
-    AsJson,
-    LogJson,
+    Call,
+    Ends,
+    Report,
     StoreUrl,
-    TokenFile,
-    begin_command_log,
+    command,
     fail,
-    fill_help,
-    in_store,
-    print_result,
+    finish,
     warn,
 )
 from dos_protocol.arguments import address_text, is_loopback, parse_listen
 from dos_protocol.errors import FencedError
 from dos_tls import ServerContext, TlsSettingsError, directory_settings, tls_of_environment
 
-_NEGATIVE_ANSWERS: Final = (FencedError, InputClosedError)
+_ENDS: Final = Ends((FencedError, InputClosedError, EntryRefusedError))
 _PATIENCE_S: Final = 3.0
 """After this time without the store, one line on standard error reports that the command waits for it."""
 
@@ -77,8 +74,9 @@ Insecure = Annotated[
 ]
 
 
-@app.command()
-def serve(
+@command(app, "serve", log_json=True, ends=_ENDS)
+async def serve(
+    call: Call,
     url: StoreUrl,
     application: Application,
     handle: Handle,
@@ -108,10 +106,7 @@ def serve(
     lateness: Lateness = None,
     marks_every: MarksEvery = None,
     clock_error_max: ClockErrorMax = entry_clock_error_max_us / 1e6,
-    as_json: AsJson = False,
-    log_json: LogJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Receive lines over TCP until SIGTERM or SIGINT. Each line is recorded with its arrival time, and is on
     stable storage of a quorum before it is acknowledged.
 
@@ -130,8 +125,6 @@ def serve(
     Exit codes: 0 stopped by a signal; 1 another entry point has taken the name, the input is closed, or its
     entry points have other settings; 2 usage or the address is refused; 3 the store cannot be reached.
     """
-    if log_json:
-        begin_command_log(as_json=True)
     try:
         host, port = parse_listen(listen)
     except ValueError as error:
@@ -143,38 +136,27 @@ def serve(
         fail(f"{host} can be reached from other machines: {remedy}", REFUSED)
     if site:
         arguments = SiteArguments(site, peers, time, lateness, marks_every, clock_error_max)
-        serve_site(
-            url, application, handle, arguments, host=host, port=port, as_json=as_json, token_file=token_file,
-            until_signal=_until_signal,
-        )  # fmt: skip
-        return
+        return await serve_site(
+            call, url, application, handle, arguments, host=host, port=port, until_signal=_until_signal
+        )
     if peers or time or lateness is not None or marks_every is not None:
         fail("--peers, --time, --lateness and --marks-every need --site", REFUSED)
     from dataflow.entry_point import serve_lines  # needs pyarrow, which `--help` must not
 
     producer = name or _default_name()
-    serve_here = partial(serve_lines, host=host, port=port, insecure=insecure, tls=context)
-    announce = partial(_announce, host, application, handle, producer, as_json=as_json)
-
-    async def work(store: Store) -> None:
-        entry = partial(serve_here, store, application, handle, producer, recorded=counted.add)
-        await _until_signal(entry, announce, listen)
-
+    announce = partial(_announce, host, application, handle, producer, as_json=call.as_json)
     counted = _Counted()
     check_input_names(application, handle, producer)
-    in_store(url, token_file, work, negative=_NEGATIVE_ANSWERS)
+    serve_here = partial(serve_lines, host=host, port=port, insecure=insecure, tls=context)
+    async with call.store(url) as store:
+        entry = partial(serve_here, store, application, handle, producer, recorded=counted.add)
+        await _until_signal(entry, announce, listen)
     text = f"dos: stopped; lines recorded: {counted.lines}"
-    print_result({"stopped": True, "lines": counted.lines}, text, as_json=as_json)
+    return Report({"stopped": True, "lines": counted.lines}, text)
 
 
-@app.command()
-def close(
-    url: StoreUrl,
-    application: Application,
-    handle: Handle,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+@command(app, "close", ends=_ENDS)
+async def close(call: Call, url: StoreUrl, application: Application, handle: Handle) -> Report:
     """Close an input permanently: rows that were recorded are still read, then the input ends. No writer can
     write to it any more.
 
@@ -183,11 +165,10 @@ def close(
     Exit codes: 0 closed, also when it was already; 2 usage; 3 the store cannot be reached.
     """
     check_input_names(application, handle)
-    in_store(
-        url, token_file, lambda store: close_input(store, application, handle), negative=_NEGATIVE_ANSWERS
-    )
+    async with call.store(url) as store:
+        await close_input(store, application, handle)
     summary = {"application": application, "handle": handle, "closed": True}
-    print_result(summary, f"dos: input {handle} of {application} is closed", as_json=as_json)
+    return Report(summary, f"dos: input {handle} of {application} is closed")
 
 
 def _tls_context(directory: Path | None, *, site: str) -> ServerContext | None:
@@ -240,11 +221,10 @@ def _announce(host: str, application: str, handle: str, producer: str, port: int
     address = address_text(host, port)
     summary = {"address": address, "application": application, "handle": handle, "name": producer}
     text = f"dos: lines to {address} go to input {handle} of {application}, from {producer}"
-    print_result(summary, text, as_json=as_json)
+    finish(Report(summary, text), as_json=as_json)
 
 
-app.command("ls")(ls_inputs)
-app.command()(entries)
-app.command()(sweep)
+command(app, "ls", ends=ANSWERS)(ls_inputs)
+command(app, "entries")(entries)
+add_sweep_command(app)
 add_retention_commands(app, KINDS["input"])
-fill_help(app)

@@ -13,7 +13,6 @@ import random
 import secrets
 import shlex
 import signal
-import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,14 +33,11 @@ from dos_chaos.visited import VisitedStore
 from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
-    TokenFile,
-    errors_end_command,
-    exit_code,
+    Call,
+    Report,
+    command,
     fail,
-    fill_help,
     parsed_url,
-    print_json,
-    read_token,
     until_interrupted,
     warn,
 )
@@ -271,10 +267,11 @@ Discard = Annotated[
     bool,
     typer.Option("--discard", help="Delete what an earlier run left in these directories or this store."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and no progress.")]
 
 
+@command(app, "chaos")
 def chaos(
+    call: Call,
     targets: Targets,
     servers: Servers = None,
     minutes: Minutes = 2.0,
@@ -283,9 +280,7 @@ def chaos(
     space_mib: SpaceMib = 512,
     report: ReportFile = None,
     discard: Discard = False,
-    as_json_: Json = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Test disks, or a store, with faults: is anything lost that was acknowledged?
 
     With directories: starts its own servers in them, on loopback; kills and stops them, lets their disks
@@ -316,24 +311,29 @@ def chaos(
         servers=3 if servers is None else servers,
         kinds=kinds,
         again="",
-        quiet=as_json_,
+        quiet=call.as_json,
     )
     named = [target if target.startswith(SCHEME) else str(Path(target).absolute()) for target in targets]
     words = ["dos", "chaos", *named, "--minutes", f"{minutes:g}", "--space-mib", str(space_mib)]
-    with errors_end_command(exit_code):
-        if in_store:
-            result = _in_store(targets, request, words, token_file, given=servers is not None or bool(faults))
-        else:
-            result = _in_directories(targets, request, words, report, token_file)
-    _show(result, report, as_json_=as_json_)
-
-
-app.command()(chaos)
-fill_help(app)
+    if in_store:
+        result = _in_store(targets, request, words, call.token, given=servers is not None or bool(faults))
+    else:
+        result = _in_directories(targets, request, words, report, call.token_file)
+    text = as_markdown(result)
+    if report is not None:
+        report.write_text(text)
+    written = f"; report: {report}" if report is not None else ""
+    kept = f"; evidence: {result.kept}" if result.kept else ""
+    return Report(
+        as_json(result),
+        text.rstrip("\n"),
+        0 if result.outcome == GOOD else NEGATIVE,
+        f"verdict: {result.outcome}{written}{kept}",
+    )
 
 
 def _in_store(
-    targets: list[str], request: ChaosRequest, words: list[str], token_file: Path | None, *, given: bool
+    targets: list[str], request: ChaosRequest, words: list[str], token: bytes, *, given: bool
 ) -> ChaosResult:
     if len(targets) > 1:
         raise RunRefusedError("pass either directories or the URL of one store")
@@ -343,7 +343,7 @@ def _in_store(
         )
     if parsed_url(targets[0]).directory is not None:
         raise RunRefusedError(f"{targets[0]} names a directory; pass the servers alone")
-    return run_in_store(targets[0], read_token(token_file), replace(request, again=shlex.join(words)))
+    return run_in_store(targets[0], token, replace(request, again=shlex.join(words)))
 
 
 def _in_directories(
@@ -363,19 +363,3 @@ def _in_directories(
     words += ["--servers", str(request.servers), "--faults", ",".join(request.kinds)]
     words += ["--seed", str(request.seed)]
     return run_in_directories(paths, replace(request, again=shlex.join(words)))
-
-
-def _show(result: ChaosResult, report: Path | None, *, as_json_: bool) -> None:
-    text = as_markdown(result)
-    if report is not None:
-        report.write_text(text)
-    if as_json_:
-        print_json(as_json(result))
-    else:
-        print(text, end="", flush=True)
-    written = f"; report: {report}" if report is not None else ""
-    kept = f"; evidence: {result.kept}" if result.kept else ""
-    warn(f"verdict: {result.outcome}{written}{kept}")
-    if result.outcome != GOOD:
-        sys.stdout.flush()
-        raise typer.Exit(NEGATIVE)

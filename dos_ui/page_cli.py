@@ -6,7 +6,7 @@ from typing import Annotated
 import trio
 import typer
 
-from dos_client.cli.kit import REFUSED, StoreUrl, TokenFile, fail, parsed_url, read_token, run, warn
+from dos_client.cli.kit import REFUSED, Call, StoreUrl, command, fail, parsed_url, warn
 from dos_protocol.arguments import is_loopback, parse_listen, refuse_weak
 from dos_protocol.errors import LocalProtocolError
 from dos_tls import TlsSettings, expiry_problem, tls_of_environment
@@ -14,7 +14,12 @@ from dos_tls import TlsSettings, expiry_problem, tls_of_environment
 _PORT = 4050
 
 
-def ui(
+app = typer.Typer(pretty_exceptions_enable=False)
+
+
+@command(app, "ui", as_json=False)
+async def ui(
+    call: Call,
     url: StoreUrl,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Serve the page here; port 0 picks a free port.")
@@ -30,7 +35,6 @@ def ui(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Serve plain HTTP to other machines; the key can be read.")
     ] = False,
-    token_file: TokenFile = None,
 ) -> None:
     """Serve a web page that shows a store: its members, regions and checkpoints, what is stored, live.
 
@@ -58,19 +62,15 @@ def ui(
             fail(f"{host} can be reached from other machines: pass --tls, or listen on 127.0.0.1", REFUSED)
         warn(f"listening on {host} without TLS, because of --insecure: the key can be read on the way")
     secret = new_key() if key_file is None else _key_in(key_file)
-    key, token = PageKey(secret, read_only=read_only), read_token(token_file)
-
-    async def serve() -> None:
-        async with trio.open_nursery() as nursery:
-            address = await nursery.start(
-                lambda task_status: serve_page(
-                    servers, host, port, key, token=token, tls=settings, task_status=task_status
-                )
+    key, token = PageKey(secret, read_only=read_only), call.token
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(
+            lambda task_status: serve_page(
+                servers, host, port, key, token=token, tls=settings, task_status=task_status
             )
-            shown = f"/?key={secret}" if key_file is None else f" with the key of {key_file}"
-            print(f"dos ui: open {address}{shown}", flush=True)
-
-    run(serve)
+        )
+        shown = f"/?key={secret}" if key_file is None else f" with the key of {key_file}"
+        print(f"dos ui: open {address}{shown}", flush=True)
 
 
 def _certificate() -> TlsSettings:

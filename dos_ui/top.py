@@ -23,15 +23,14 @@ from dos_client.cli.kit import (
     REFUSED,
     UNREACHABLE,
     WIDTH_WITHOUT_TERMINAL,
+    Call,
+    Report,
     StoreUrl,
-    TokenFile,
     ago_text,
+    command,
     count_text,
     fail,
     parsed_url,
-    print_json,
-    read_token,
-    run,
 )
 from dos_client.tasks import background_tasks
 from dos_protocol.errors import DosError
@@ -314,18 +313,21 @@ _KEYS = {
 }
 
 
-def top(
+app = typer.Typer(pretty_exceptions_enable=False)
+
+
+@command(app, "top")
+async def top(
+    call: Call,
     url: StoreUrl,
     region: Annotated[
         str, typer.Argument(metavar="[REGION]", help="Begin with this region; otherwise with the store.")
     ] = "",
     once: Annotated[bool, typer.Option("--once", help="Print one reading and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --once: print the reading as JSON.")] = False,
     interval: Annotated[
         float, typer.Option(min=0.5, max=3600.0, metavar="SECONDS", help="Seconds between two readings.")
     ] = REGION_S,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report | None:
     """Show a store in the terminal, live: its members, regions and inputs; or one region: its workers, rates,
     and what a checkpoint waits for.
 
@@ -338,35 +340,32 @@ def top(
 
     Exit codes: 0, also after q; 2 usage; 3 the store cannot be reached, or with --once is not usable.
     """
-    servers, token = parsed_url(url).servers, read_token(token_file)
-    if as_json and not once:
+    servers = parsed_url(url).servers
+    if call.as_json and not once:
         fail("--json goes with --once", REFUSED)
     if not once and not (sys.stdin.isatty() and sys.stdout.isatty()):
         fail("this is no terminal: pass --once, or --once --json", REFUSED)
 
-    async def show() -> None:
-        async with open_readings(servers, token=token) as readings:
-            view = TopView(region)
-            if once:
-                await _print_once(readings, view, interval, as_json=as_json)
-            else:
-                await _show(readings, view, interval)
-
-    run(show)
+    async with open_readings(servers, token=call.token) as readings:
+        view = TopView(region)
+        if once:
+            return await _read_once(readings, view, interval)
+        await _show(readings, view, interval)
+    return None
 
 
-async def _print_once(readings: Readings, view: TopView, interval: float, *, as_json: bool) -> None:
+async def _read_once(readings: Readings, view: TopView, interval: float) -> Report:
     found = await _read(readings, view, wait_s=ASKED_S)
     if view.region:  # rates need two readings
         await trio.sleep(interval)
         found = await _read(readings, view)
-    if as_json:
-        print_json(found)
-    else:
-        width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
-        Console(width=width).print(Screen(view, found, None))
-    if not view.region and found["store"]["writers_wait"]:
-        raise typer.Exit(UNREACHABLE)
+    width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
+    unusable = not view.region and found["store"]["writers_wait"]
+    return Report(
+        found,
+        lambda: Console(width=width).print(Screen(view, found, None)),
+        UNREACHABLE if unusable else 0,
+    )
 
 
 async def _read(readings: Readings, view: TopView, wait_s: float = LISTS_WAIT_S) -> dict[str, Any]:

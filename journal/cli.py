@@ -11,21 +11,22 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from dos_client.cli.kit import (
     NEGATIVE,
     NOTHING_FOUND,
     REFUSED,
-    AsJson,
-    TokenFile,
+    Call,
+    Report,
     bar_of,
+    command,
     fail,
-    read_token,
     run_interruptible,
     warn,
 )
-from journal.cli_arguments import Target, journal_errors, journal_file
+from journal.cli_arguments import ENDS, Target, journal_file
 from journal.core.inspection import Located, Timeline, fault_text, original_text, record_json
 from journal.core.record import Op
 from journal.files.history import complete_moment, moment_here
@@ -42,7 +43,6 @@ from journal.showing import (
     dumper,
     follow_chain,
     follow_file,
-    status_json,
     timeline_json,
     timeline_of,
     timeline_text,
@@ -72,11 +72,11 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@command(app, "dump", ends=ENDS)
 def dump(
+    call: Call,
     target: Target,
     full: Full = False,
-    as_json: AsJson = False,
     v0_style: Annotated[
         bool,
         typer.Option(
@@ -102,7 +102,6 @@ def dump(
         bool, typer.Option("--times", help="Show the time of each record; JSON always has it, if known.")
     ] = False,
     history: History = False,
-    token_file: TokenFile = None,
 ) -> None:
     """Print a journal's records, one line each: logical offset, name, and the fields in the format of the
     original service.
@@ -127,20 +126,21 @@ def dump(
     Exit codes: 0 all records were shown, 1 a fault was found (reported after all good records) or requested
     history is missing, 2 usage or no such journal, 3 the store cannot be reached.
     """
-    if as_json and v0_style:
+    if call.as_json and v0_style:
         fail("--json and --v0-style exclude each other; pass one of them", REFUSED)
     first, last = _bound(begin, "--from"), None if end is None else _bound(end, "--to")
-    times = as_json or times or not isinstance(first, int) or not isinstance(last, int | None)
+    times = call.as_json or times or not isinstance(first, int) or not isinstance(last, int | None)
     if v0_style:
         show = dumper(sys.stdout.write, _as_original, begin=first, end=last)
     else:
-        render = _render(as_json=as_json, full=full)
+        render = _render(as_json=call.as_json, full=full)
         show = dumper(sys.stdout.write, render, begin=first, end=last, times=times)
-    _show(target, show, token_file, history=history)
+    raise typer.Exit(_show(call, target, show, history=history))
 
 
-@app.command()
+@command(app, "grep", ends=ENDS)
 def grep(
+    call: Call,
     pattern: Annotated[
         str,
         typer.Argument(metavar="PATTERN", help="A regular expression, searched for in the records' strings."),
@@ -155,9 +155,7 @@ def grep(
         ),
     ] = None,
     full: Full = False,
-    as_json: AsJson = False,
     history: History = False,
-    token_file: TokenFile = None,
 ) -> None:
     """Print the records whose strings match a pattern: paths, data, the JSON of checkpoints and input
     divisions. The empty pattern matches every record.
@@ -173,18 +171,14 @@ def grep(
     Exit codes: 0 a record matches, 1 the journal has a fault (matches before it are shown) or requested
     history is missing, 2 usage or no such journal, 3 the store cannot be reached, 4 no record matches.
     """
-    with journal_errors():
-        search = RecordFilter(pattern, _operation(op))
-    show = dumper(sys.stdout.write, _render(as_json=as_json, full=full), wanted=search)
-    _show(target, show, token_file, history=history)
-    if not search.found:
-        raise typer.Exit(NOTHING_FOUND)
+    search = RecordFilter(pattern, _operation(op))
+    show = dumper(sys.stdout.write, _render(as_json=call.as_json, full=full), wanted=search)
+    code = _show(call, target, show, history=history)
+    raise typer.Exit(code or (0 if search.found else NOTHING_FOUND))
 
 
-@app.command()
-def verify(
-    target: Target, history: History = False, as_json: AsJson = False, token_file: TokenFile = None
-) -> None:
+@command(app, "verify", ends=ENDS)
+def verify(call: Call, target: Target, history: History = False) -> Report:
     """Read a whole journal and verify every checksum, length, back pointer and digest. Print "sound", or the
     first fault.
 
@@ -207,14 +201,14 @@ def verify(
     Exit codes: 0 sound, 1 a fault was found or a part was not verified, 2 usage or no such journal, 3 the
     store cannot be reached.
     """
-    outcome = _inspect(target, accept, token_file, history=history)
-    print(verdict_json(outcome) if as_json else verdict_text(outcome), flush=True)
-    if outcome.fault is not None or outcome.not_verified:
-        raise typer.Exit(NEGATIVE)
+    outcome = _inspect(call, target, accept, history=history)
+    wrong = outcome.fault is not None or outcome.not_verified
+    return Report(verdict_json(outcome), verdict_text(outcome), NEGATIVE if wrong else 0)
 
 
-@app.command()
-def follow(
+@command(app, "follow", ends=ENDS)
+async def follow(
+    call: Call,
     target: Target,
     begin: Annotated[
         int | None,
@@ -223,8 +217,6 @@ def follow(
         ),
     ] = None,
     full: Full = False,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
 ) -> None:
     """Print records as they are appended to a journal file or a journal on the local disk, or committed to a
     chain that is never rolled back (an input, an output, files, a manifest), until interrupted.
@@ -240,21 +232,20 @@ def follow(
     Exit codes: 130 interrupted, 1 a fault was found, 2 usage or no such journal, 3 the store cannot be
     reached.
     """
-    render = _render(as_json=as_json, full=full)
+    render = _render(as_json=call.as_json, full=full)
 
     def show(located: Located) -> None:
         print(render(located), flush=True)
 
-    with journal_errors():
-        if is_url(target):
-            follow = functools.partial(follow_chain, target, read_token(token_file), begin, show)
-        else:
-            follow = functools.partial(follow_file, journal_file(target), begin, show)
-        run_interruptible(follow)
+    if is_url(target):
+        await follow_chain(target, call.token, begin, show)
+    else:
+        await follow_file(journal_file(target), begin, show)
 
 
-@app.command()
+@command(app, "timeline", ends=ENDS)
 def timeline(
+    call: Call,
     target: Target,
     lines: Annotated[
         int, typer.Option(min=1, help="Maximum number of lines; each covers an equal interval.")
@@ -268,10 +259,8 @@ def timeline(
             dir_okay=False,
         ),
     ] = None,
-    as_json: AsJson = False,
     history: History = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Show a chart of what was appended over time: bytes and records, with segments, resets, checkpoints,
     steps and snapshots. A reset is a segment of another epoch: a writer took over the chain there.
 
@@ -293,25 +282,20 @@ def timeline(
     missing, 2 usage or no such journal, 3 the store cannot be reached.
     """
     if plot is not None:
-        with journal_errors():
-            check_drawable(plot)
+        check_drawable(plot)
     found = Timeline()
-    outcome = _inspect(target, timeline_of(found), token_file, history=history)
+    outcome = _inspect(call, target, timeline_of(found), history=history)
+    code = _warn_of_faults(outcome)
     if plot is not None:
-        with journal_errors():
-            draw_timeline(found, target, plot)
-        _report_fault(outcome)
-        return
+        draw_timeline(found, target, plot)
+        raise typer.Exit(code)
     columns = shutil.get_terminal_size((110, 24)).columns
-    text = (
-        timeline_json(found, lines=lines) if as_json else timeline_text(found, lines=lines, columns=columns)
-    )
-    print(text)
-    _report_fault(outcome)
+    return Report(timeline_json(found, lines=lines), timeline_text(found, lines=lines, columns=columns), code)
 
 
-@app.command()
-def status(
+@command(app, "status", ends=ENDS)
+async def status(
+    call: Call,
     url: Annotated[
         str,
         typer.Argument(
@@ -321,9 +305,7 @@ def status(
             " server that does not run, DATA/DIRECTORY/CHAIN.",
         ),
     ],
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Show how many bytes of a chain a recovery would read and how long that takes from this machine, what
     lies below the newest snapshot, and what dead writers left.
 
@@ -339,9 +321,8 @@ def status(
     """
     if not is_url(url):
         fail(f"{url} is not a chain; `dos journal verify` reads a journal file", REFUSED)
-    with journal_errors(), bar_of(url) as progress:
-        found = run_interruptible(functools.partial(chain_status, url, read_token(token_file), progress))
-    print(status_json(found) if as_json else found.as_text(), flush=True)
+    found = await chain_status(url, call.token, call.bar(url))
+    return Report(msgspec.to_builtins(found), found.as_text())
 
 
 def _render(*, as_json: bool, full: bool) -> Render:
@@ -373,35 +354,33 @@ def _operation(name: str | None) -> Op | None:
     return Op[name.upper()]
 
 
-def _show(target: str, consume: Consumer, token_file: Path | None, *, history: bool) -> None:
-    """Show the records and report faults."""
-    outcome = _inspect(target, consume, token_file, history=history, quiet=sys.stdout.isatty())
+def _show(call: Call, target: str, consume: Consumer, *, history: bool) -> int:
+    """Show the records, and report faults. Return the exit code."""
+    outcome = _inspect(call, target, consume, history=history, quiet=sys.stdout.isatty())
     if not outcome.committed_only:
         warn(f"{outcome.target} is shown as the members hold it: its end may not be committed")
-    _report_fault(outcome)
+    return _warn_of_faults(outcome)
 
 
-def _report_fault(outcome: InspectionOutcome) -> None:
-    """Report faults and parts that were not shown. A fault, or missing history, ends the command."""
+def _warn_of_faults(outcome: InspectionOutcome) -> int:
+    """Report faults and parts that were not shown. Return the exit code."""
     for text in outcome.not_verified:
         warn(text)
     if outcome.fault is not None:
         warn(f"fault in {outcome.target}\n{fault_text(outcome.fault, outcome.base)}")
-    if outcome.fault is not None or outcome.missing:
-        raise typer.Exit(NEGATIVE)
+    return NEGATIVE if outcome.fault is not None or outcome.missing else 0
 
 
 def _inspect(
-    target: str, consume: Consumer, token_file: Path | None, *, history: bool, quiet: bool = False
+    call: Call, target: str, consume: Consumer, *, history: bool, quiet: bool = False
 ) -> InspectionOutcome:
-    """Read the target, with progress on a terminal. End the command if it cannot be read at all."""
-    with journal_errors(), bar_of(target, quiet=quiet) as progress:
+    """Read the target, with progress on a terminal."""
+    with bar_of(target, quiet=quiet) as progress:
         if not is_url(target):
             return inspect_file(journal_file(target), consume, progress)
-        read = functools.partial(
-            inspect_url, target, read_token(token_file), consume, progress, history=history
+        outcome = run_interruptible(
+            functools.partial(inspect_url, target, call.token, consume, progress, history=history)
         )
-        outcome = run_interruptible(read)
     if outcome.gone:
         warn(outcome.gone)
     return outcome

@@ -10,14 +10,13 @@
 | 130 | interrupted |
 """
 
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from dos_client.cli import kit
-from dos_client.cli.kit import NEGATIVE, REFUSED, UNREACHABLE, errors_end_command, fail
+from dos_client.cli.kit import NEGATIVE, REFUSED, UNREACHABLE, Ends, fail
 from journal.core.errors import ArchiveUnavailableError
 from journal.inspecting import DAMAGE
 
@@ -33,17 +32,15 @@ Target = Annotated[
 ]
 
 
-def journal_errors() -> AbstractContextManager[None]:
-    """End the command at an error, also a ValueError, with its text and the exit code of the table above."""
-    return errors_end_command(_exit_code, also=(ValueError,))
-
-
 def _exit_code(error: Exception) -> int:
     if isinstance(error, DAMAGE):
         return NEGATIVE
     if isinstance(error, ArchiveUnavailableError) or kit.exit_code(error) == UNREACHABLE:
         return UNREACHABLE
     return REFUSED
+
+
+ENDS: Final = Ends(refused=(ValueError,), code_of=_exit_code)
 
 
 def journal_file(target: str) -> Path:

@@ -7,8 +7,7 @@ A fault of a file or an object ends up in the outcome of a replay. A fault of a 
 import functools
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,16 +22,13 @@ from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
     UNREACHABLE,
-    AsJson,
-    ProgressDisplay,
-    TokenFile,
+    Call,
+    Report,
     bar_of,
+    command,
     fail,
-    fill_help,
     parsed_url,
     print_json,
-    print_result,
-    read_token,
     run_interruptible,
     warn,
 )
@@ -44,7 +40,7 @@ from journal.archive.archiving import Archived, archive_chain, trim_archive
 from journal.archive.bucket import SCHEME as S3_SCHEME
 from journal.archive.bucket import Bucket, parse_s3_url
 from journal.archive.reading import in_thread
-from journal.cli_arguments import Target, journal_errors, journal_file
+from journal.cli_arguments import ENDS, Target, journal_file
 from journal.core.chain import parse_segment_name
 from journal.core.errors import FileConflictError, HistoryTrimmedError, TornRecordError, UnsafePathError
 from journal.core.file_ops import FileSizes, FilesReplay, Paths, ReplayStop
@@ -140,6 +136,7 @@ Strip = Annotated[
 
 
 def replay(
+    call: Call,
     target: Target,
     into: Annotated[Path, typer.Option(help="Directory to create; it must not exist, or be empty.")],
     at: At = None,
@@ -151,9 +148,7 @@ def replay(
         typer.Option(help="If the journal is damaged: fail, or restore the newest whole state before that."),
     ] = "fail",
     strip: Strip = False,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Restore the files of a journal, as of any moment, into a new directory.
 
     The directory appears once all files are complete and everything read is verified; if anything is wrong,
@@ -176,32 +171,20 @@ def replay(
     """
     if on_damaged == "previous" and at is not None:
         fail("--on-damaged previous chooses the moment itself: leave --at out", REFUSED)
-    with journal_errors():
-        check_target(into)
-        with Rebuilding(into, stop=_stop(at), only=only, paths=_paths(strip)) as rebuilding:
-            left_out = _read(target, rebuilding.replay, token_file, on_damaged)
-            if only is not None and not rebuilding.has_file(only):
-                raise FileNotFoundError(f"{target} has no file {only} as of {_as_of(rebuilding.replay)}")
-            rebuilding.put()
-        made = [path for path in into.rglob("*") if path.is_file()]
-    _report(
-        rebuilding.replay,
-        as_json,
-        {
-            "into": str(into),
-            "files": len(made),
-            "bytes": sum(path.stat().st_size for path in made),
-            "leftOut": left_out,
-        },
-        lambda result: (
-            f"{result['files']} files, {result['bytes']:,} bytes in {into}, as of {result['as_of']}"
-        ),
-    )
+    check_target(into)
+    with Rebuilding(into, stop=_stop(at), only=only, paths=_paths(strip)) as rebuilding:
+        left_out = _read(call, target, rebuilding.replay, on_damaged)
+        if only is not None and not rebuilding.has_file(only):
+            raise FileNotFoundError(f"{target} has no file {only} as of {_as_of(rebuilding.replay)}")
+        rebuilding.put()
+    made = [path for path in into.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in made)
+    found = {"into": str(into), "files": len(made), "bytes": size, "leftOut": left_out}
+    text = f"{len(made)} files, {size:,} bytes in {into}, as of {_as_of(rebuilding.replay)}"
+    return Report({**found, **_replayed(rebuilding.replay)}, text)
 
 
-def files(
-    target: Target, at: At = None, strip: Strip = False, as_json: AsJson = False, token_file: TokenFile = None
-) -> None:
+def files(call: Call, target: Target, at: At = None, strip: Strip = False) -> Report:
     """List the files that exist at a moment, with their lengths. Restores nothing.
 
     Examples:
@@ -215,29 +198,20 @@ def files(
     Exit codes: 0 done, 1 a fault was found, 2 usage or no such journal, 3 the store cannot be reached.
     """
     sizes = FileSizes()
-    with journal_errors():
-        taken = FilesReplay(sizes, stop=_stop(at), paths=_paths(strip))
-        _read(target, taken, token_file)
+    taken = FilesReplay(sizes, stop=_stop(at), paths=_paths(strip))
+    _read(call, target, taken)
     listed = sorted(sizes.sizes.items())
-    _report(
-        taken,
-        as_json,
-        {"files": [{"path": path, "bytes": size} for path, size in listed]},
-        lambda result: "".join(
-            [
-                *(f"{size:>14,} {_printable(path)}\n" for path, size in listed),
-                f"{len(listed)} files as of {result['as_of']}",
-            ]
-        ),
-    )
+    lines = [f"{size:>14,} {_printable(path)}" for path, size in listed]
+    found = {"files": [{"path": path, "bytes": size} for path, size in listed], **_replayed(taken)}
+    return Report(found, "\n".join([*lines, f"{len(listed)} files as of {_as_of(taken)}"]))
 
 
 def cat(
+    call: Call,
     target: Target,
     name: Annotated[str, typer.Argument(metavar="PATH", help="The file, as listed by `dos journal files`.")],
     at: At = None,
     strip: Strip = False,
-    token_file: TokenFile = None,
 ) -> None:
     """Write the bytes of one file, as they were at a moment, to standard output.
 
@@ -252,10 +226,9 @@ def cat(
     """
     with (
         tempfile.TemporaryDirectory(prefix="dos-journal-") as folder,
-        journal_errors(),
         Rebuilding(Path(folder, "files"), stop=_stop(at), only=name, paths=_paths(strip)) as rebuilding,
     ):
-        _read(target, rebuilding.replay, token_file)
+        _read(call, target, rebuilding.replay)
         rebuilding.put()
         path = rebuilding.target / name
         if not path.is_file():
@@ -267,6 +240,7 @@ def cat(
 
 
 def diff(
+    call: Call,
     target: Target,
     before: Annotated[
         str,
@@ -283,9 +257,7 @@ def diff(
         ),
     ] = None,
     strip: Strip = False,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Show which files were added, removed or changed between two moments, and the first byte that differs.
 
     Examples:
@@ -299,21 +271,15 @@ def diff(
     Exit codes: 0 done, also if files differ, 1 a fault was found, 2 usage or no such journal, 3 the store
     cannot be reached.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="dos-journal-") as folder,
-        journal_errors(),
-    ):
+    with tempfile.TemporaryDirectory(prefix="dos-journal-") as folder:
         roots = []
         for name, at in (("before", before), ("after", after)):
             with Rebuilding(Path(folder, name), stop=_stop(at), paths=_paths(strip)) as rebuilding:
-                _read(target, rebuilding.replay, token_file)
+                _read(call, target, rebuilding.replay)
                 rebuilding.put()
                 roots.append(rebuilding.target)
         changes = changes_between(*roots)
-        if as_json:
-            print_json([asdict(change) for change in changes])
-        for change in changes if not as_json else []:
-            print(_change_text(change))
+    return Report([asdict(change) for change in changes], "\n".join(map(_change_text, changes)))
 
 
 class _AcceptsAges(TyperCommand):
@@ -327,11 +293,12 @@ class _AcceptsAges(TyperCommand):
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands of this file to the app."""
-    for command in (replay, files, cat):
-        app.command()(command)
-    app.command(cls=_AcceptsAges)(diff)
-    app.command()(trim)
-    app.command()(archive)
+    command(app, "replay", ends=ENDS)(replay)
+    command(app, "files", ends=ENDS)(files)
+    command(app, "cat", as_json=False, ends=ENDS)(cat)
+    command(app, "diff", ends=ENDS, cls=_AcceptsAges)(diff)
+    command(app, "trim", ends=ENDS)(trim)
+    command(app, "archive", ends=ENDS)(archive)
 
 
 def _printable(path: str) -> str:
@@ -355,13 +322,13 @@ def _paths(strip: bool) -> Paths:
     return "re-rooted" if strip else "safe"
 
 
-def _read(target: str, taken: FilesReplay, token_file: Path | None, on_damaged: OnDamaged = "fail") -> str:
+def _read(call: Call, target: str, taken: FilesReplay, on_damaged: OnDamaged = "fail") -> str:
     """Replay the target's records. A fault ends the command, unless it is a record that was cut off, or the
     state before it is requested. Return what is left out because of damage, "" if nothing is.
     """
     try:
         with bar_of(target) as progress:
-            outcome = replay_target(target, taken, read_token(token_file), progress, on_damaged=on_damaged)
+            outcome = replay_target(target, taken, call.token, progress, on_damaged=on_damaged)
     except (*DAMAGE, UnsafePathError, FileConflictError) as error:
         fail(f"{target}: {error}", NEGATIVE)
     fault = None if taken.has_all else outcome.fault
@@ -384,15 +351,12 @@ def _as_of(taken: FilesReplay) -> str:
     return f"offset {taken.end} ({when.isoformat(timespec='seconds')})"
 
 
-def _report(
-    taken: FilesReplay, as_json: bool, result: dict[str, Any], text: Callable[[dict[str, Any]], str]
-) -> None:
-    replayed = {"end": taken.end, "records": taken.records, "wall_ms": taken.wall_ms, "as_of": _as_of(taken)}
-    result = {**result, **replayed}
-    print_result(result, text(result), as_json=as_json)
+def _replayed(taken: FilesReplay) -> dict[str, Any]:
+    return {"end": taken.end, "records": taken.records, "wall_ms": taken.wall_ms, "as_of": _as_of(taken)}
 
 
-def trim(
+async def trim(
+    call: Call,
     url: Annotated[
         str,
         typer.Argument(
@@ -432,9 +396,7 @@ def trim(
             " on the local disk, the command is refused.",
         ),
     ] = False,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """List the segments that hold only history before a moment; with --apply --stopped, delete them. Of an
     archive, --apply deletes them.
 
@@ -464,22 +426,22 @@ def trim(
         fail("--stopped has no meaning for an archive: it has no writer", REFUSED)
     if apply != stopped and not archived:
         fail("pass --apply and --stopped together: only the writer of a directory can delete in it", REFUSED)
-    with journal_errors():
-        stop = stop_at(moment_here(before)) if before is not None else max_bytes or 0
+    stop = stop_at(moment_here(before)) if before is not None else max_bytes or 0
+    try:
         if archived:
-            work = functools.partial(_trim_in_bucket, url, stop, apply=apply)
+            plan, clean = await _trim_in_bucket(url, stop, apply=apply)
         else:
             assert isinstance(stop, ReplayStop), "--max-bytes is for archives"
-            work = functools.partial(_trim_in_store, url, stop, read_token(token_file), apply=apply)
-        try:
-            plan, clean = run_interruptible(work)
-        except HistoryTrimmedError as error:
-            fail(str(error), REFUSED)
-    print_result(_trim_json(plan, apply), _trim_text(plan, apply, archived=archived), as_json=as_json)
+            plan, clean = await _trim_in_store(url, stop, call.token, apply=apply)
+    except HistoryTrimmedError as error:
+        fail(str(error), REFUSED)
+    problem = ""
     if not clean:
         local = "a mirror needs some of it; a later trim, or the writer, deletes it once that has copied it"
         members = "some members have not deleted everything yet and will when they are reached"
-        fail(f"released; {members if local_chain(url) is None else local}", UNREACHABLE)
+        problem = f"released; {members if local_chain(url) is None else local}"
+    text = _trim_text(plan, apply, archived=archived)
+    return Report(_trim_json(plan, apply), text, UNREACHABLE if problem else 0, problem)
 
 
 async def _trim_in_store(url: str, before: ReplayStop, token: bytes, *, apply: bool) -> tuple[TrimPlan, bool]:
@@ -534,7 +496,8 @@ def _trim_text(plan: TrimPlan, applied: bool, *, archived: bool) -> str:
     return "\n".join([*lines, f"{what} can be deleted; {kept}{tail}"])
 
 
-def archive(
+async def archive(
+    call: Call,
     url: Annotated[str, typer.Argument(metavar="URL", help="dos://HOST[,HOST2..]/DIRECTORY/CHAIN")],
     bucket: Annotated[str, typer.Argument(metavar="BUCKET", help="s3://BUCKET/PREFIX")],
     endpoint: Annotated[
@@ -549,9 +512,7 @@ def archive(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be copied; copy nothing.")
     ] = False,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Copy the sealed segments of a chain to an S3 bucket, from which the chain can be read without a server.
 
     A segment counts as archived once it was read back with the right length and SHA-256. Archived segments
@@ -569,21 +530,6 @@ def archive(
     Exit codes: 0 done, 1 a fault was found in the chain or the bucket, 2 usage, or no such chain or bucket,
     or no permission, 3 the store or the bucket's service cannot be reached.
     """
-    with journal_errors(), bar_of(url) as progress:
-        token = read_token(token_file)
-        work = functools.partial(_archive, url, bucket, endpoint, token, dry_run, progress)
-        done = run_interruptible(work)
-    print_result({**asdict(done), "dry_run": dry_run}, _archive_text(done, dry_run=dry_run), as_json=as_json)
-
-
-async def _archive(
-    url: str,
-    bucket: str,
-    endpoint: str | None,
-    token: bytes,
-    dry_run: bool,
-    progress: Progress,
-) -> Archived:
     target = parse_s3_url(bucket, endpoint)
     if url.startswith(S3_SCHEME):
         raise ValueError(f"{url} is an archive already; pass the chain on its servers, dos://...")
@@ -591,9 +537,11 @@ async def _archive(
         raise ValueError(
             f"{url} is one disk, and only a store knows what is committed; pass the chain as dos://..."
         )
-    async with open_chain(url, token) as (store, directory, state):
+    progress = call.bar(url)
+    async with open_chain(url, call.token) as (store, directory, state):
         opened = await in_thread(Bucket, target)
-        return await archive_chain(store, directory, state.chain, opened, dry_run=dry_run, progress=progress)
+        done = await archive_chain(store, directory, state.chain, opened, dry_run=dry_run, progress=progress)
+    return Report({**asdict(done), "dry_run": dry_run}, _archive_text(done, dry_run=dry_run))
 
 
 def _archive_text(done: Archived, *, dry_run: bool) -> str:
@@ -605,7 +553,7 @@ def _archive_text(done: Archived, *, dry_run: bool) -> str:
     )
 
 
-Report = Callable[[MirrorProgress], None]
+_Show = Callable[[MirrorProgress], None]
 
 app = typer.Typer(
     name="files",
@@ -621,8 +569,9 @@ def _group() -> None:
     """Keep `mirror` a command of a group."""
 
 
-@app.command()
-def mirror(
+@command(app, "mirror", ends=ENDS)
+async def mirror(
+    call: Call,
     directory: Annotated[
         Path,
         typer.Argument(
@@ -639,9 +588,7 @@ def mirror(
         bool,
         typer.Option("--once", help="Copy what the journal has now, verify the whole copy, and end."),
     ] = False,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Keep a directory of a store as the mirror of a journaled directory on this machine, until interrupted.
 
     The journal may be written meanwhile. The mirror is a journal of the store: `dos journal files`, `cat` and
@@ -664,19 +611,13 @@ def mirror(
     parsed = parsed_url(url)
     if parsed.directory is None or parsed.object is not None:
         fail(f"{url} must name a directory of a store: dos://HOST,HOST2,HOST3/DIRECTORY", REFUSED)
-    work = functools.partial(
-        _mirror_file if _journal(directory).is_file() else _mirror_chain,
-        *(_journal(directory), parsed, read_token(token_file)),
-        once=once,
-        as_json=as_json,
-    )
-    with journal_errors():
-        done = run_interruptible(work)
-    print_result(
-        done,
-        f"{done['segments']} segments, up to offset {done['synced']:,}: copied and verified on a quorum",
-        as_json=as_json,
-    )
+    journal = _journal(directory)
+    show = _progress(call, parsed, lines=not once)
+    async with open_store(DosUrl(parsed.servers), token=call.token, client="dos files mirror") as store:
+        copied = _mirror_file if journal.is_file() else _mirror_chain
+        done = await copied(journal, store, parsed.directory, show, once=once)
+    text = f"{done['segments']} segments, up to offset {done['synced']:,}: copied and verified on a quorum"
+    return Report(done, text)
 
 
 def _journal(directory: Path) -> Path:
@@ -689,57 +630,47 @@ def _journal(directory: Path) -> Path:
 
 
 async def _mirror_chain(
-    journal: Path, url: DosUrl, token: bytes, *, once: bool, as_json: bool
+    journal: Path, store: Store, directory: str, show: _Show, *, once: bool
 ) -> dict[str, Any]:
     chain = local_chain(str(journal))
     assert chain is not None, "checked before"
-    with _reporting(url, as_json=as_json, once=once) as report:
-        async with open_store(DosUrl(url.servers), token=token, client="dos files mirror") as store:
-            with ChainMirror.open(journal, store, str(url.directory), chain) as copy:
-                if not once:
-                    await copy.run(report)
-                try:
-                    await copy.pass_on(report)
-                    segments = await copy.verify()
-                finally:
-                    await copy.aclose()
+    with ChainMirror.open(journal, store, directory, chain) as copy:
+        if not once:
+            await copy.run(show)
+        try:
+            await copy.pass_on(show)
+            segments = await copy.verify()
+        finally:
+            await copy.aclose()
     return {"journal": str(journal), "segments": segments, **copy.progress._asdict()}
 
 
 async def _mirror_file(
-    journal: Path, url: DosUrl, token: bytes, *, once: bool, as_json: bool
+    journal: Path, store: Store, directory: str, show: _Show, *, once: bool
 ) -> dict[str, Any]:
-    with _reporting(url, as_json=as_json, once=once) as report:
-        async with open_store(DosUrl(url.servers), token=token, client="dos files mirror") as store:
-            directory = str(url.directory)
-            epoch = (await store.inspect(directory)).epoch_seen + 1
-            async with await store.claim(directory, epoch, randomness.fresh_id()) as claim:
-                copy = await Mirror.open(journal, store, claim, journal.name)
-                while True:
-                    grown = await copy.pass_on()
-                    await copy.wait_synced(copy.size)
-                    if grown:
-                        report(MirrorProgress(copy.synced, copy.size))
-                    if once:
-                        break
-                    if not grown:
-                        await trio.sleep(mirror_poll_s)
-            await verify_copy(store, directory, journal.name, copy.size, copy.digest)
+    epoch = (await store.inspect(directory)).epoch_seen + 1
+    async with await store.claim(directory, epoch, randomness.fresh_id()) as claim:
+        copy = await Mirror.open(journal, store, claim, journal.name)
+        while True:
+            grown = await copy.pass_on()
+            await copy.wait_synced(copy.size)
+            if grown:
+                show(MirrorProgress(copy.synced, copy.size))
+            if once:
+                break
+            if not grown:
+                await trio.sleep(mirror_poll_s)
+    await verify_copy(store, directory, journal.name, copy.size, copy.digest)
     return {"journal": str(journal), "segments": 1, "synced": copy.synced, "end": copy.size}
 
 
-@contextmanager
-def _reporting(url: DosUrl, *, as_json: bool, once: bool) -> Iterator[Report]:
-    """Yield the function that shows progress: a bar or lines of text, or lines of JSON unless `once`."""
-    with ProgressDisplay(quiet=as_json) as display:
-        text = f"{url} has"
+def _progress(call: Call, url: DosUrl, *, lines: bool) -> _Show:
+    """Return the function that shows progress: a bar or lines of text, or with `lines` lines of JSON."""
+    display = call.progress()
 
-        def show(progress: MirrorProgress) -> None:
-            if as_json and not once:
-                print_json(progress._asdict())
-            display.show(text, progress.synced, progress.end)
+    def show(progress: MirrorProgress) -> None:
+        if call.as_json and lines:
+            print_json(progress._asdict())
+        display.show(f"{url} has", progress.synced, progress.end)
 
-        yield show
-
-
-fill_help(app)
+    return show

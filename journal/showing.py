@@ -5,7 +5,6 @@ Records come from `inspecting.py`, through a consumer, or from a follower: of a 
 once.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable
@@ -221,10 +220,9 @@ def verdict_text(outcome: InspectionOutcome) -> str:
     )
 
 
-def verdict_json(outcome: InspectionOutcome) -> str:
-    """Format the outcome as one JSON object."""
+def verdict_json(outcome: InspectionOutcome) -> dict[str, Any]:
     tally = outcome.tally
-    verdict: dict[str, object] = {
+    verdict: dict[str, Any] = {
         "target": outcome.target,
         "what": outcome.kind,
         "sound": outcome.fault is None and not outcome.not_verified,
@@ -243,7 +241,7 @@ def verdict_json(outcome: InspectionOutcome) -> str:
         verdict["missing"] = outcome.missing
     if outcome.fault is not None:
         verdict["fault"] = fault_fields(outcome.fault, outcome.base)
-    return msgspec.json.encode(verdict).decode()
+    return verdict
 
 
 BAR = "#"
@@ -286,9 +284,9 @@ def timeline_text(timeline: Timeline, *, lines: int, columns: int) -> str:
     return "\n".join(text)
 
 
-def timeline_json(timeline: Timeline, *, lines: int) -> str:
-    """Format one JSON object: `by`, "time" (ms since 1970) or "offset", and the intervals as `stretches`."""
-    row: dict[str, Any] = {
+def timeline_json(timeline: Timeline, *, lines: int) -> dict[str, Any]:
+    """Return `by`, "time" (ms since 1970) or "offset", and the intervals as `stretches`."""
+    return {
         "by": "time" if timeline.by_time else "offset",
         "stretches": [
             {
@@ -301,7 +299,6 @@ def timeline_json(timeline: Timeline, *, lines: int) -> str:
             for stretch in timeline.stretches(lines)
         ],
     }
-    return json.dumps(row)
 
 
 def _when(stretch: TimelineInterval, timeline: Timeline) -> str:
@@ -405,8 +402,3 @@ async def _rate(store: StorePort, directory: str, state: ChainState, progress: P
             if read >= wanted:
                 break
     return read / max(trio.current_time() - begun, 1e-6)
-
-
-def status_json(status: ChainStatus) -> str:
-    """Format the status as one JSON object, with the fields of ChainStatus."""
-    return msgspec.json.encode(status).decode()

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import trio
 import typer
@@ -39,12 +39,12 @@ from checkpoint.errors import (
 )
 from checkpoint.requests.client import Reply, RequestClient
 from dos_client import Store, open_store
-from dos_client.cli import kit
 from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
-    AsyncCommand,
     Call,
+    CommandFunction,
+    Ends,
     Report,
     StoreUrl,
     command,
@@ -57,7 +57,6 @@ from dos_client.cli.kit import (
 from dos_protocol.errors import BadNameError, DosError, FencedError
 from dos_protocol.names import check_name
 
-T = TypeVar("T")
 NEGATIVE_ANSWERS: Final = (
     NoRegionError,
     NoInputError,
@@ -72,6 +71,7 @@ NEGATIVE_ANSWERS: Final = (
     RestoreRefusedError,
     SavepointRefusedError,
 )
+ANSWERS: Final = Ends(NEGATIVE_ANSWERS)
 _COMPLETION_S: Final = 2.0
 
 
@@ -191,11 +191,6 @@ Stopped = Annotated[
 ]
 
 
-def in_store(url: str, token_file: Path | None, work: Callable[[Store], Awaitable[T]]) -> T:
-    """Open the store, run `work` with it and return the result. Errors end the command."""
-    return kit.in_store(url, token_file, work, negative=NEGATIVE_ANSWERS)
-
-
 def check_input_names(application: str, handle: str, producer: str = "") -> None:
     """End the command if a name is not valid."""
     try:
@@ -310,16 +305,14 @@ def add_request_commands(app: typer.Typer) -> None:
 
 def add(
     app: typer.Typer, name: str, *, asks: bool = False, waits_s: float = 0.0, wait: Any = Wait
-) -> Callable[[AsyncCommand], AsyncCommand]:
+) -> Callable[[CommandFunction], CommandFunction]:
     """Make an async function a command of the app, as `dos_client.cli.kit.command` does. Errors of
     `NEGATIVE_ANSWERS` are answers.
 
     asks: it has --timeout. waits_s: it has that, and --wait with this default and the type `wait`.
     """
     timeout = (Timeout, limits.request_patience_s) if asks or waits_s else None
-    return command(
-        app, name, timeout=timeout, wait=(wait, waits_s) if waits_s else None, negative=NEGATIVE_ANSWERS
-    )
+    return command(app, name, timeout=timeout, wait=(wait, waits_s) if waits_s else None, ends=ANSWERS)
 
 
 def _command_of(row: RequestCommand) -> Callable[..., Awaitable[Report]]:

@@ -1,7 +1,6 @@
 """`dos region backup`, `backups` and `restore-backup`: copies of regions in a bucket or another store."""
 
 import math
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import asdict
 from functools import partial
@@ -16,8 +15,6 @@ from checkpoint.core.records.backups import BackupRecord, left_out_text
 from checkpoint.errors import (
     BackupDamagedError,
     BackupRefusedError,
-    RegionFencedError,
-    SavepointRefusedError,
 )
 from checkpoint.maintenance.backup import (
     BackupDone,
@@ -30,26 +27,22 @@ from checkpoint.maintenance.backup import (
 from checkpoint.maintenance.backup_restoring import RestoredBackup, restore_backup
 from checkpoint.maintenance.backup_target import BackupTarget, open_target
 from checkpoint.maintenance.stopped_region import maker_of
-from dos_client import Store, open_store
 from dos_client.cli.kit import (
-    NEGATIVE,
     REFUSED,
     UNREACHABLE,
-    AsJson,
+    Call,
+    Ends,
+    Report,
     StoreUrl,
-    TokenFile,
-    bar_of,
+    check_store_url,
     clock_text,
+    command,
     count_text,
-    errors_end_command,
     exit_code,
     fail,
-    parsed_url,
-    print_json,
-    print_result,
+    finish,
     print_table,
     read_token,
-    run_interruptible,
 )
 from journal import ArchiveUnavailableError
 
@@ -76,16 +69,14 @@ TargetTokenFile = Annotated[
         metavar="FILE",
     ),
 ]
-_ANSWERS: Final = (
-    *NEGATIVE_ANSWERS,
-    BackupRefusedError,
-    BackupDamagedError,
-    SavepointRefusedError,
-    RegionFencedError,
+_ENDS: Final = Ends(
+    (*NEGATIVE_ANSWERS, BackupRefusedError, BackupDamagedError),
+    code_of=lambda error: UNREACHABLE if isinstance(error, ArchiveUnavailableError) else exit_code(error),
 )
 
 
-def backup(
+async def backup(
+    call: Call,
     url: StoreUrl,
     name: RegionName,
     target: TargetUrl,
@@ -108,11 +99,8 @@ def backup(
     ] = 2,
     stopped: Stopped = False,
     endpoint: Endpoint = None,
-    timeout: Timeout = limits.request_patience_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
     target_token_file: TargetTokenFile = None,
-) -> None:
+) -> Report | None:
     """Copy a region to another store or to a bucket, from which it can be restored without this store.
 
     A backup has the last checkpoint: state, steps, files of operators, output logs, and the input in the
@@ -138,53 +126,38 @@ def backup(
     """
     if stopped and every is not None:
         fail("--every is for a region that runs: a stopped region does not change", REFUSED)
-    if parsed_url(url).directory is not None:
-        fail(f"{url} names a directory; pass the servers alone, as dos://HOST:PORT,HOST2:PORT", REFUSED)
 
-    async def once(store: Store, place_of: BackupTarget, progress: Progress) -> BackupDone:
-        region = maker_of(store, name, stopped=stopped, patience_s=timeout)
-        async with place_of.place(name) as place:
-            return await back_up(store, name, place, region, keep=keep, progress=progress)
+    async with (
+        call.store(url, client="dos region backup") as store,
+        open_target(target, token=_token_of(target_token_file, call), endpoint=endpoint) as opened,
+    ):
 
-    def show(status: BackupStatus) -> None:
-        if as_json:
-            print_json(asdict(status))
-        else:
-            print(_status_text(status), flush=True)
+        async def once(progress: Progress) -> BackupDone:
+            region = maker_of(store, name, stopped=stopped, patience_s=call.timeout_s)
+            async with opened.place(name) as place:
+                return await back_up(store, name, place, region, keep=keep, progress=progress)
 
-    async def work(progress: Progress) -> BackupDone | None:
-        token, other = read_token(token_file), read_token(target_token_file or token_file)
-        async with (
-            open_store(url, token=token, client="dos region backup") as store,
-            open_target(target, token=other, endpoint=endpoint) as opened,
-        ):
-            if every is None:
-                return await once(store, opened, progress)
-            async with aclosing(
-                keep_backing_up(partial(once, store, opened, lambda _done, _total: None), every)
-            ) as rounds:
-                async for status in rounds:
-                    show(status)
-            return None
-
-    if every is not None:
-        run_backup(lambda: work(lambda _done, _total: None))
-        return
-    with bar_of(f"{name} to {target}", quiet=as_json) as progress:
-        done = run_backup(lambda: work(progress))
-    assert done is not None, "one backup has a result"
-    print_result({"name": name, "target": target, **asdict(done)}, _done_text(done), as_json=as_json)
+        if every is None:
+            done = await once(call.bar(f"{name} to {target}"))
+            return Report({"name": name, "target": target, **asdict(done)}, _done_text(done))
+        async with aclosing(keep_backing_up(partial(once, lambda _done, _total: None), every)) as rounds:
+            async for status in rounds:
+                finish(Report(asdict(status), _status_text(status)), as_json=call.as_json)
+    return None
 
 
-def backups(
+def _token_of(other: Path | None, call: Call) -> bytes:
+    return call.token if other is None else read_token(other)
+
+
+async def backups(
+    call: Call,
     target: TargetUrl,
     name: Annotated[
         str | None, typer.Argument(help="Only of this region.", metavar="NAME", show_default=False)
     ] = None,
     endpoint: Endpoint = None,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """List the backups of a target, the oldest first, of one region or of all. The store is not needed.
 
     "bytes" is what a restore reads, "copied" what the backup added to the target.
@@ -196,49 +169,36 @@ def backups(
     Exit codes: 0 listed; 1 a record is damaged; 2 usage; 3 the target cannot be reached.
     """
 
-    async def work() -> list[BackupRecord]:
-        found: list[BackupRecord] = []
-        async with open_target(target, token=read_token(token_file), endpoint=endpoint) as opened:
-            for region in await opened.regions():
-                if name in (None, region):
-                    async with opened.place(region) as place:
-                        found += await backups_of(place)
-        return found
-
-    rows = [backup_row(record) for record in run_backup(work)]
-    if as_json:
-        print_json({"target": target, "backups": rows})
-    elif rows:
-        print_table(
-            ("region", "#backup", "#checkpoint", "#step", "committed", "copied at", "#bytes", "#copied"),
-            [
-                (
-                    row["region"],
-                    row["backup"],
-                    row["checkpoint"],
-                    row["step"],
-                    clock_text(row["checkpointMs"]),
-                    clock_text(row["timeMs"]),
-                    count_text(row["bytes"]),
-                    count_text(row["copiedBytes"]),
-                )
-                for row in rows
-            ],
-        )
-    else:
-        print(f"{target} has no backup" + (f" of region {name}" if name else ""))
+    found: list[BackupRecord] = []
+    async with open_target(target, token=call.token, endpoint=endpoint) as opened:
+        for region in await opened.regions():
+            if name in (None, region):
+                async with opened.place(region) as place:
+                    found += await backups_of(place)
+    rows = [backup_row(record) for record in found]
+    value = {"target": target, "backups": rows}
+    if not rows:
+        return Report(value, f"{target} has no backup" + (f" of region {name}" if name else ""))
+    return Report(value, lambda: _print_list(rows))
 
 
-def run_backup(work: Callable[[], Awaitable[Any]]) -> Any:
-    """Run an async function. Errors end the command."""
-
-    def code_of(error: Exception) -> int:
-        if isinstance(error, ArchiveUnavailableError):
-            return UNREACHABLE
-        return NEGATIVE if isinstance(error, _ANSWERS) else exit_code(error)
-
-    with errors_end_command(code_of):
-        return run_interruptible(work)
+def _print_list(rows: list[dict[str, Any]]) -> None:
+    print_table(
+        ("region", "#backup", "#checkpoint", "#step", "committed", "copied at", "#bytes", "#copied"),
+        [
+            (
+                row["region"],
+                row["backup"],
+                row["checkpoint"],
+                row["step"],
+                clock_text(row["checkpointMs"]),
+                clock_text(row["timeMs"]),
+                count_text(row["bytes"]),
+                count_text(row["copiedBytes"]),
+            )
+            for row in rows
+        ],
+    )
 
 
 def backup_row(record: BackupRecord) -> dict[str, Any]:
@@ -279,7 +239,8 @@ def _status_text(status: BackupStatus) -> str:
     return f"{_done_text(status.done)}; {window}"
 
 
-def restore_from_backup(
+async def restore_from_backup(
+    call: Call,
     source: Annotated[
         str, typer.Argument(help="Where the backups are, as for `dos region backup`.", metavar="SOURCE")
     ],
@@ -310,8 +271,6 @@ def restore_from_backup(
         bool, typer.Option("--dry-run", help="Only print what would be restored, and from when.")
     ] = False,
     endpoint: Endpoint = None,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
     source_token_file: Annotated[
         Path | None,
         typer.Option(
@@ -320,7 +279,7 @@ def restore_from_backup(
             metavar="FILE",
         ),
     ] = None,
-) -> None:
+) -> Report:
     """Restore a region from a backup into a store that has nothing of it. The next `run` of its name
     continues.
 
@@ -343,33 +302,23 @@ def restore_from_backup(
     Exit codes: 0 restored, or shown; 1 refused or damaged; 2 usage; 3 the store or the target cannot be
     reached.
     """
-    if parsed_url(url).directory is not None:
-        fail(f"{url} names a directory; pass the servers alone, as dos://HOST:PORT,HOST2:PORT", REFUSED)
-
-    async def work(progress: Progress) -> tuple[BackupRecord, RestoredBackup | None]:
-        token, other = read_token(token_file), read_token(source_token_file or token_file)
-        async with open_target(source, token=other, endpoint=endpoint) as opened:
-            region = name or await _only_region(opened)
-            async with opened.place(region) as place:
-                known = await backups_of(place)
-                record = _chosen(source, region, number, known)
-                if dry_run:
-                    return record, None
-                async with open_store(url, token=token, client="dos region restore-backup") as store:
-                    options = {"old_is_gone": old_is_gone, "allow_republish": allow_republish}
-                    return record, await restore_backup(place, record, store, progress=progress, **options)
-
-    with bar_of(f"{source} to {url}", quiet=as_json) as progress:
-        record, done = run_backup(lambda: work(progress))
-    if done is None:
-        row = backup_row(record)
-        text = (
-            f"backup {row['backup']} of region {row['region']}: checkpoint {row['checkpoint']}, committed"
-            f" {clock_text(row['checkpointMs'])}; {count_text(row['bytes'])}; what followed is lost"
-        )
-        print_result(row, text, as_json=as_json)
-        return
-    print_result({**asdict(done), "oldIsGone": old_is_gone}, _restored_text(done), as_json=as_json)
+    check_store_url(url)
+    progress = call.bar(f"{source} to {url}")
+    async with open_target(source, token=_token_of(source_token_file, call), endpoint=endpoint) as opened:
+        region = name or await _only_region(opened)
+        async with opened.place(region) as place:
+            record = _chosen(source, region, number, await backups_of(place))
+            if dry_run:
+                text = (
+                    f"backup {record.number} of region {record.region}: checkpoint"
+                    f" {record.checkpoint.number}, committed {clock_text(record.checkpoint.wall_time_ms)};"
+                    f" {count_text(record.bytes)}; what followed is lost"
+                )
+                return Report(backup_row(record), text)
+            async with call.store(url, client="dos region restore-backup") as store:
+                options = {"old_is_gone": old_is_gone, "allow_republish": allow_republish}
+                done = await restore_backup(place, record, store, progress=progress, **options)
+    return Report({**asdict(done), "oldIsGone": old_is_gone}, _restored_text(done))
 
 
 async def _only_region(target: BackupTarget) -> str:
@@ -406,3 +355,10 @@ def _restored_text(done: RestoredBackup) -> str:
     if done.left_out:
         lines.append(left_out_text(done.left_out))
     return "\n".join(lines)
+
+
+def add_backup_commands(app: typer.Typer) -> None:
+    """Add the commands of this file to the app."""
+    command(app, "backup", timeout=(Timeout, limits.request_patience_s), ends=_ENDS)(backup)
+    command(app, "backups", ends=_ENDS)(backups)
+    command(app, "restore-backup", ends=_ENDS)(restore_from_backup)

@@ -5,14 +5,13 @@ from typing import Any
 
 from checkpoint.chains.consumer_register import read_register
 from checkpoint.chains.manifest_log import ManifestView, read_manifest, regions_of
-from checkpoint.cli.arguments import in_store
 from checkpoint.core.records.consumers import input_register
 from checkpoint.core.records.inputs import handles_among, producers_among
 from checkpoint.core.records.lines import log_sizes
 from checkpoint.errors import ManifestError, NoRegionError, RegisterUnsettledError
 from checkpoint.runtime import wall_time_ms
 from dos_client import MissingDataError, Store
-from dos_client.cli.kit import AsJson, StoreUrl, TokenFile, ago_text, print_json, print_table
+from dos_client.cli.kit import Call, Report, StoreUrl, ago_text, print_table
 from dos_client.tasks import read_each
 from dos_protocol.errors import CorruptDataError
 
@@ -20,7 +19,7 @@ _UNREADABLE = (CorruptDataError, ManifestError, MissingDataError, NoRegionError,
 """Errors of one region or input, which the list shows beside its name."""
 
 
-def ls_regions(url: StoreUrl, as_json: AsJson = False, token_file: TokenFile = None) -> None:
+async def ls_regions(call: Call, url: StoreUrl) -> Report:
     """List the regions of a store: the last checkpoint of each, its workers, savepoints and outputs.
 
     Reads the manifests only. Whether a driver runs the region is shown by `dos region status`; a last
@@ -30,16 +29,13 @@ def ls_regions(url: StoreUrl, as_json: AsJson = False, token_file: TokenFile = N
 
     Exit codes: 0 listed, also if there is none or one cannot be read; 2 usage; 3 the store cannot be reached.
     """
-
-    rows, now_ms = in_store(url, token_file, region_rows), wall_time_ms()
-    if as_json:
-        print_json(rows)
-        return
+    async with call.store(url) as store:
+        rows = await region_rows(store)
     if not rows:
-        print("the store has no region")
-        return
+        return Report(rows, "the store has no region")
+    now_ms = wall_time_ms()
     columns = ("region", "#checkpoint", "committed", "#step", "#workers", "savepoints", "outputs", "note")
-    print_table(columns, [_region_cells(one, now_ms) for one in rows])
+    return Report(rows, lambda: print_table(columns, [_region_cells(one, now_ms) for one in rows]))
 
 
 async def region_rows(store: Store) -> list[dict[str, Any]]:
@@ -84,22 +80,19 @@ def _region_cells(one: dict[str, Any], now_ms: int) -> tuple[Any, ...]:
     )
 
 
-def ls_inputs(url: StoreUrl, as_json: AsJson = False, token_file: TokenFile = None) -> None:
+async def ls_inputs(call: Call, url: StoreUrl) -> Report:
     """List the inputs of a store: application and handle, its producers, and who reads it.
 
     Example: dos input ls dos://h1,h2,h3
 
     Exit codes: 0 listed, also if there is none or one cannot be read; 2 usage; 3 the store cannot be reached.
     """
-
-    rows = in_store(url, token_file, input_rows)
-    if as_json:
-        print_json(rows)
-        return
+    async with call.store(url) as store:
+        rows = await input_rows(store)
     if not rows:
-        print("the store has no input")
-        return
-    print_table(("input", "producers", "regions", "queries", "note"), [_input_cells(one) for one in rows])
+        return Report(rows, "the store has no input")
+    columns = ("input", "producers", "regions", "queries", "note")
+    return Report(rows, lambda: print_table(columns, [_input_cells(one) for one in rows]))
 
 
 async def input_rows(store: Store) -> list[dict[str, Any]]:

@@ -44,7 +44,6 @@ from dos_client.cli.kit import (
     clock_text,
     count_text,
     fail,
-    fill_help,
     finish,
     print_json,
     print_table,
@@ -550,17 +549,14 @@ def _print_trimmed(
 _START_S: Final = limits.start_timeout_s + limits.reset_timeout_s
 
 add(app, "status", asks=True)(status)
-app.command("ls")(listing.ls_regions)
+add(app, "ls")(listing.ls_regions)
 add_request_commands(app)
 add(app, "savepoint", waits_s=limits.drain_timeout_s)(savepoints.savepoint)
 add(app, "savepoints")(savepoints.list_savepoints)
 add(app, "restore", waits_s=_START_S)(savepoints.restore)
 add(app, "fork", asks=True)(savepoints.fork)
 add(app, "delete", waits_s=limits.trim_wait_s, wait=DeletionWait)(delete)
-app.command()(backup.backup)
-app.command()(backup.backups)
-app.command("restore-backup")(backup.restore_from_backup)
+backup.add_backup_commands(app)
 add(app, "scale", waits_s=_START_S)(scale)
 add(app, "replace", waits_s=_START_S)(replace)
 add(app, "trim", waits_s=limits.trim_wait_s, wait=DeletionWait)(trim)
-fill_help(app)

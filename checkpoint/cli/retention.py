@@ -2,14 +2,21 @@
 rows, and what is deleted. The four commands exist once; `KINDS` has a row for inputs and a row for outputs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import typer
 
 from checkpoint import limits
-from checkpoint.cli.arguments import Application, DeletionWait, Handle, Timeout, check_input_names, in_store
+from checkpoint.cli.arguments import (
+    ANSWERS,
+    Application,
+    DeletionWait,
+    Handle,
+    Timeout,
+    check_input_names,
+)
 from checkpoint.core.records.consumers import QUERY_PREFIX, RetentionRule
 from checkpoint.core.records.staged import StagedState, parse_staged
 from checkpoint.maintenance.garbage import StagedObject, Sweep, UnneededObject
@@ -27,14 +34,13 @@ from dos_client import Store
 from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
-    AsJson,
+    Call,
+    Report,
     StoreUrl,
-    TokenFile,
     ago_text,
+    command,
     count_text,
     fail,
-    print_json,
-    print_result,
     print_table,
 )
 from dos_protocol.errors import BadNameError
@@ -77,6 +83,13 @@ KINDS: Final = {
     ),
 }
 
+SweepWait = Annotated[
+    float,
+    typer.Option(
+        min=1, max=86_400, help="Seconds to wait for the deletion in each directory.", metavar="SECONDS"
+    ),
+]
+_Command = Callable[..., Awaitable[Report]]
 _Apply = Annotated[bool, typer.Option("--apply", help="Do it; otherwise only show what would be done.")]
 _Owner = Annotated[str, typer.Argument(help="Of an input, the application; of an output, the region.")]
 _Name = Annotated[str, typer.Argument(help="The name of the input, or of the sink.")]
@@ -84,12 +97,19 @@ _Name = Annotated[str, typer.Argument(help="The name of the input, or of the sin
 
 def add_retention_commands(app: typer.Typer, kind: Kind) -> None:
     """Make the four commands of a kind commands of the app."""
-    for make in (_consumers, _retain, _forget, _trim):
-        command = make(kind)
-        example = f"dos {kind.command} {{}} dos://h1,h2,h3 {kind.example}"
-        text = (command.__doc__ or "").replace("EXAMPLE", example.format(make.__name__.strip("_")))
-        command.__doc__ = text.replace("WRITERS", kind.writers).replace("DEFAULT", kind.default)
-        app.command(make.__name__.strip("_"))(command)
+    timeout, wait = (Timeout, limits.request_patience_s), (DeletionWait, limits.trim_wait_s)
+    for make, asked, waited in (
+        (_consumers, None, None),
+        (_retain, None, None),
+        (_forget, timeout, None),
+        (_trim, None, wait),
+    ):
+        function, name = make(kind), make.__name__.strip("_")
+        text = (function.__doc__ or "").replace(
+            "EXAMPLE", f"dos {kind.command} {name} dos://h1,h2,h3 {kind.example}"
+        )
+        function.__doc__ = text.replace("WRITERS", kind.writers).replace("DEFAULT", kind.default)
+        command(app, name, timeout=asked, wait=waited, ends=ANSWERS)(function)
 
 
 def _open(kind: Kind, store: Store, owner: str, name: str) -> Retention:
@@ -99,10 +119,8 @@ def _open(kind: Kind, store: Store, owner: str, name: str) -> Retention:
         fail(str(error), REFUSED)
 
 
-def _consumers(kind: Kind) -> Callable[..., None]:
-    def command(
-        url: StoreUrl, owner: _Owner, name: _Name, as_json: AsJson = False, token_file: TokenFile = None
-    ) -> None:
+def _consumers(kind: Kind) -> _Command:
+    async def consumers(call: Call, url: StoreUrl, owner: _Owner, name: _Name) -> Report:
         """List the regions and the streaming queries that are registered as consumers, how far each has read,
         and what it still needs; and the retention rule.
 
@@ -115,17 +133,20 @@ def _consumers(kind: Kind) -> Callable[..., None]:
 
         Exit codes: 0 listed; 1 it does not exist; 2 usage; 3 the store cannot be reached.
         """
-        status = in_store(url, token_file, lambda store: _open(kind, store, owner, name).status())
-        if as_json:
-            print_json({"owner": owner, "name": name, **status_json(status)})
-        else:
-            print_status(status, kind.rows.split_word, kind.default)  # type: ignore[attr-defined]
+        async with call.store(url) as store:
+            status = await _open(kind, store, owner, name).status()
+        word = kind.rows.split_word  # type: ignore[attr-defined]
+        return Report(
+            {"owner": owner, "name": name, **status_json(status)},
+            lambda: print_status(status, word, kind.default),
+        )
 
-    return command
+    return consumers
 
 
-def _retain(kind: Kind) -> Callable[..., None]:
-    def command(
+def _retain(kind: Kind) -> _Command:
+    async def retain(
+        call: Call,
         url: StoreUrl,
         owner: _Owner,
         name: _Name,
@@ -156,9 +177,7 @@ def _retain(kind: Kind) -> Callable[..., None]:
             ),
         ] = None,
         default: Annotated[bool, typer.Option("--default", help="Remove the rule that was set.")] = False,
-        as_json: AsJson = False,
-        token_file: TokenFile = None,
-    ) -> None:
+    ) -> Report:
         """Show or set the retention rule. Without options, show it.
 
         The default: DEFAULT. A limit deletes older rows, too, *even if a registered consumer still needs
@@ -175,19 +194,19 @@ def _retain(kind: Kind) -> Callable[..., None]:
             fail(f"--keep is `unread` or `all`, not {keep}", REFUSED)
         wanted = RetentionRule(by_consumers=keep != "all", bytes_max=max_bytes, age_max_s=max_age)
 
-        async def work(store: Store) -> RetentionRule | None:
+        async with call.store(url) as store:
             retention = _open(kind, store, owner, name)
             rule = (await retention.status()).rule
-            return await retention.set_rule(wanted if given else None) if given or default else rule
+            if given or default:
+                rule = await retention.set_rule(wanted if given else None)
+        return Report(rule_json(rule), rule_text(rule, kind.default))
 
-        rule = in_store(url, token_file, work)
-        print_result(rule_json(rule), rule_text(rule, kind.default), as_json=as_json)
-
-    return command
+    return retain
 
 
-def _forget(kind: Kind) -> Callable[..., None]:
-    def command(
+def _forget(kind: Kind) -> _Command:
+    async def forget(
+        call: Call,
         url: StoreUrl,
         owner: _Owner,
         name: _Name,
@@ -198,10 +217,7 @@ def _forget(kind: Kind) -> Callable[..., None]:
             ),
         ],
         apply: _Apply = False,
-        timeout: Timeout = limits.request_patience_s,
-        as_json: AsJson = False,
-        token_file: TokenFile = None,
-    ) -> None:
+    ) -> Report:
         """Remove a region or a query that will never run again from the consumers. What only it needs is then
         deleted.
 
@@ -213,26 +229,24 @@ def _forget(kind: Kind) -> Callable[..., None]:
 
         Exit codes: 0 removed, or shown; 1 not registered, or running; 2 usage; 3 the store cannot be reached.
         """
-
-        async def work(store: Store) -> RetentionStatus:
+        async with call.store(url) as store:
             retention = _open(kind, store, owner, name)
             status = await retention.status()
-            await retention.forget(region, timeout, apply=apply)
-            return status
-
-        freed = needed_only_by(in_store(url, token_file, work), region)
+            await retention.forget(region, call.timeout_s, apply=apply)
+        freed = needed_only_by(status, region)
         held = f"{count_text(freed)} that only it needs"
         what = region if region.startswith(QUERY_PREFIX) else f"region {region}"
         done = f"{what} is no longer a consumer; it held {held}"
         dry = f"{what} does not seem to run; it holds {held}; --apply removes it"
         value = {"region": region, "bytes": freed, "forgotten": apply}
-        print_result(value, done if apply else dry, as_json=as_json)
+        return Report(value, done if apply else dry)
 
-    return command
+    return forget
 
 
-def _trim(kind: Kind) -> Callable[..., None]:
-    def command(
+def _trim(kind: Kind) -> _Command:
+    async def trim(
+        call: Call,
         url: StoreUrl,
         owner: _Owner,
         name: _Name,
@@ -245,10 +259,7 @@ def _trim(kind: Kind) -> Callable[..., None]:
                 " still runs is fenced and ends.",
             ),
         ] = False,
-        wait: DeletionWait = limits.trim_wait_s,
-        as_json: AsJson = False,
-        token_file: TokenFile = None,
-    ) -> None:
+    ) -> Report:
         """List the segments that no consumer needs; with --apply --stopped, delete them.
 
         Running WRITERS delete them automatically, within seconds. This command is for those that do not run
@@ -267,34 +278,40 @@ def _trim(kind: Kind) -> Callable[..., None]:
                 REFUSED,
             )
 
-        async def work(store: Store) -> tuple[list[UnneededObject], bool]:
+        async with call.store(url) as store:
             retention = _open(kind, store, owner, name)
             found = await retention.unneeded()
-            return found, not apply or await retention.trim_stopped(found, wait)
+            clean = not apply or await retention.trim_stopped(found, call.wait_s)
+        slow = "" if clean else "some segments are not deleted yet: a member is slow"
+        return Report(
+            garbage_json(found, apply=apply),
+            lambda: print_garbage(found, apply=apply),
+            NEGATIVE if slow else 0,
+            slow,
+        )
 
-        found, clean = in_store(url, token_file, work)
-        print_garbage(found, apply=apply, as_json=as_json)
-        if not clean:
-            fail("some segments are not deleted yet: a member is slow", NEGATIVE)
-
-    return command
+    return trim
 
 
-def print_garbage(found: list[UnneededObject], *, apply: bool, as_json: bool) -> None:
+def garbage_json(found: list[UnneededObject], *, apply: bool) -> dict[str, Any]:
+    garbage = [
+        {"directory": one.directory, "object": one.name, "bytes": one.bytes, "copies": one.copies}
+        for one in found
+    ]
+    return {"garbage": garbage, "bytes": _bytes_of(found), "deleted": apply}
+
+
+def _bytes_of(found: Iterable[UnneededObject | StagedObject]) -> int:
+    return sum(one.bytes * one.copies for one in found)
+
+
+def print_garbage(found: list[UnneededObject], *, apply: bool) -> None:
     """Print what is, or was, unneeded."""
-    size = sum(one.bytes * one.copies for one in found)
-    if as_json:
-        garbage = [
-            {"directory": one.directory, "object": one.name, "bytes": one.bytes, "copies": one.copies}
-            for one in found
-        ]
-        print_json({"garbage": garbage, "bytes": size, "deleted": apply})
-        return
     print_table(
         ("directory", "object", "#bytes", "#copies"),
         [(one.directory, one.name, count_text(one.bytes), one.copies) for one in found],
     )
-    what = f"{len(found)} segments, {count_text(size)} on all members"
+    what = f"{len(found)} segments, {count_text(_bytes_of(found))} on all members"
     hint = f"{what}; --apply --stopped deletes them, if their writers do not run"
     print(f"deleted {what}" if apply else (hint if found else "nothing to delete"))
 
@@ -406,7 +423,8 @@ def print_status(status: RetentionStatus, word: str, default: str) -> None:
     print(rule_text(status.rule, default))
 
 
-def sweep(
+async def sweep(
+    call: Call,
     url: StoreUrl,
     application: Application,
     handle: Handle,
@@ -425,15 +443,7 @@ def sweep(
             metavar="SECONDS",
         ),
     ] = None,
-    wait: Annotated[
-        float,
-        typer.Option(
-            min=1, max=86_400, help="Seconds to wait for the deletion in each directory.", metavar="SECONDS"
-        ),
-    ] = limits.trim_wait_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """List the rows that Spark's writers have staged for an input; with --apply, delete those that cannot be
     recorded any more.
 
@@ -452,27 +462,31 @@ def sweep(
     a writer is running or a member was not done in time; 2 usage; 3 the store cannot be reached.
     """
     check_input_names(application, handle)
-
-    async def work(store: Store) -> tuple[list[StagedObject], list[StagedObject] | None]:
+    left: list[StagedObject] | None = None
+    async with call.store(url) as store:
         sweeping = Sweep(store, application, handle, older_than)
         found = await sweeping.inspect()
-        if not apply:
-            return found, None
-        await sweeping.apply(found, wait)
-        there = {(one.directory, one.name) for one in await sweeping.inspect()}
-        return found, [one for one in found if one.swept and (one.directory, one.name) in there]
-
-    found, left = in_store(url, token_file, work)
-    if as_json:
-        print_json(_staged_json(application, handle, found, left))
-    else:
-        _print_staged(found, left)
+        if apply:
+            await sweeping.apply(found, call.wait_s)
+            there = {(one.directory, one.name) for one in await sweeping.inspect()}
+            left = [one for one in found if one.swept and (one.directory, one.name) in there]
+    problem = ""
     if left:
-        fail(
+        problem = (
             f"{len(left)} of {_swept(found)} objects are not deleted yet, the first in {left[0].directory}:"
-            " a writer is running there, or a member is slow",
-            NEGATIVE,
+            " a writer is running there, or a member is slow"
         )
+    return Report(
+        _staged_json(application, handle, found, left),
+        lambda: _print_staged(found, left),
+        NEGATIVE if left else 0,
+        problem,
+    )
+
+
+def add_sweep_command(app: typer.Typer) -> None:
+    """Add `sweep` to the app."""
+    command(app, "sweep", wait=(SweepWait, limits.trim_wait_s), ends=ANSWERS)(sweep)
 
 
 def _swept(found: Sequence[StagedObject]) -> int:
@@ -499,7 +513,7 @@ def _staged_json(
             }
             for one in found
         ],
-        "bytes": sum(one.bytes * one.copies for one in found if one.swept),
+        "bytes": _bytes_of(one for one in found if one.swept),
         "deleted": None if left is None else _swept(found) - len(left),
     }
 
@@ -522,7 +536,7 @@ def _print_staged(found: Sequence[StagedObject], left: Sequence[StagedObject] | 
         ],
     )
     count = _swept(found)
-    held = count_text(sum(one.bytes * one.copies for one in found if one.swept))
+    held = count_text(_bytes_of(one for one in found if one.swept))
     if left is None:
         what = (
             f"{count} objects, {held} on all members; --apply deletes them" if count else "nothing to delete"

@@ -23,7 +23,7 @@ from typing import Annotated, Any, BinaryIO, Final, NamedTuple
 import typer
 
 from checkpoint.core.region import coordinator_directory
-from dos_client.cli.kit import REFUSED, TokenFile, fail, print_table, read_token, warn
+from dos_client.cli.kit import Call, Report, command, print_table, read_token, warn
 from dos_client.cli.settings import contexts_path, read_contexts, read_settings, settings_path
 from dos_client.errors import ConfigurationError
 from dos_client.redacting import REMOVED, Redactor, names_secret, secrets_in
@@ -49,6 +49,7 @@ class _Command(NamedTuple):
         return f"dos {' '.join(self.words)}"
 
 
+Limit = Annotated[float, typer.Option(min=1, help="Seconds for each command that asks the store.")]
 Logs = Annotated[
     list[Path] | None,
     typer.Option(
@@ -57,7 +58,12 @@ Logs = Annotated[
 ]
 
 
+app = typer.Typer(pretty_exceptions_enable=False)
+
+
+@command(app, "support-bundle", as_json=False, timeout=(Limit, 60.0))
 def support_bundle(
+    call: Call,
     url: Annotated[
         str, typer.Argument(metavar="[STORE-URL]", help="The store. Default: that of the context, or none.")
     ] = "",
@@ -69,12 +75,8 @@ def support_bundle(
     verify: Annotated[
         bool, typer.Option(help="Compare the copies of the store by digest; reads no content.")
     ] = True,
-    timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds for each command that asks the store.")
-    ] = 60.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be collected.")] = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Collect what a report needs into one zip: versions, configuration, variables, the machine, the status
     and a comparison of the store, regions with their checkpoints, and the last lines of logs.
 
@@ -88,6 +90,7 @@ def support_bundle(
 
     Exit codes: 0 written, also if the store cannot be reached, which the zip then shows; 2 usage.
     """
+    token_file = call.token_file
     commands = _of_store(url, token_file, verify=verify) if url else []
     if dry_run:
         names = [("versions.json", ""), ("machine.json", ""), ("environment.json", "")]
@@ -97,22 +100,19 @@ def support_bundle(
             [("regions/NAME/...", "dos region status, dos checkpoint ls, for each region")] if url else []
         )
         names += [(_log_name(number, path), str(path)) for number, path in enumerate(logs or ())]
-        print_table(("file", "from"), names)
-        return
+        return Report(names, lambda: print_table(("file", "from"), names))
     path = output or Path(f"dos-support-{datetime.now(UTC):%Y%m%d-%H%M%S}.zip")
     redactor = Redactor(_secrets(token_file))
-    try:
-        with _private(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-            collection = _Collection(archive, redactor)
-            _collect(collection, commands, url, token_file, timeout)
-            for number, log in enumerate(logs or ()):
-                collection.add(_log_name(number, log), _last_lines(log, log_lines))
-            collection.finish()
-    except OSError as error:
-        fail(f"{error.filename or path}: {error.strerror}", REFUSED)
+    with _private(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        collection = _Collection(archive, redactor)
+        _collect(collection, commands, url, token_file, call.timeout_s)
+        for number, log in enumerate(logs or ()):
+            collection.add(_log_name(number, log), _last_lines(log, log_lines))
+        collection.finish()
     for failed in collection.failed:
         warn(failed)
-    print(f"{path}: {len(collection.names)} files. Secrets are removed; read it before you send it.")
+    text = f"{path}: {len(collection.names)} files. Secrets are removed; read it before you send it."
+    return Report(collection.names, text)
 
 
 class _Collection:

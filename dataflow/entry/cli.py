@@ -13,24 +13,18 @@ import typer
 from checkpoint import EntrySettings
 from checkpoint import limits as checkpoint_limits
 from checkpoint.cli.arguments import Application, Handle, check_input_names
-from checkpoint.errors import EntryRefusedError, InputClosedError
 from dataflow import limits
 from dataflow.core.entry_messages import EntryStatus
 from dataflow.entry.sending import EntryLink
 from dataflow.errors import SchemaError
-from dos_client import Store
 from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
-    AsJson,
-    TokenFile,
+    Call,
+    Report,
     fail,
-    in_store,
-    print_json,
-    print_result,
+    finish,
     print_table,
-    read_token,
-    run,
     warn,
 )
 from dos_protocol.arguments import address_text
@@ -39,7 +33,6 @@ from dos_protocol.errors import DosError
 if TYPE_CHECKING:
     from dataflow.entry.serving import EntryPoint
 
-_NEGATIVE_ANSWERS: Final = (EntryRefusedError, InputClosedError)
 _PROGRESS_S: Final = 10.0
 
 Site = Annotated[
@@ -105,7 +98,8 @@ class SiteArguments(NamedTuple):
         return _addresses_in(self.peers) if self.peers else ()
 
 
-def serve_site(
+async def serve_site(
+    call: Call,
     url: str,
     application: str,
     handle: str,
@@ -113,10 +107,8 @@ def serve_site(
     *,
     host: str,
     port: int,
-    as_json: bool,
-    token_file: Any,
     until_signal: Callable[..., Awaitable[None]],
-) -> None:
+) -> Report:
     """Serve as the entry point of a site until a signal. until_signal: as in `dataflow/input_cli.py`."""
     from dataflow.entry.serving import EntryOptions, serve_entry
 
@@ -129,14 +121,14 @@ def serve_site(
         address = address_text(host, started.address[1])
         summary = {"address": address, "application": application, "handle": handle, "site": arguments.site}
         text = f"dos: entry point {arguments.site} at {address} records input {handle} of {application}"
-        print_result(summary, text, as_json=as_json)
+        finish(Report(summary, text), as_json=call.as_json)
 
-    async def work(store: Store) -> None:
+    async with call.store(url) as store:
         options = EntryOptions(
             arguments.site,
             arguments.each_peer(),
             arguments.settings,
-            read_token(token_file),
+            call.token,
             round(arguments.clock_error_max * 1e6),
         )
         if not options.peers:
@@ -146,10 +138,8 @@ def serve_site(
             nursery.start_soon(_report, point)
             await until_signal(entry, announce, address_text(host, port))
             nursery.cancel_scope.cancel()
-
-    in_store(url, token_file, work, negative=_NEGATIVE_ANSWERS)
     rows = point[0].recorded_rows if point else 0
-    print_result({"stopped": True, "rows": rows}, f"dos: stopped; rows recorded: {rows}", as_json=as_json)
+    return Report({"stopped": True, "rows": rows}, f"dos: stopped; rows recorded: {rows}")
 
 
 async def _report(point: "list[EntryPoint]") -> None:
@@ -188,13 +178,7 @@ Addresses = Annotated[
 ]
 
 
-def entries(
-    addresses: Addresses,
-    application: Application,
-    handle: Handle,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+async def entries(call: Call, addresses: Addresses, application: Application, handle: Handle) -> Report:
     """Show the entry points of an input: the clock of each, and the producers that it serves.
 
     The clock of an entry point is good if it is within the limit of a majority of all clocks. One whose clock
@@ -209,22 +193,23 @@ def entries(
         each = _addresses_in(addresses)
     except SchemaError as error:
         fail(str(error.args[0]), REFUSED)
-    found, missing = run(partial(_ask_all, each, application, handle, read_token(token_file)))
-    if as_json:
-        print_json([_json(address, found.get(address), missing.get(address, "")) for address in each])
-    else:
-        rows = []
-        for address in each:
-            status = found.get(address)
-            if status is None:
-                rows.append((address, "", missing[address], "", ""))
-            else:
-                names = ", ".join(sorted(status.marks))
-                rows.append((address, status.site, _clock_text(status), names, ", ".join(status.attended)))
-        print_table(("address", "site", "clock", "origins", "producers"), rows)
+    found, missing = await _ask_all(each, application, handle, call.token)
+    rows = []
+    for address in each:
+        status = found.get(address)
+        if status is None:
+            rows.append((address, "", missing[address], "", ""))
+        else:
+            names = ", ".join(sorted(status.marks))
+            rows.append((address, status.site, _clock_text(status), names, ", ".join(status.attended)))
     bad = [address for address in each if address not in found or not found[address].is_good]
-    if bad:
-        fail(f"{', '.join(bad)} cannot record now: start it, or set its clock (NTP) and look again", NEGATIVE)
+    problem = f"{', '.join(bad)} cannot record now: start it, or set its clock (NTP) and look again"
+    return Report(
+        [_json(address, found.get(address), missing.get(address, "")) for address in each],
+        lambda: print_table(("address", "site", "clock", "origins", "producers"), rows),
+        NEGATIVE if bad else 0,
+        problem if bad else "",
+    )
 
 
 async def _ask_all(

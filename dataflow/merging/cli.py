@@ -4,15 +4,13 @@ What needs pyarrow is in `printing.py`, which is imported when the command runs.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
 from checkpoint.cli.retention import KINDS, add_retention_commands
 from dataflow.errors import NoMarksError, ReplicasDifferError
-from dos_client.cli.kit import REFUSED, AsJson, TokenFile, fail, fill_help, read_token, run
-
-_NEGATIVE: Final = (ReplicasDifferError, NoMarksError)
+from dos_client.cli.kit import REFUSED, Call, Ends, command, fail
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,8 +23,9 @@ app = typer.Typer(
 )
 
 
-@app.command()
-def merged(
+@command(app, "merged", ends=Ends((ReplicasDifferError, NoMarksError)))
+async def merged(
+    call: Call,
     sites: Annotated[
         list[str],
         typer.Argument(help="Each site with its store: SITE=dos://HOST:PORT,...", metavar="SITE=URL..."),
@@ -68,8 +67,6 @@ def merged(
         bool,
         typer.Option("--status", help="Print no rows: read for three seconds, then show each stream."),
     ] = False,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
 ) -> None:
     """Print the rows of an output that replicas of a region write at several sites: each row once, from the
     replica that is first, as it arrives.
@@ -93,17 +90,12 @@ def merged(
         "time": [column.strip() for column in time.split(",")],
         "after": _token_in(after_file),
         "on_missing": "accept" if accept_loss else "wait",
-        "token": read_token(token_file),
+        "token": call.token,
     }
-    places = _places(sites)
-
-    async def work() -> None:
-        await print_merged(
-            places, region, sink, schema, options,
-            limit=limit, after_file=after_file, only_status=status, as_json=as_json,
-        )  # fmt: skip
-
-    run(work, negative=_NEGATIVE)
+    await print_merged(
+        _places(sites), region, sink, schema, options,
+        limit=limit, after_file=after_file, only_status=status, as_json=call.as_json,
+    )  # fmt: skip
 
 
 def _places(sites: list[str]) -> dict[str, str]:
@@ -124,4 +116,3 @@ def _token_in(path: Path | None) -> bytes | None:
 
 
 add_retention_commands(app, KINDS["output"])
-fill_help(app)

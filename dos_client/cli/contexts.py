@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from dos_client.cli.kit import (
     REFUSED,
-    AsJson,
-    errors_end_command,
+    Ends,
+    Report,
+    command,
     fail,
-    fill_help,
-    print_json,
-    print_result,
     print_table,
     read_token,
 )
@@ -37,6 +35,9 @@ app = typer.Typer(
     "\n\nExample: dos context add prod dos://h1,h2,h3 --use",
 )
 
+# A path may be no text: UnicodeEncodeError.
+_ENDS: Final = Ends(refused=(UnicodeEncodeError,), code_of=lambda _: REFUSED)
+
 
 def complete_context(incomplete: str) -> list[str]:
     """Return the names that begin so."""
@@ -56,7 +57,7 @@ def _file_of_tls(what: str, variable: str) -> Any:
     return typer.Option(help=f"PEM file with the {what}, as {variable}.", exists=True, dir_okay=False)
 
 
-@app.command()
+@command(app, "add", as_json=False, token=False, ends=_ENDS)
 def add(
     name: Annotated[str, typer.Argument(help="A name for the store.", metavar="NAME")],
     url: Annotated[
@@ -81,7 +82,7 @@ def add(
     tls_cert: Annotated[Path | None, _file_of_tls("certificate", CERTIFICATE)] = None,
     tls_key: Annotated[Path | None, _file_of_tls("key of the certificate", KEY)] = None,
     use: Annotated[bool, typer.Option("--use", help="Make it the current context.")] = False,
-) -> None:
+) -> Report:
     """Name a store. Nothing is sent to it.
 
     Example: dos context add prod dos://h1,h2,h3 --token-file /etc/dos/token --tls /etc/dos/client-tls --use
@@ -90,14 +91,13 @@ def add(
 
     Then: dos get dos:///notes/greetings
     """
-    with errors_end_command(lambda _: REFUSED, also=(UnicodeEncodeError,)):  # a path may be no text
-        check_store(url, "a context")
-        read_token(token_file)  # ends the command if the file holds none
-        paths = (token_file, tls, tls_ca, tls_cert, tls_key)
-        context = StoreContext(url, *(str(path.absolute()) if path else "" for path in paths))
-        _check_tls(name, context)
-        _change(lambda contexts: contexts.with_context(name, context, use=use))
-    print(f"context {name} is {url}" + (", and the current one" if use else ""))
+    check_store(url, "a context")
+    read_token(token_file)  # ends the command if the file holds none
+    paths = (token_file, tls, tls_ca, tls_cert, tls_key)
+    context = StoreContext(url, *(str(path.absolute()) if path else "" for path in paths))
+    _check_tls(name, context)
+    _change(lambda contexts: contexts.with_context(name, context, use=use))
+    return Report(None, f"context {name} is {url}" + (", and the current one" if use else ""))
 
 
 def _check_tls(name: str, context: StoreContext) -> None:
@@ -107,27 +107,25 @@ def _check_tls(name: str, context: StoreContext) -> None:
         client_context(settings)
 
 
-@app.command()
-def use(name: Name) -> None:
+@command(app, "use", as_json=False, token=False, ends=_ENDS)
+def use(name: Name) -> Report:
     """Make a context the current one: commands without a URL use its store.
 
     Example: dos context use prod
     """
-    with errors_end_command(lambda _: REFUSED):
-        changed = _change(
-            lambda found: Contexts(current=name, contexts={**found.contexts, name: found.named(name)})
-        )
-    print(f"the current context is {name}: {changed.contexts[name].store}")
+    changed = _change(
+        lambda found: Contexts(current=name, contexts={**found.contexts, name: found.named(name)})
+    )
+    return Report(None, f"the current context is {name}: {changed.contexts[name].store}")
 
 
-@app.command()
-def ls(as_json: AsJson = False) -> None:
+@command(app, "ls", token=False, ends=_ENDS)
+def ls() -> Report:
     """List the contexts. The current one has a star.
 
     Example: dos context ls
     """
-    with errors_end_command(lambda _: REFUSED):
-        found = read_contexts()
+    found = read_contexts()
     rows: list[dict[str, Any]] = [
         {
             "name": name,
@@ -138,43 +136,30 @@ def ls(as_json: AsJson = False) -> None:
         }
         for name, one in sorted(found.contexts.items())
     ]
-    if as_json:
-        print_json(rows)
-        return
-    print_table(
-        ("", "name", "store", "token file", "TLS"),
-        [
-            (
-                "*" if row["current"] else " ",
-                row["name"],
-                row["store"],
-                row["tokenFile"],
-                _tls_text(row["tls"]),
-            )
-            for row in rows
-        ],
-    )
+    cells = [
+        ("*" if row["current"] else " ", row["name"], row["store"], row["tokenFile"], _tls_text(row["tls"]))
+        for row in rows
+    ]
+    return Report(rows, lambda: print_table(("", "name", "store", "token file", "TLS"), cells))
 
 
-@app.command()
-def rm(name: Name) -> None:
+@command(app, "rm", as_json=False, token=False, ends=_ENDS)
+def rm(name: Name) -> Report:
     """Forget a context. Its store and its token file stay.
 
     Example: dos context rm prod
     """
-    with errors_end_command(lambda _: REFUSED):
-        _change(lambda contexts: contexts.without(name))
-    print(f"context {name} is forgotten")
+    _change(lambda contexts: contexts.without(name))
+    return Report(None, f"context {name} is forgotten")
 
 
-@app.command()
-def show(name: NameOrNone = "", as_json: AsJson = False) -> None:
+@command(app, "show", token=False, ends=_ENDS)
+def show(name: NameOrNone = "") -> Report:
     """Show a context; without NAME, the store that a command without a URL uses now, and what names it.
 
     Example: dos context show
     """
-    with errors_end_command(lambda _: REFUSED):
-        found = store_in_use(name)
+    found = store_in_use(name)
     value = {
         "store": found.url,
         "tokenFile": found.token_file,
@@ -183,7 +168,7 @@ def show(name: NameOrNone = "", as_json: AsJson = False) -> None:
     }
     token = f", token file {found.token_file}" if found.token_file else ""
     tls = f", {_tls_text(found.tls)}" if found.tls else ""
-    print_result(value, f"{found.url}{token}{tls}, from {found.origin}", as_json=as_json)
+    return Report(value, f"{found.url}{token}{tls}, from {found.origin}")
 
 
 def _tls_text(tls: Mapping[str, str]) -> str:
@@ -199,6 +184,3 @@ def _change(change: Callable[[Contexts], Contexts]) -> Contexts:
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_durably(path, encode_contexts(changed).encode())
     return changed
-
-
-fill_help(app)

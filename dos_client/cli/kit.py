@@ -26,6 +26,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Final, NoReturn, Self, TypeVar
@@ -110,26 +111,24 @@ TokenFile = Annotated[
 ]
 
 
-def fill_help(app: typer.Typer) -> None:
-    for one in app.registered_commands:
-        one.help = _help_of(one.callback)
-
-
 def _help_of(function: object) -> str:
-    """Return a docstring with one line per paragraph, which typer wraps at the width of the terminal."""
-    text = inspect.cleandoc(getattr(function, "__doc__", None) or "")
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    """Return a docstring with one line per paragraph, which typer wraps at the width of the terminal.
+    Indented paragraphs are blocks of code, and stay.
+    """
+    paragraphs = inspect.cleandoc(getattr(function, "__doc__", None) or "").split("\n\n")
+    return "\n\n".join(one if one.startswith("    ") else " ".join(one.split()) for one in paragraphs)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """The result of a command. value: printed by --json. text: printed otherwise, or a function that prints.
-    code: the exit code.
+    code: the exit code. problem: the reason for that code, for standard error.
     """
 
     value: Any
     text: str | Callable[[], object] = ""
     code: int = 0
+    problem: str = ""
 
 
 class Call:
@@ -139,25 +138,50 @@ class Call:
         self, stack: ExitStack, token_file: Path | None, as_json: bool, timeout: float, wait: float
     ) -> None:
         self.as_json, self.timeout_s, self.wait_s = as_json, timeout, wait
-        self._stack, self._token_file = stack, token_file
+        self.token_file, self._stack = token_file, stack
 
     @property
     def token(self) -> bytes:
         """The token of the file that the command line names."""
-        return read_token(self._token_file)
+        return read_token(self.token_file)
 
     def progress(self, *, quiet: bool = False, after_s: float = 0.0) -> "ProgressDisplay":
         """Return a display that ends with the command; it shows nothing with --json."""
         return self._stack.enter_context(ProgressDisplay(quiet=quiet or self.as_json, after_s=after_s))
 
+    def bar(self, text: str, *, quiet: bool = False) -> Callable[[int, int | None], None]:
+        """Return a function that moves a bar: bytes done, and in all if known. The bar ends with the command,
+        and shows nothing off a terminal or with --json.
+        """
+        display = ProgressDisplay(quiet=quiet or self.as_json, lines=False)
+        self._stack.enter_context(display)
+        return lambda done, total: display.show(text, done, total or 0)
+
     def store(self, url: str, *, client: str = "dos") -> AbstractAsyncContextManager[Store]:
         """Open a store. Ends the command if the URL names more than servers."""
-        if parsed_url(url).directory is not None:
-            fail(f"{url} names a directory; pass the servers alone, as dos://HOST:PORT,HOST2:PORT", REFUSED)
+        check_store_url(url)
         return open_store(url, token=self.token, client=client)
 
 
-AsyncCommand = TypeVar("AsyncCommand", bound=Callable[..., Awaitable[Report | None]])
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """How errors end the commands of a group.
+
+    negative: they are answers, with exit code 1. refused: they are the user's, like a ValueError of an
+    argument, and reported by their text; others that are neither DosError nor OSError are bugs.
+    code_of: returns the exit code of an error that is not in `negative`.
+    """
+
+    negative: tuple[type[Exception], ...] = ()
+    refused: tuple[type[Exception], ...] = ()
+    code_of: Callable[[Exception], int] | None = None
+
+    def code(self, error: Exception) -> int:
+        return NEGATIVE if isinstance(error, self.negative) else (self.code_of or exit_code)(error)
+
+
+_USUAL_ENDS: Final = Ends()
+CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Awaitable[Report | None] | Report | None])
 
 
 def command(
@@ -166,42 +190,46 @@ def command(
     *,
     as_json: bool = True,
     log_json: bool = False,
+    token: bool = True,
     timeout: tuple[Any, float] | None = None,
     wait: tuple[Any, float] | None = None,
-    negative: tuple[type[Exception], ...] = (),
+    ends: Ends = _USUAL_ENDS,
     **settings: Any,
-) -> Callable[[AsyncCommand], AsyncCommand]:
-    """Make an async function a command of `app`: `function(call, ...) -> Report`, whose other parameters are
-    the command's, and whose docstring is its help.
+) -> Callable[[CommandFunction], CommandFunction]:
+    """Make a function a command of `app`: `function(call, ...) -> Report`, whose other parameters are the
+    command's, and whose docstring is its help. A function that needs no `call` leaves it out.
 
-    --json and --token-file are added, --log-json if asked for, and --timeout and --wait if given, each as the
-    type of its option and its default. Errors end the command as in `run`, with `negative`. A command that
-    has printed its result returns None. settings: of `typer.Typer.command`.
+    --json and --token-file are added unless they are declined, --log-json if asked for, and --timeout and
+    --wait if given, each as the type of its option and its default. A command that has printed its result
+    returns None. settings: of `typer.Typer.command`.
+
+    An async function runs in trio, and a signal cancels it where it waits. Another one is for work that never
+    waits, such as to read a file: an interrupt ends it between two instructions.
     """
     added = [
         *([("timeout", *timeout)] if timeout is not None else []),
         *([("wait", *wait)] if wait is not None else []),
         *([("as_json", AsJson, False)] if as_json else []),
         *([("log_json", LogJson, False)] if log_json else []),
-        ("token_file", TokenFile, None),
+        *([("token_file", TokenFile, None)] if token else []),
     ]
 
-    def register(function: AsyncCommand) -> AsyncCommand:
+    def register(function: CommandFunction) -> CommandFunction:
+        takes_call = "call" in inspect.signature(function).parameters
+
         def execute(**given: Any) -> None:
-            if given.pop("log_json", False):
-                begin_command_log(as_json=True)  # before `run` begins a log of text
+            begin_command_log(as_json=given.pop("log_json", False))
             # Only what was added: a command may have a parameter of its own with the name of one of these.
             shared = {**_SHARED, **{one: given.pop(one) for one, *_ in added if one in _SHARED}}
-
-            async def work() -> Report | None:
-                with ExitStack() as stack:
-                    return await function(Call(stack, **shared), **given)
-
-            report = run(work, negative=negative)
+            with errors_end_command(ends.code, also=ends.refused), ExitStack() as stack:
+                called = {"call": Call(stack, **shared)} if takes_call else {}
+                begin: Callable[[], Any] = partial(function, **called, **given)
+                waits = inspect.iscoroutinefunction(function)
+                report: Report | None = run_interruptible(begin) if waits else begin()
             if report is not None:
                 finish(report, as_json=shared["as_json"])
 
-        own = list(inspect.signature(function).parameters.values())[1:]
+        own = list(inspect.signature(function).parameters.values())[int(takes_call) :]
         kind = inspect.Parameter.KEYWORD_ONLY
         more = [inspect.Parameter(one, kind, default=value, annotation=of) for one, of, value in added]
         parameters = [*(one.replace(kind=kind) for one in own), *more]
@@ -221,8 +249,10 @@ def finish(report: Report, *, as_json: bool) -> None:
         print_json(report.value)
     elif callable(report.text):
         report.text()
-    else:
+    elif report.text:
         print_text(report.text)
+    if report.problem:
+        warn(report.problem)
     if report.code:
         raise typer.Exit(report.code)
 
@@ -256,6 +286,12 @@ def parsed_url(url: str, *, needs: str = "") -> DosUrl:
     return parsed
 
 
+def check_store_url(url: str) -> None:
+    """End the command if the URL names more than servers."""
+    if parsed_url(url).directory is not None:
+        fail(f"{url} names a directory; pass the servers alone, as dos://HOST:PORT,HOST2:PORT", REFUSED)
+
+
 def parsed_option(parse: Callable[[str], float], text: str) -> float:
     """Return the number in the text of an option. End the command if it has none."""
     try:
@@ -269,24 +305,6 @@ def opened(url: DosUrl, token: bytes) -> AbstractAsyncContextManager[Store]:
     if len(url.servers) == 1:
         return connect(url, token=token, client="dos")
     return open_store(url, token=token, client="dos")
-
-
-def in_store(
-    url: str,
-    token_file: Path | None,
-    work: Callable[[Store], Awaitable[T]],
-    *,
-    negative: tuple[type[Exception], ...] = (),
-) -> T:
-    """Run `work` with the store, and return the result. Errors end the command, as in `run`."""
-    if parsed_url(url).directory is not None:
-        fail(f"{url} names a directory; pass the servers alone, as dos://HOST:PORT,HOST2:PORT", REFUSED)
-
-    async def with_store() -> T:
-        async with open_store(url, token=read_token(token_file), client="dos") as store:
-            return await work(store)
-
-    return run(with_store, negative=negative)
 
 
 def begin_command_log(*, as_json: bool = False) -> None:
@@ -304,16 +322,6 @@ def begin_command_log(*, as_json: bool = False) -> None:
         fail(str(error), REFUSED)
     if choice is not None:
         begin_logs(choice)
-
-
-def run(function: Callable[[], Awaitable[T]], *, negative: tuple[type[Exception], ...] = ()) -> T:
-    """Run an async command and return its result.
-
-    Errors end the command with their text and exit code; those of `negative` are answers, with exit code 1.
-    """
-    begin_command_log()
-    with errors_end_command(lambda error: NEGATIVE if isinstance(error, negative) else exit_code(error)):
-        return run_interruptible(function)
 
 
 def run_interruptible(function: Callable[[], Awaitable[T]]) -> T:
@@ -444,13 +452,6 @@ def print_text(text: str) -> None:
 
 def print_json(value: Any) -> None:
     print(json.dumps(value), flush=True)
-
-
-def print_result(value: Any, text: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json(value)
-    else:
-        print_text(text)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str = "") -> None:

@@ -78,7 +78,7 @@ def test_the_chart_has_a_bar_for_the_bytes_and_names_what_stands_out() -> None:
     assert first.count("#") * 2 == second.count("#") * 3 or first.count("#") > second.count("#") > 0
     assert "300 bytes" in first
     assert second.endswith("200 bytes  2 records  from 300  1 checkpoints")
-    report = json.loads(timeline_json(timeline, lines=5))
+    report = timeline_json(timeline, lines=5)
     assert report["by"] == "time"
     assert report["stretches"][1] == {
         "begin": BEGIN_MS + 1000, "offset": 300, "records": 2, "bytes": 200, "checkpoints": 1,

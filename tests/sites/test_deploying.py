@@ -12,7 +12,7 @@ import trio
 from dos_client import QuorumUnavailableError, Store, open_store
 from dos_server.testing import memory_store, threaded_store
 from journal import UnsettledStateError
-from sites import deploying, operating_cli
+from sites import cli, deploying
 from sites.core.collection import Collected, Kept
 from sites.core.deployed import Deployed
 from sites.core.deployment import RegionReplica
@@ -246,9 +246,9 @@ async def test_a_command_with_every_waits_between_its_runs(autojump_clock: trio.
         await trio.lowlevel.checkpoint()
 
     with trio.move_on_after(650):
-        await operating_cli._repeat(300.0, once)
+        await cli._repeat(300.0, once)
     assert [time - times[0] for time in times] == [0, 300, 600]
-    await operating_cli._repeat(None, once)
+    await cli._repeat(None, once)
     assert len(times) == 4
 
 
