@@ -1,7 +1,7 @@
 """Take over a chain as its writer, or find its committed part as a reader.
 
-This is the shell around the walks in `core/walk.py` and `core/read_walk.py`: it performs each effect in the
-order in which the walk returns it, and reports the result as an event. It decides nothing.
+The shell around `core/walk.py` and `core/read_walk.py`: it performs each effect in the order in which the
+walk returns it, and decides nothing.
 """
 
 import logging
@@ -48,22 +48,17 @@ async def take_over(
     scratch: Scratch | None = None,
     released: Floor = NO_FLOOR,
 ) -> ChainState:
-    """Return the chain to continue, after every byte of it is synced on the quorum (rules R5-R7).
+    """Return the chain to continue, after every byte of it is synced on the quorum (rules R5-R7). Do not act
+    on what is read from it before `ChainWriter.open` returns (R8).
 
     at: end the chain at this position, even if longer or newer segments exist (R13); ORIGIN for an empty
-        chain. None: the chain ends where its head does.
-    proved, released: as of `TakeOver`.
-    generation: the generation of the store record in use. A segment opened under a newer one is rejected.
-    wait_s: how long to wait for members whose answer is needed and that have not answered the claim, or that
-        became unavailable after they answered.
-    scratch: a local cache to fill members from; its bytes are used only where their digest matches.
+    chain. proved, released: as of `TakeOver`. generation: that of the store record in use; a newer segment is
+    rejected. wait_s: for members whose answer is needed and missing. scratch: a local cache to fill members
+    from.
 
-    Do not act on anything read before the start of the new segment is acknowledged: `ChainWriter.open` (R8).
-    The returned `end` is None if the journal never existed, which requires the answer of every member (R16).
-
-    Raises the errors of `TakeOver`, CorruptRecordError, UnknownRecordError, FencedError, and
-    QuorumUnavailableError if a member no longer serves the bytes that it listed when it took the claim: claim
-    again, so that new answers decide. May be called again after a failure or a cancellation.
+    The `end` is None if the journal never existed, which requires the answer of every member (R16). Raises
+    the errors of `TakeOver`, CorruptRecordError, UnknownRecordError, FencedError, QuorumUnavailableError. May
+    be called again after a failure or a cancellation.
     """
 
     async def once() -> ChainState:
@@ -78,6 +73,7 @@ async def take_over(
         )
         try:
             return await _walk(walk, ChainSource(claim), lambda effect: _settle(claim, effect, scratch))
+        # The member listed bytes that it cannot serve: only a new claim brings answers that count without it.
         except (CorruptError, PoisonedError) as error:
             raise QuorumUnavailableError(
                 "a member's copy, sound when it took the claim, is damaged; take over again, with a new"
@@ -98,10 +94,8 @@ async def take_over(
 async def inspect_claimed(
     claim: ClaimPort, chain: str, *, at: Position | None = None, generation: int
 ) -> ChainState:
-    """Return the chain as `take_over` finds it, without syncing any of it on the quorum.
-
-    So nothing that is read from it may be acted on before `take_over` at the position that was chosen. Raises
-    the errors of `take_over`, except those of settling.
+    """Return the chain as `take_over` finds it, with its errors, but sync nothing: take over at the position
+    that was chosen before anything that was read is acted on.
     """
     walk = TakeOver(chain, claim.store.record, claim.answers, generation=generation, at=at)
 
@@ -122,17 +116,13 @@ async def inspect_chain(
 ) -> ChainState:
     """Return the committed part of a chain, and nothing else (R10). Takes no claim.
 
-    measured, floor: as of `ReadWalk`. A floor of None is the lowest offset that is not released.
-    proved: a position that a committed checkpoint names. It is committed regardless of the claims, so the
-        result reaches at least to it, even while an incomplete take-over prevents the members from proving it
-        (decision 0204).
+    measured, floor: as of `ReadWalk`; a floor of None is the lowest offset that is not released. proved: a
+    position that a committed checkpoint names; the result reaches at least to it.
 
-    If `unproved` of the result is 0, everything is returned that was acknowledged before the call. Otherwise
-    more may have been: use `inspect_whole` if that must not be left out.
-
-    The returned `end` is None if nothing is committed or the chain never existed; `seen` distinguishes the
-    two. Raises LostBytesError, ChainError, CorruptRecordError, UnknownRecordError, StaleGenerationError,
-    BusyError if a removal takes longer than a second, and the errors of the store if too few members answer.
+    If `unproved` of the result is 0, everything is returned that was acknowledged before the call; otherwise
+    more may have been: see `inspect_whole`. `end` is None if nothing is committed or the chain never existed;
+    `seen` distinguishes the two. Raises LostBytesError, ChainError, CorruptRecordError, UnknownRecordError,
+    StaleGenerationError, BusyError, and the errors of the store.
     """
     state, view = await _inspect_once(store, directory, chain, measured=measured, floor=floor)
     reach = state.size + state.unproved
@@ -148,6 +138,8 @@ async def inspect_chain(
             state = msgspec.structs.replace(state, unproved=0, claimed=0)
     if proved is None or state.holds(proved):
         return state
+    # A position that a checkpoint names is committed regardless of the claims, even while an incomplete
+    # take-over prevents the members from proving it (decision 0204).
     walk = ReadWalkAt(chain, store.record, view.answers, proved, floor or 0)
     found = await _inspect(walk, store, directory)
     left_out = max(state.size + state.unproved - found.size, 0) if state.unproved else 0
@@ -157,8 +149,8 @@ async def inspect_chain(
 async def inspect_whole(
     store: StorePort, directory: str, chain: str, *, floor: int | None = None
 ) -> ChainState:
-    """Return the chain as `inspect_chain` does, with everything that was acknowledged before the call. Raises
-    QuorumUnavailableError if that cannot be proved now, and the errors of `inspect_chain`.
+    """Return the chain with everything that was acknowledged before the call. Raises QuorumUnavailableError
+    if that cannot be proved now, and the errors of `inspect_chain`.
     """
     state = await inspect_chain(store, directory, chain, floor=floor)
     if state.unproved:
@@ -167,10 +159,8 @@ async def inspect_whole(
 
 
 def report_unproved(directory: str, state: ChainState) -> None:
-    """Report to a reader of everything that `state` may lack acknowledged bytes.
-
-    Raises QuorumUnavailableError if members that are unavailable know it: they come back. Logs a warning
-    after a take-over that did not complete: a region that failed is read although nobody may start it again.
+    """Raise QuorumUnavailableError if members that are unavailable know of more than `state` has; log a
+    warning after a take-over that did not complete.
     """
     if state.unproved and not state.claimed:
         raise QuorumUnavailableError(f"{directory}: {state.unproved_text}")
@@ -181,7 +171,6 @@ def report_unproved(directory: str, state: ChainState) -> None:
 async def _inspect_once(
     store: StorePort, directory: str, chain: str, *, measured: bool, floor: int | None
 ) -> tuple[ChainState, DirectoryViewPort]:
-    """Return the committed part of a chain as the members that answer now can prove it."""
     tries = listing_tries_max
     while True:
         view = await store.inspect(directory)
@@ -202,8 +191,8 @@ async def _inspect_once(
 
 
 async def inspect_committed(store: StorePort, directory: str, chain: str) -> ChainState:
-    """Return the committed part of a chain as `inspect_chain` does, and log a warning if some of it is
-    unproved. Raises NotFoundError if nothing is committed, and the errors of `inspect_chain`.
+    """Return the committed part of a chain; log a warning if some of it is unproved. Raises NotFoundError if
+    nothing is committed, and the errors of `inspect_chain`.
     """
     state = await inspect_chain(store, directory, chain)
     if state.end is None:
@@ -217,8 +206,8 @@ async def inspect_committed(store: StorePort, directory: str, chain: str) -> Cha
 async def inspect_chain_at(
     store: StorePort, directory: str, chain: str, at: Position, *, floor: int = 0
 ) -> ChainState:
-    """Return the chain up to `at`, a position in it that a committed checkpoint names. floor: the logical
-    offset whose segment is the lowest one returned. Raises the errors of `inspect_chain`.
+    """Return the chain from `floor` up to `at`, a position that a committed checkpoint names. Raises as
+    `inspect_chain`.
     """
     view = await store.inspect(directory)
     return await _inspect(ReadWalkAt(chain, store.record, view.answers, at, floor), store, directory)
@@ -231,7 +220,6 @@ async def _inspect(walk: ChainWalk, store: StorePort, directory: str) -> ChainSt
 async def _walk(
     walk: ChainWalk, source: ChainSource, settle: Callable[[Settle], Awaitable[None]] | None = None
 ) -> ChainState:
-    """Perform the effects of a walk in its order. settle: None for a reader, which settles nothing."""
     waiting = deque(walk.begin())
     while True:
         effect = waiting.popleft()

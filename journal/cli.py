@@ -1,8 +1,4 @@
-"""`dos journal`: the group of commands, and dump, grep, verify, follow, timeline and status.
-
-`files_cli.py` has the commands on journaled files, `showing.py` what is printed, `inspecting.py` reads
-targets. Exit codes are in `cli_arguments.py`.
-"""
+"""`dos journal`: the group of commands, and dump, grep, verify, follow, timeline and status."""
 
 import functools
 import shutil
@@ -335,7 +331,6 @@ def _as_original(located: Located, *, time_ms: int | None = None) -> str:
 
 
 def _bound(text: str, option: str) -> Bound:
-    """Return the offset or the time of an option. End the command if it is neither."""
     try:
         at = moment_here(text)
     except ValueError as error:
@@ -346,7 +341,6 @@ def _bound(text: str, option: str) -> Bound:
 
 
 def _operation(name: str | None) -> Op | None:
-    """Return the operation of that name. Raises ValueError, which lists the names."""
     if name is None:
         return None
     if name.upper() not in Op.__members__:
@@ -355,7 +349,6 @@ def _operation(name: str | None) -> Op | None:
 
 
 def _show(call: Call, target: str, consume: Consumer, *, history: bool) -> int:
-    """Show the records, and report faults. Return the exit code."""
     outcome = _inspect(call, target, consume, history=history, quiet=sys.stdout.isatty())
     if not outcome.committed_only:
         warn(f"{outcome.target} is shown as the members hold it: its end may not be committed")
@@ -363,7 +356,6 @@ def _show(call: Call, target: str, consume: Consumer, *, history: bool) -> int:
 
 
 def _warn_of_faults(outcome: InspectionOutcome) -> int:
-    """Report faults and parts that were not shown. Return the exit code."""
     for text in outcome.not_verified:
         warn(text)
     if outcome.fault is not None:
@@ -374,7 +366,6 @@ def _warn_of_faults(outcome: InspectionOutcome) -> int:
 def _inspect(
     call: Call, target: str, consume: Consumer, *, history: bool, quiet: bool = False
 ) -> InspectionOutcome:
-    """Read the target, with progress on a terminal."""
     with bar_of(target, quiet=quiet) as progress:
         if not is_url(target):
             return inspect_file(journal_file(target), consume, progress)

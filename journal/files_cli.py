@@ -1,7 +1,5 @@
 """The commands on journaled files: `dos journal replay | files | cat | diff | trim | archive`, `dos files
-mirror`.
-
-A fault of a file or an object ends up in the outcome of a replay. A fault of a chain is raised.
+mirror`. A fault of a file or an object ends up in the outcome of a replay; one of a chain is raised.
 """
 
 import functools
@@ -77,10 +75,8 @@ from journal.ports import Progress
 def replay_target(
     target: str, replay: FilesReplay, token: bytes, progress: Progress, *, on_damaged: OnDamaged = "fail"
 ) -> InspectionOutcome:
-    """Pass the records of a FILE or URL to `replay`, up to its stop. on_damaged: as of `restore`.
-
-    Returns the outcome; that of a chain has no fault, because its records are all verified. Raises OSError;
-    NotFoundError, LocalProtocolError; the errors of `replay`, of the client and of reading a chain.
+    """Pass the records of a FILE or URL to `replay`, up to its stop. on_damaged: as of `restore`. Raises
+    OSError, NotFoundError, LocalProtocolError; the errors of `replay`, of the client and of reading a chain.
     """
     if not is_url(target):
         found = replay_file(journal_file(target), replay.take, progress)
@@ -103,7 +99,6 @@ async def _replay_url(
 
 
 def _finished(outcome: InspectionOutcome, replay: FilesReplay, on_damaged: OnDamaged) -> InspectionOutcome:
-    """Return the outcome. Raises StopNotFoundError if there is no fault and the stop was not found."""
     if outcome.fault is None:
         replay.finish()
     elif on_damaged == "previous":
@@ -283,16 +278,11 @@ def diff(
 
 
 class _AcceptsAges(TyperCommand):
-    """A command whose arguments can be ages such as -1h. A blank is put before them, because the parser would
-    take them for options.
-    """
-
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [f" {one}" if AGO.fullmatch(one) else one for one in args])
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add the commands of this file to the app."""
     command(app, "replay", ends=ENDS)(replay)
     command(app, "files", ends=ENDS)(files)
     command(app, "cat", as_json=False, ends=ENDS)(cat)
@@ -621,7 +611,6 @@ async def mirror(
 
 
 def _journal(directory: Path) -> Path:
-    """Return the journal that DIR names. End the command if there is none."""
     beside = journal_beside(directory)
     for one in (directory, beside):
         if one.is_file() or local_chain(str(one)) is not None:
@@ -665,7 +654,6 @@ async def _mirror_file(
 
 
 def _progress(call: Call, url: DosUrl, *, lines: bool) -> _Show:
-    """Return the function that shows progress: a bar or lines of text, or with `lines` lines of JSON."""
     display = call.progress()
 
     def show(progress: MirrorProgress) -> None:

@@ -1,14 +1,8 @@
 """Follow a chain: read its committed records as they are committed, each once. Takes no claim.
 
-This module tracks the reader's offset and chooses what to read next. `core/read_walk.py` decides what is
-committed. If there is an unknown segment, the follower walks the chain down to its offset. Otherwise it
-applies the same rule (R10) to the newest segment alone: polling a chain that only grew costs one request per
-member, and no byte is read twice. `ChainWatch` waits until polling may be useful.
-
-The offset must lie on one line of history. This holds in a chain that is never rolled back (inputs; outputs
-by step), and below a position in a committed checkpoint: `poll(upto)` reads to that position. The epoch of
-the last record tells whether the chain is still the one that was read: a directory keeps its epochs when its
-objects are deleted, so a chain that was written again has higher ones below the offset.
+`core/read_walk.py` decides what is committed. A chain that only grew costs one request per member and poll,
+and no byte is read twice. The offset must lie on one line of history: in a chain that is never rolled back,
+or below a position in a committed checkpoint (`poll(upto)`).
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -33,14 +27,11 @@ from journal.ports import GrowingPort, GrowthPort, StorePort
 
 
 class ChainFollower:
-    """A reader of one chain. `at` is the logical offset just past the last record it returned.
+    """A reader of one chain, for one task. `at` is the logical offset just past the last record it returned.
 
-    Not for concurrent use by several tasks.
-
-    epoch: that of the segment of the byte before `at`; 0: not known.
-    skip_lost: if the chain now begins above `at` (with a snapshot, or trimmed), or was deleted and written
-        again, continue at its beginning.
-    tap: called with all bytes as they are read: the segment, their offset in it, the bytes.
+    epoch: that of the segment of the byte before `at`; 0: not known. tap: called with all bytes as they are
+    read: the segment, their offset in it, the bytes. skip_lost: if the chain now begins above `at`, or was
+    deleted and written again, continue at its beginning.
     """
 
     def __init__(
@@ -85,16 +76,14 @@ class ChainFollower:
     async def poll(
         self, upto: Position | None = None, *, proved: Position | None = None
     ) -> AsyncGenerator[tuple[int, Record]]:
-        """Yield the committed records above `at`, each with the logical offset just past it. Then end.
+        """Yield the committed records above `at`, each with the logical offset just past it. Then end. No
+        record is skipped after an error: call it again.
 
-        upto: a position in a committed checkpoint; nothing beyond it is read.
-        proved: a position in a committed checkpoint. The records up to it are yielded even while the members
-            cannot prove that they are committed (see `inspect_chain`).
+        upto: a position in a committed checkpoint; nothing beyond it is read. proved: as of `inspect_chain`.
 
         Raises TrimmedBytesError if the record at `at` was released, RewrittenChainError if the chain was
-        deleted and written again, LostBytesError if it no longer holds the record for another reason, and the
-        errors of `inspect_chain` and of the store's `stream`. No record is skipped after an error: call
-        `poll` again.
+        deleted and written again, LostBytesError if it is gone for another reason, and as `inspect_chain` and
+        `stream`.
         """
         spans = await (self._spans() if upto is None else self._spans_to(upto))
         if proved is not None and proved.size > max((s.base + s.length for s in spans), default=self.at):
@@ -134,9 +123,6 @@ class ChainFollower:
         return 0 < self.epoch < epoch  # a size alone would continue the old chain with bytes of the new one
 
     def _begins_anew(self, state: ChainState) -> bool:
-        """Return whether the chain was written again, and is read from its beginning (`skip_lost`). Raises as
-        `poll` does if it does not continue at `at`.
-        """
         for span in state.segments:
             if span.base < self.at and self._is_rewritten(span.end.epoch):
                 if self._skip_lost:
@@ -182,8 +168,8 @@ class ChainFollower:
 
 
 async def size_seen(store: StorePort, directory: str, chain: str) -> int:
-    """Return a logical offset at or above every byte that any reader has ever received of the chain. It
-    counts bytes whether they are committed or on the chain or not. Raises QuorumUnavailableError.
+    """Return a logical offset at or above every byte that any reader has ever received of the chain. Raises
+    QuorumUnavailableError.
     """
     view = await store.inspect(directory)
     return max((seen.name.base + seen.longest for seen in segments_seen(chain, view.answers)), default=0)
@@ -201,10 +187,8 @@ class ChainWatch:
         """The size of the segment that the members reported when the last wait ended."""
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait until a quorum holds more of the newest segment than the follower has returned.
-
-        Also more than the previous wait reported, so that uncommitted bytes do not end every wait at once.
-        Returns after `timeout_s` in any case. That bounds how late a new segment is noticed.
+        """Wait until a quorum holds more of the newest segment than the follower has returned and the
+        previous wait reported, at most `timeout_s`, which bounds how late a new segment is noticed.
         """
         frontier = self._follower.frontier
         if frontier is None:

@@ -155,7 +155,7 @@ async def inspect_url(
     url: str, token: bytes, consume: Consumer, progress: Progress, *, history: bool = False
 ) -> InspectionOutcome:
     """Inspect an object or a chain of a store; history: also what exists below its newest snapshot. Raises
-    NotFoundError, LocalProtocolError, and the errors of the client if too few servers answer.
+    NotFoundError, LocalProtocolError, and the errors of the client.
     """
     outcome = InspectionOutcome(url, "chain")
     try:
@@ -174,7 +174,7 @@ async def inspect_url(
 @asynccontextmanager
 async def open_target(url: str, token: bytes) -> AsyncIterator[tuple[StorePort, str, str, int | None]]:
     """Open the target of a URL: return the store, the directory, the name, and the size of the longest copy
-    of the object of that name. The size is None if there is no such object; then the name is that of a chain.
+    of the object of that name; None if the name is that of a chain.
     """
     if (location := in_data_directory(url)) is not None:
         with open_data_directory(location.root) as disk:
@@ -248,7 +248,7 @@ def _refuse_unknown(view: DirectoryViewPort, directory: str, name: str) -> None:
 
 @asynccontextmanager
 async def open_chain(url: str, token: bytes) -> AsyncIterator[tuple[StorePort, str, ChainState]]:
-    """Open the chain of a URL: return the store, the directory and the committed part of the chain. Raises
+    """Open the chain of a URL: return the store, the directory and its committed part. Raises
     LocalProtocolError for the URL of an object, and the errors of `inspect_committed`.
     """
     async with open_target(url, token) as (store, directory, name, size):

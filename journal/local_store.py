@@ -1,21 +1,12 @@
-"""Journals on the disk of this machine: a directory that holds one file for each segment of a chain, or, as
-in the original service, one file of records of version 0 (`LocalJournal`).
+"""Journals on the disk of this machine: a directory with one file for each segment of a chain, or, as in the
+original service, one file of records of version 0 (`LocalJournal`).
 
-The disk is a store of one member: `LocalClaim` is the claim of its writer, `LocalStore` what readers use. The
-chain code is that of any store, with the same rules (R5-R8, R14). So a local journal rolls, begins segments
-with snapshots, is trimmed, can be opened at a moment, and is whole after a crash of the process at any point.
-After a power cut, all that was synced is there. Of bytes that were not synced, a disk may keep later ones
-without earlier ones: that is damage, as on a server's disk, and nothing is truncated for it.
+The disk is a store of one member: `LocalClaim` is the claim of its writer, `LocalStore` what readers use, and
+the chain code is that of any store. After a power cut, all that was synced is there.
 
     ledger.journal/                                   locked (flock) by the process that writes
         files.0000000000000003.0000000000000000       a segment: the bytes of the object of that name
-        files.0000000000000004.00000000000012c0
         .mirrored.0000000000000004.00000000000012c0   empty: a mirror needs this segment and all above it
-
-The epoch of a claim is above the epoch of every segment, so an opening that crashed before it created one can
-have the same epoch. Appended bytes are in the page cache, and on stable storage after `wait_synced`. After a
-write or a sync that failed, the claim accepts nothing more, because the content of the disk is unknown
-(reliability rows 4 and 5).
 """
 
 import fcntl
@@ -52,7 +43,7 @@ _REMEDY: Final = "fix what the operating system reports, then open the journal a
 
 class LocalStore:
     """The reader of one directory of segments. The name of the directory that its methods receive is ignored.
-    A reader sees what the files hold, synced or not: after a crash of the machine, less may be there.
+    It sees what the files hold, synced or not.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,7 +59,6 @@ class LocalStore:
         return sorted((one for one in found if one is not None), key=lambda one: one.order, reverse=True)
 
     async def inspect(self, directory: str) -> DirectoryEntries:
-        """List the segments. Raises OSError."""
         del directory
         await trio.lowlevel.checkpoint()
         segments = self.segments()
@@ -82,7 +72,6 @@ class LocalStore:
         return DirectoryEntries({_DISK: objects}, {}, {_DISK: (epoch, b"")})
 
     async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
-        """Return up to `max_bytes` bytes of a segment. Raises NotFoundError, OSError."""
         del directory
         await trio.lowlevel.checkpoint()
         try:
@@ -94,7 +83,6 @@ class LocalStore:
     async def stream(
         self, directory: str, name: str, offset: int = 0, end: int | None = None, seen: Bookmark | None = None
     ) -> AsyncGenerator[bytes]:
-        """Yield the bytes of a segment. Raises NotFoundError, OSError."""
         del seen
         while end is None or offset < end:
             wanted = scratch_read_bytes_max if end is None else min(end - offset, scratch_read_bytes_max)
@@ -112,9 +100,8 @@ class LocalStore:
         return min((one.order for one in found if one is not None), default=None)
 
     def set_mirrored(self, floor: Floor | None) -> None:
-        """Record that the segments from `floor` on must not be deleted, because a mirror needs them. None:
-        there is no mirror. A crash leaves the former record or this one. Raises OSError.
-        """
+        """Keep the segments from `floor` on, because a mirror needs them; None: there is no mirror."""
+        # A crash leaves the former record or the new one, never none: the journal would delete the only copy.
         new = None if floor is None else f".{SegmentName(_MIRRORED, *floor)}"
         old = [name for name in self._records_of_mirrors() if name != new]
         if new is not None:
@@ -128,15 +115,11 @@ class LocalStore:
 
 
 class LocalClaim:
-    """The right to write the chains of one directory of this machine. A context manager that closes it.
+    """The right to write the chains of one directory of this machine, created if missing. A context manager
+    that closes it. Not for several threads.
 
-        with LocalClaim(Path("ledger.journal")) as claim:
-            async with await Directory.open(Path("ledger"), claim) as ledger:
-
-    path: created if missing. Not for several threads.
-
-    Raises LocalProtocolError if another process or claim writes the directory, OSError. Closing it does not
-    sync; appended bytes stay in the page cache.
+    Raises LocalProtocolError if another process or claim writes the directory, OSError. Appended bytes are in
+    the page cache until `wait_synced`; closing does not sync. After a failure nothing more is accepted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -155,6 +138,8 @@ class LocalClaim:
                     f"the journal {path} is being written by another process or claim",
                     remedy="close that one",
                 ) from error
+            # Above every segment. An opening that crashed before it created one has used the same epoch,
+            # which no byte shows.
             segments = self.store.segments()
             self.epoch = max((one.epoch for one in segments), default=0) + 1
             self.answers: Mapping[bytes, Mapping[str, ObjectInfo]] = {_DISK: _listed(path, segments)}
@@ -177,20 +162,16 @@ class LocalClaim:
             self._directory = -1
 
     async def wait_all(self, timeout_s: float) -> bool:
-        """Return True: the disk has answered."""
         del timeout_s
         await trio.lowlevel.checkpoint()
         return True
 
     async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
-        """Read as `LocalStore.read` does."""
         del member
         return await self.store.read("", name, offset, max_bytes)
 
     async def settle(self, name: str, size: int, digest: int, local: LocalCopyPort | None = None) -> None:
-        """Sync the first `size` bytes of a segment, after the check of their digest. Raises MissingDataError
-        if they are not there, ClosedError, LocalFilesError.
-        """
+        """Sync the first `size` bytes of a segment. Raises MissingDataError, ClosedError, LocalFilesError."""
         del local
         self.check_open()
         path = self.store.path / name
@@ -208,7 +189,7 @@ class LocalClaim:
             os.close(handle)
 
     def open_object(self, name: str, local: LocalCopyPort | None = None) -> "LocalObject":
-        """Create a segment. Raises ClosedError, LocalFilesError if the file exists or cannot be created."""
+        """Create a segment. Raises ClosedError, LocalFilesError."""
         del local
         self.check_open()
         try:
@@ -218,8 +199,8 @@ class LocalClaim:
         return self._objects[name]
 
     def collect(self, garbage: Callable[[str], bool]) -> None:
-        """Delete the segments for which `garbage` is true, now, except those that a mirror needs. The rest is
-        deleted by a later call, as is what a crash leaves. Raises OSError.
+        """Delete the segments for which `garbage` is true, except those that a mirror needs; a later call
+        deletes the rest. Raises OSError.
         """
         self.check_open()
         mirrored = self.store.mirrored()
@@ -231,7 +212,6 @@ class LocalClaim:
     # --- for the objects ------------------------------------------------------------------------------------
 
     def check_open(self) -> None:
-        """Raise ClosedError if the claim is closed, or if a write or a sync has failed."""
         if self.failure is not None:
             raise ClosedError(
                 f"{self.store.path} is closed: {self.failure.args[0]}", remedy=self.failure.remedy
@@ -241,11 +221,12 @@ class LocalClaim:
 
     def fail(self, text: str, error: OSError) -> NoReturn:
         """Accept nothing more: the content of the disk is unknown."""
+        # After a failed write or sync, what the page cache shows may not be on the disk (reliability rows 4,
+        # 5).
         self.failure = LocalFilesError(text, remedy=_REMEDY)
         raise self.failure from error
 
     async def sync(self, file: int, path: Path) -> None:
-        """Sync a file, and the names in the directory. Raises LocalFilesError."""
         try:
             await trio.to_thread.run_sync(os.fsync, file)
             await trio.to_thread.run_sync(os.fsync, self._directory)
@@ -279,7 +260,6 @@ class LocalObject:
         return self._digest.value
 
     def append(self, data: bytes) -> int:
-        """Write the bytes to the page cache and return the new size. Raises ClosedError, LocalFilesError."""
         self._claim.check_open()
         if self._sealed:
             raise ClosedError(f"{self._path} is sealed")
@@ -291,7 +271,6 @@ class LocalObject:
         return self.size
 
     async def wait_synced(self, size: int) -> None:
-        """Return when `size` bytes are on stable storage. Raises ClosedError, LocalFilesError."""
         await trio.lowlevel.checkpoint()
         while self.synced < size:
             async with self._syncing:
@@ -304,7 +283,6 @@ class LocalObject:
                     )
 
     async def wait_room(self) -> None:
-        """Return: `append` writes the file directly. Raises ClosedError."""
         await trio.lowlevel.checkpoint()
         self._claim.check_open()
 
@@ -315,7 +293,6 @@ class LocalObject:
             self.close()
 
     def close(self) -> None:
-        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -334,9 +311,8 @@ def _info(path: Path, digest: int = 0) -> ObjectInfo:
 
 
 def _listed(path: Path, segments: list[SegmentName]) -> dict[str, ObjectInfo]:
-    """Return the segments, with the digests of those that can be the head of a chain. That is the highest one
-    with a whole start. What is below it, the chain itself names with its digest.
-    """
+    # Only what can be the head of a chain needs a digest: the highest segment with a whole start, and those
+    # above it. What is below, the chain itself names with its digest.
     listed: dict[str, ObjectInfo] = {}
     headed: set[str] = set()
     for segment in segments:
@@ -361,7 +337,6 @@ def _begins(path: Path) -> bool:
 
 
 def _digest_of(path: Path, size: int) -> PrefixDigest:
-    """Return the digest of the first `size` bytes of a file, or of all if it has fewer."""
     digest = PrefixDigest()
     with path.open("rb", buffering=0) as file:
         while data := file.read(min(scratch_read_bytes_max, size - digest.size)):
@@ -375,12 +350,9 @@ logger = logging.getLogger("dos.journal")
 class LocalJournal:
     """The journal of the original service: one local file of records of version 0. A context manager.
 
-    Version 0 has no checksums, no MARK records and no checkpoints, so nothing is restored to a time. Use
-    `LocalClaim` for what is new. Opening the file, which is created if missing, truncates a torn last record,
-    which a crash leaves. Appended records are in the page cache; they are on stable storage after
-    `wait_synced`. After a write or a sync that failed, nothing more is accepted (reliability rows 4 and 5).
-
-    Raises CorruptRecordError, UnknownRecordError; LocalProtocolError for a file of version 1; OSError.
+    It has no checksums, no times and no checkpoints: use `LocalClaim` for what is new. Opening creates the
+    file or truncates a torn last record. Raises CorruptRecordError, UnknownRecordError; LocalProtocolError
+    for a file of version 1; OSError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -402,7 +374,6 @@ class LocalJournal:
         self.close()
 
     def close(self) -> None:
-        """Stop appending."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -416,10 +387,8 @@ class LocalJournal:
         return Position(0, self._digest.size, self._digest.value)
 
     def append(self, record: Record) -> Position:
-        """Append a record and return the position just past it.
-
-        Raises LocalProtocolError for an invalid record, ClosedError; LocalFilesError if the write failed.
-        Then the journal is closed, and the next opening finds out whether the record is there.
+        """Append a record and return the position just past it. Raises LocalProtocolError, ClosedError;
+        LocalFilesError closes the journal, and the next opening finds out whether the record is there.
         """
         self._check_open()
         data = encode_v0(record)
@@ -431,7 +400,6 @@ class LocalJournal:
         return self.end
 
     async def wait_room(self) -> None:
-        """Return at once: `append` writes the file directly."""
         await trio.lowlevel.checkpoint()
 
     async def wait_synced(self, position: Position | None = None) -> None:

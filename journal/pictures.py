@@ -1,8 +1,6 @@
 """Pictures in SVG or PNG: file format, fonts, colors and sizes of all of them, and the picture of a timeline.
-
-matplotlib is imported only when a picture is drawn, so it is an optional dependency. Equal figures produce
-equal bytes, so that a picture under version control changes only when its content does. Sizes are pixels of
-the SVG; a PNG has twice as many in each direction.
+matplotlib is imported only when a picture is drawn. Equal figures produce equal bytes. Sizes are pixels of
+the SVG; a PNG has twice as many.
 """
 
 import io
@@ -148,9 +146,7 @@ _UNITS_MS: Final = {"days": _MS_PER_DAY, "h": 3_600_000, "min": 60_000, "s": 100
 
 
 def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
-    """Draw a timeline to a file: bars over time, events in rows below them, with tooltips in an SVG. Raises
-    the errors of `drawn`.
-    """
+    """Draw a timeline to a file: bars over time, events in rows below them, with tooltips in an SVG."""
     chart = _TimelineChart(timeline)
     with drawn(path, title, WIDTH, chart.height) as picture:
         chart.draw(picture, title)

@@ -1,8 +1,5 @@
-"""The interfaces that a journal requires of a store. Claim, Store and ObjectWriter of `dos_client` have them.
-
-This module holds signatures only, equal to those of `dos_client`. They let tests run chains on an in-memory
-store (`tests/journal/memory_store.py`). All errors are those of `dos_protocol.errors`. Reads return synced
-bytes only.
+"""The interfaces that a journal requires of a store. Claim, Store and ObjectWriter of `dos_client` have them;
+tests run chains on an in-memory store. Reads return synced bytes only.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -45,9 +42,7 @@ class ObjectWriterPort(Protocol):
         ...
 
     def append(self, data: bytes) -> int:
-        """Buffer the bytes, send them in the background, return the new size. Raises FencedError,
-        ClosedError.
-        """
+        """Buffer the bytes, return the new size. Raises FencedError, ClosedError."""
         ...
 
     async def wait_synced(self, size: int) -> None:
@@ -97,15 +92,14 @@ class ClaimPort(Protocol):
     async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes: ...
 
     def collect(self, garbage: Callable[[str], bool]) -> None:
-        """Delete objects on every member, for as long as the claim is held. garbage: whether the object of a
-        name will never be needed again; it replaces the former function. Raises FencedError.
+        """Delete objects on every member while the claim is held: those of whose names `garbage` is true.
+        Raises FencedError.
         """
         ...
 
     async def settle(self, name: str, size: int, digest: int, local: LocalCopyPort | None = None) -> None:
-        """Wait until the first `size` bytes, with this prefix digest, are synced on the quorum. Members that
-        lack some get them from `local` if its digest matches, or from others. Raises MissingDataError,
-        FencedError.
+        """Wait until the first `size` bytes, with this prefix digest, are synced on the quorum; `local` may
+        fill members. Raises MissingDataError, FencedError.
         """
         ...
 

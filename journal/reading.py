@@ -1,7 +1,5 @@
-"""Read segments and chains: bytes from members or from the local cache, decoded by `core/scan.py`.
-
-This module moves bytes and decides nothing about them. If one member cannot serve a read, the next one is
-tried. If no member can, the error of the last one is raised.
+"""Read segments and chains: bytes from members or from the local cache, decoded by `core/scan.py`. If one
+member cannot serve a read, the next one is tried; the error of the last one is raised.
 """
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -28,7 +26,7 @@ ANY: tuple[bytes | None, ...] = (None,)
 
 class ChainSource:
     """A reader of the segments of one directory, under a claim or, if `directory` is passed, without one.
-    waits: without a claim, for the end of the removal of an object that is being removed, for a second.
+    waits: a second for the end of the removal of an object, without a claim.
     """
 
     def __init__(
@@ -44,8 +42,8 @@ class ChainSource:
         self._waits = waits
 
     async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
-        """Return up to `max_bytes` bytes of an object from `offset` on. Empty only at the end of
-        the object. Raises NotFoundError once an object is removed, BusyError before.
+        """Return up to `max_bytes` bytes of an object; empty only at its end. Raises NotFoundError once an
+        object is removed, BusyError before.
         """
         if self._claim is not None:
             return await self._claim.read(name, offset, max_bytes, member=member)
@@ -61,10 +59,8 @@ class ChainSource:
     ) -> AsyncGenerator[bytes]:
         """Yield the first `length` bytes of an object, in order. Raises LostBytesError if there are fewer.
 
-        Without a claim, the bytes come from the fastest members. Each piece is checked against the digest
-        that a quorum reports, and a member that holds different bytes is skipped. Bytes that fewer members
-        hold (the last record of a manifest, or a record that a later one proves) are yielded unchecked; the
-        rules and digests of the chain decide about them.
+        Without a claim, pieces are checked against the digest that a quorum reports. What fewer members hold
+        is yielded unchecked: the rules and digests of the chain decide about it.
         """
         offset = 0
         if self._store is not None:
@@ -83,11 +79,7 @@ class ChainSource:
     async def read_from_any(
         self, name: str, offset: int, max_bytes: int, members: Sequence[bytes | None]
     ) -> bytes:
-        """Read from the first of `members` that returns bytes.
-
-        Returns no bytes only if every member was reachable. Raises QuorumUnavailableError if a member was
-        unavailable, because that member may hold the bytes.
-        """
+        """Read from the first of `members` that returns bytes; none only if every member was reachable."""
         absent: DosError | None = None
         last: DosError | None = None
         answered = False
@@ -116,8 +108,8 @@ class ChainSource:
 async def read_start(
     source: ChainSource, name: str, length: int, members: Sequence[bytes | None]
 ) -> StartRead:
-    """Read the start record of a segment, and whether a snapshot follows. `start` is None if it is cut off.
-    Raises CorruptRecordError, UnknownRecordError, ChainError for bytes that a cut-off write cannot explain.
+    """Read the start record of a segment, None if it is cut off, and whether a snapshot follows. Raises
+    CorruptRecordError, UnknownRecordError, ChainError.
     """
     decoder, head = RecordDecoder(where=name), b""
     window = min(length, start_read_bytes_max)
@@ -217,8 +209,8 @@ async def read_plain_batches(
     directory: str | None = None,
     scratch: Scratch | None = None,
 ) -> AsyncGenerator[list[Decoded]]:
-    """Yield batches of records, each with the logical offset just past it instead of its position. This is
-    the fastest replay: it omits the digest at each record. The digest of each span is still checked.
+    """Yield batches of records, each with the logical offset just past it. Fastest: only the digest of each
+    span is checked.
     """
     async with aclosing(_pieces(ChainSource(reader, directory), state, scratch)) as pieces:
         async for replay, chunk in pieces:
@@ -229,12 +221,10 @@ async def read_plain_batches(
 async def read_batches_since(
     store: StorePort, chain: ChainState, since: Position, *, directory: str
 ) -> AsyncGenerator[list[Decoded]]:
-    """Yield batches of the records after `since`, a position in the chain, each with the logical offset just
-    past it. Nothing before `since` is read.
-
-    Also yields the records of an unfinished snapshot. The digests of the spans are not checked, because they
-    begin before `since`: the bytes are those that a quorum agrees on, and each record has a digest. Raises
-    CorruptRecordError, UnknownRecordError, TornRecordError, and the errors of the store.
+    """Yield batches of the records after `since`, a position in the chain, also those of an unfinished
+    snapshot, each with the logical offset just past it. The digests of spans are not checked, because they
+    begin before `since`; those of records are. Raises CorruptRecordError, UnknownRecordError,
+    TornRecordError, and the errors of the store.
     """
     for span in chain.segments:
         begin = max(since.size - span.base, 0)
@@ -269,16 +259,13 @@ async def read_records(
     scratch: Scratch | None = None,
     stop: Position | None = None,
 ) -> AsyncGenerator[tuple[Position, Record]]:
-    """Yield the records of a chain in order, each with the position just past it.
+    """Yield the records of a chain in order, each with the position just past it: segment starts, the newest
+    finished snapshot, what follows it; not those of an unfinished snapshot.
 
-    The first ones are the segment's start and the newest finished snapshot, if there is one. Segment starts
-    are included; records of an unfinished snapshot are not. reader: a Claim, or a Store together with
-    `directory`. scratch: a local cache, read where its digest matches, and filled otherwise. stop: None for
-    the end.
+    reader: a Claim, or a Store together with `directory`. scratch: a local cache. stop: None for the end.
 
     Raises CorruptRecordError, UnknownRecordError, ChainError, LostBytesError, StopNotFoundError, and the
-    errors of the store. The digest of a span is checked at its end: after an error, discard everything read
-    so far.
+    errors of the store. The digest of a span is checked at its end: after an error, discard everything.
     """
     batches = read_batches(reader, state, directory=directory, scratch=scratch, stop=stop)
     async with aclosing(batches):

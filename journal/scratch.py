@@ -1,14 +1,9 @@
-"""The local cache of segments: a copy of what is appended and read, so that a restore on the same host reads
-a local disk.
+"""The local cache of segments: a restore on the same host reads it, and members that are far behind are
+filled from it. One file per segment, with its name and its bytes.
 
-The scratch is only a cache. It is never part of an acknowledgement and never fsynced. Its bytes are used only
-up to a position that a quorum holds, and only if their prefix digest matches there. It may therefore be
-deleted, torn, stale or of another store at any time: then it is not used. A failure to write it is logged
-once and never stops a journal.
-
-There is one file per segment, with the segment's name and its bytes from the first on. The calling thread
-writes to the page cache, with no sync and no queue, so the file can be read while it is written. Members that
-are far behind are filled from it (`ScratchCopy`); the client checks each range by digest before it sends it.
+It is never part of an acknowledgement and never fsynced. Its bytes are used only up to a position that a
+quorum holds, and only if their prefix digest matches there: it may be deleted, torn, stale or of another
+store. A failure to write it is logged once and never stops a journal.
 """
 
 import logging
@@ -25,9 +20,7 @@ logger = logging.getLogger("dos.journal")
 
 
 class CacheWriter:
-    """The writer of one cached segment. Never raises: after a failure the file is deleted, and it does
-    nothing.
-    """
+    """The writer of one cached segment. After a failure the file is deleted, and it does nothing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,8 +1,5 @@
-"""What `dos journal` shows: lines of records (dump, grep, follow), the verdict of verify, the chart of
-timeline, the status of a chain.
-
-Records come from `inspecting.py`, through a consumer, or from a follower: of a chain, each committed record
-once.
+"""What `dos journal` shows: lines of records, the verdict of verify, the chart of timeline, the status of a
+chain. Records come from `inspecting.py`, through a consumer, or from a follower.
 """
 
 import os
@@ -70,7 +67,7 @@ def dumper(
     wanted: Callable[[Located], bool] = lambda _: True,
 ) -> Consumer:
     """Return a consumer that writes one line for each wanted record in [begin, end), and returns False at
-    `end`. times: show the time of each record: its own, or that of the last one before it that has one.
+    `end`. times: show the time of each record: its own, or that of the last one before it.
     """
     now_ms: int | None = None
 
@@ -98,8 +95,8 @@ def dumper(
 
 
 class RecordFilter:
-    """A filter of records by operation (None: any) and by a regular expression in one of their strings; none
-    counts as one empty string. `found` counts the matches. Raises ValueError for an invalid pattern.
+    """A filter of records by operation and by a regular expression in one of their strings; none counts as
+    one empty string. `found` counts the matches. Raises ValueError for an invalid pattern.
     """
 
     def __init__(self, pattern: str, op: Op | None = None) -> None:
@@ -123,7 +120,7 @@ def json_page(
     pattern: str, *, begin: int = 0, count_max: int = 200, full: bool = False
 ) -> tuple[Consumer, list[str]]:
     """Return a consumer, and the list in which it collects the first `count_max` matches from offset `begin`
-    on, as JSON. Raises as `RecordFilter`.
+    on, as JSON.
     """
     wanted, found = RecordFilter(pattern), list[str]()
 
@@ -140,12 +137,12 @@ Show = Callable[[Located], None]
 
 
 async def follow_chain(url: str, token: bytes, begin: int | None, show: Show) -> None:
-    """Call `show` with each committed record that ends above the logical offset `begin`, then with new ones.
+    """Call `show` with each committed record that ends above the logical offset `begin` (None: the current
+    end), then with new ones. Only for chains that are never rolled back. Of a journal on the local disk,
+    records are read from its files, synced or not. Never returns.
 
-    begin: None for the current end of the chain. Only for chains that are never rolled back: inputs, outputs,
-    files, a manifest. Of a journal on the local disk, records are read from its files, synced or not. Never
-    returns. Raises NotFoundError, LocalProtocolError for the URL of an object, LostBytesError if the chain no
-    longer holds the next record, and the errors of the client.
+    Raises NotFoundError, LocalProtocolError for the URL of an object, LostBytesError if the chain no longer
+    holds the next record, and the errors of the client.
     """
     async with open_chain(url, token) as (store, directory, state):
         if not isinstance(store, Store | LocalStore):
@@ -312,13 +309,10 @@ def _events(stretch: TimelineInterval) -> str:
 
 
 class ChainStatus(msgspec.Struct, frozen=True):
-    """The status of the committed part of a chain.
+    """The status of the committed part of a chain. end_epoch, end: where the last committed record ends.
 
-    end_epoch, end: the epoch and the logical offset of the end of the last committed record.
-    recovery_segments, recovery_bytes: what a replay reads, from the newest finished snapshot on.
-    recovery_s, bytes_per_s: the estimated time of that replay on this machine, from the measured rate.
-    snapshot_end: the logical offset at which the snapshot ends, None if there is none.
-    below_*: the older segments, which a recovery does not read.
+    recovery_*: what a replay reads, from the newest finished snapshot on, and its estimated time on this
+    machine. snapshot_end: the logical offset at which the snapshot ends. below_*: the older segments.
     leftover_*: segments of dead writers that are not part of the chain.
     """
 

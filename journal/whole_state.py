@@ -1,12 +1,8 @@
 """A chain whose last record is a whole state: read by anybody, replaced under a claim.
 
-Each change takes the chain over and opens a segment that begins with a snapshot, the new state. Changes
-exclude each other by the claim: of two at one time, the later claimant sees the result of the other. A change
-is acknowledged by the quorum when it returns, and everyone who reads the state afterwards sees it.
-
-A change that is fenced after it has written the new state does not know whether the next claimant kept it.
-Therefore the record ends with the claim epochs of the last changes: a change that finds one of its own epochs
-there was made, and is not made again.
+Each change takes the chain over and opens a segment that begins with a snapshot, the new state; so changes
+exclude each other. The record ends with the claim epochs of the last changes: a change that was fenced after
+its write finds its own epoch there, and is not made again.
 """
 
 import logging
@@ -81,7 +77,7 @@ class StateHost(Protocol):
     async def inspect(self, directory: str) -> StateView: ...
 
     async def claim(self, directory: str, epoch: int, patience_s: float) -> StateClaimPort | None:
-        """Claim the directory; None if it is not granted within `patience_s` seconds. Raises FencedError."""
+        """None if it is not granted within `patience_s` seconds. Raises FencedError."""
         ...
 
     async def sleep(self, seconds: float) -> None: ...
@@ -115,14 +111,12 @@ class StoreStateHost:
 
 
 async def read_state(store: StorePort, place: StatePlace) -> StateRecord | None:
-    """Return the committed state; None if there is none. Claims nothing.
-
-    While another process changes it, the newest state cannot be proved, and an older segment may still be on
-    some member. That one may lack a change that was acknowledged, so it is not returned: waits about two
-    seconds for the change, then raises UnsettledStateError.
-
-    Raises CorruptDataError, QuorumUnavailableError, and what reading a chain raises.
+    """Return the committed state; None if there is none. Claims nothing. While another process changes it,
+    waits about two seconds, then raises UnsettledStateError. Raises CorruptDataError, QuorumUnavailableError,
+    and what reading a chain raises.
     """
+    # While another process changes it, the newest state cannot be proved, and an older segment may still be
+    # on some member. That one may lack a change that was acknowledged.
     for _ in range(limits.state_reads_max):
         try:
             chain = await inspect_chain(store, place.directory, place.chain)
@@ -150,11 +144,11 @@ async def change_state(
     host: StateHost, place: StatePlace, change: Callable[[StateRecord | None], Record | None]
 ) -> Record | None:
     """Replace the state by `change` of it, once, and return what `change` returned when the quorum holds it.
-    `change` may be called several times; the result of one call is recorded. Its record has one int, the
-    wall clock. None from it leaves the state as it is; there must be one then.
+    `change` may be called several times. Its record has one int, the wall clock; None leaves the state as it
+    is, which must exist.
 
     Waits while too few members answer. Raises what `change` raises, with nothing changed, and what taking a
-    chain over raises. If it is cancelled, the change may be made or not, and the state cannot be read until
+    chain over raises. After a cancellation the change may be made or not, and the state cannot be read until
     it is changed again.
     """
     attempt, directory = 0, place.directory
@@ -215,11 +209,8 @@ async def _change(
 
 
 async def _take(claim: ClaimPort, chain: str, generation: int) -> ChainState:
-    """Take the chain over; begin it if no trusted member that answered has a segment of it.
-
-    R16 asks every member before a chain is begun, because a chain that is begun twice would have two lines of
-    history. Here the newest segment has the whole state. A state that was ever acknowledged is on one of the
-    members that answered, so a change can be made while a member is unavailable.
-    """
+    # R16 asks every member before a chain is begun, because a chain that is begun twice would have two lines
+    # of history. Here the newest segment has the whole state, and a state that was ever acknowledged is on
+    # one of the members that answered: so a change can be made while a member is unavailable.
     begun = any(seen.longest for seen in segments_seen(chain, claim.answers))
     return await take_over(claim, chain, at=None if begun else ORIGIN, generation=generation)

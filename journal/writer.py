@@ -1,12 +1,7 @@
 """Write a chain: open segments, append records, roll to a new segment. Nothing else appends to a journal.
 
-A writer continues a chain that was taken over under the same claim. It obeys three rules of protocol.md:
-
-    R7   a segment is opened, also within one epoch, only after everything below it is synced on the quorum
-    R8   nothing is appended after a start record before the start record is synced on the quorum
-    R9   in a chain that is not pipelined, a record is appended only after all earlier records are synced
-
-A reader relies on them: bytes that follow a record prove that the record is committed (R10).
+A writer continues a chain that was taken over under the same claim. Readers rely on its order (R7 to R9):
+bytes that follow a record prove that the record is committed (R10).
 
     state   meaning
     OPEN    `append` and `roll` are allowed
@@ -44,7 +39,7 @@ from journal.scratch import CacheWriter, Scratch
 
 
 class WriterState(Enum):
-    """The state of a ChainWriter: the table at the top of this module."""
+    """The table at the top of this module."""
 
     OPEN = auto()
     MOVING = auto()
@@ -92,17 +87,15 @@ class ChainWriter:
         *,
         pipelined: bool = True,
     ) -> "ChainWriter":
-        """Open a new segment after `predecessor`, and return when its start is synced on the quorum (R8).
+        """Open a new segment after `predecessor`, and return when its start is synced on the quorum.
 
-        predecessor: the result of `take_over` under this claim. None: the journal must not exist yet; this is
-            checked first (R16).
-        generation: the generation of the store record in use.
-        snapshot: records that contain the whole state. They are appended between SNAPSHOT_BEGIN and
-            SNAPSHOT_END; `open` does not wait until they are synced.
-        pipelined: whether a record may be appended before the earlier ones are synced. False for a manifest.
+        predecessor: the result of `take_over` under this claim; None: the journal must not exist yet (R16).
+        generation: that of the store record in use. snapshot: records that contain the whole state; not
+        waited for. pipelined: whether a record may be appended before the earlier ones are synced. False for
+        a manifest.
 
-        Raises LocalProtocolError if this claim may not open the chain, FencedError if the claim is lost.
-        After a failure or a cancellation the segment may exist or not: take over again with a higher epoch.
+        Raises LocalProtocolError if this claim may not open the chain, FencedError. After a failure or a
+        cancellation the segment may exist or not: take over again with a higher epoch.
         """
         check_chain_name(chain)
         if predecessor is None:
@@ -142,7 +135,6 @@ class ChainWriter:
 
     @property
     def segment(self) -> str:
-        """The name of the current segment."""
         return segment_name(self._chain, self._claim.epoch, self._base)
 
     @property
@@ -183,8 +175,7 @@ class ChainWriter:
     def append(self, record: Record) -> Position:
         """Append a record to the buffer and return the position just past it. `wait_synced` makes it durable.
 
-        Raises LocalProtocolError (an invalid record, or an earlier one is not synced and the chain is not
-        pipelined), ClosedError, FencedError; nothing was appended then.
+        Raises LocalProtocolError, ClosedError, FencedError; nothing was appended then.
         """
         if self._state is not WriterState.OPEN:
             self._refuse()
@@ -216,11 +207,9 @@ class ChainWriter:
         await self._current.wait_room()
 
     async def roll(self, snapshot: Iterable[Record] | None = None) -> None:
-        """Continue in a new segment of the same epoch, which begins with `snapshot` if one is passed.
-
-        Waits until all appended records are synced on the quorum (R7), then until the new start is (R8).
-        Appends the snapshot without waiting for it. Nothing else may be appended meanwhile. Raises the errors
-        of `open`. After a failure or a cancellation the writer is closed.
+        """Continue in a new segment of the same epoch, which begins with `snapshot` if one is passed, and is
+        not waited for. Nothing else may be appended meanwhile. Raises the errors of `open`; after a failure
+        or a cancellation the writer is closed.
         """
         if self._state is not WriterState.OPEN:
             self._refuse()
@@ -228,11 +217,9 @@ class ChainWriter:
         await self._guarded_move(snapshot)
 
     async def release(self, floor: Floor, *, collect: bool = True) -> None:
-        """Release all segments of this chain below `floor`, an (epoch, base). A release cannot be undone.
-
-        It has two phases (R14). First the start record of a new segment names the floor and is synced on the
-        quorum. Only then, and if `collect`, are the segments deleted, in the background, on all members.
-        Every later segment repeats the floor, so the next writer completes the deletion.
+        """Release all segments of this chain below `floor`, an (epoch, base), for good; `collect`: delete
+        them then, in the background, on all members. Every later segment repeats the floor, so the next
+        writer completes the deletion.
 
         The caller guarantees that nothing needs the segments below, that `floor` is on the current line of
         history, and that its snapshot, if any, is whole. Raises the errors of `roll`, and LocalProtocolError
@@ -246,6 +233,8 @@ class ChainWriter:
                 f" {(self._claim.epoch, self._base)}"
             )
         if floor > self._released:
+            # Two phases: members that deleted before the quorum has the floor would leave a chain that names
+            # bytes which nobody has, without a record that says that they were released.
             self._releases = floor
             await self.roll()  # R14: the floor is on the quorum before anything is deleted
         if collect:

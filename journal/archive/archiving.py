@@ -2,23 +2,8 @@
 trim an archive.
 
 A segment is *sealed* when a committed segment follows it: no byte of it that was ever visible will disappear
-or change. The newest segment is not sealed and stays on the servers only.
-
-The order for each segment makes an interrupted run safe:
-
-    1. read the segment from the servers and verify its digests
-    2. put the object
-    3. read the object back and verify it
-    4. put the manifest that lists it
-
-So everything that a manifest lists exists. An object that is not listed yet is verified and listed by the
-next run. A manifest is put only over the version that was read: if two runs archive the same chain
-concurrently, the later one adds to the manifest of the other.
-
-A trim first puts the manifest without the segments: from then on nobody reads them, and no run lists them
-again. Then it deletes their objects, and those that an interrupted run left below the floor. After a crash in
-between, the next trim deletes them. An object above the floor that is not listed is left alone: a run may be
-about to list it.
+or change. Everything that a manifest lists exists, and a manifest is put only over the version that was read.
+So an interrupted or a second run does no harm.
 """
 
 import functools
@@ -69,8 +54,8 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """The result of archiving a chain, or its preview: the copied and the already archived segments and
-    bytes. begins_at, end: the logical offsets between which the archive holds the chain.
+    """The result of archiving a chain, or its preview. begins_at, end: the logical offsets between which the
+    archive holds the chain.
     """
 
     copied_segments: int
@@ -105,13 +90,10 @@ async def archive_chain(
     progress: Progress = lambda _done, _total: None,
 ) -> Archived:
     """Copy the sealed segments of a chain that its archive lacks and has not trimmed, the oldest first.
-
-    After a failure or an interruption, the listed segments stay listed, and the next call continues. dry_run:
-    write nothing and return what would be copied. Uses disk space for one segment, in the directory for
-    temporary files.
+    dry_run: only return what would be copied. After a failure or an interruption, the next call continues.
 
     Raises NotFoundError, ArchiveDiffersError if the archive is of another store, ArchiveDamagedError, and the
-    errors of reading a chain and of the bucket.
+    errors of reading a chain and of the bucket. Uses disk space for one segment.
     """
     sealed = await sealed_spans(store, directory, chain)
     archive = _Archive(bucket, directory, chain, identity_of(store.record), sealed)
@@ -148,7 +130,6 @@ async def put_manifest(bucket: Bucket, key: str, data: bytes, *, over: str | Non
 
 
 def changed_by_others(directory: str, chain: str) -> ArchiveUnavailableError:
-    """Return the error of a call that found another version of the manifest each time that it tried."""
     return ArchiveUnavailableError(
         f"the manifest of {directory}/{chain} was changed by others at every attempt"
     )
@@ -181,6 +162,8 @@ class _Archive:
                 f"{span.name} has {span.length} bytes, the limit of S3 is {archive_segment_bytes_max}",
                 remedy="let the chain's writer roll to new segments sooner",
             )
+        # The order makes an interrupted run safe: (1) read the segment from the servers and verify its
+        # digests, (2) put the object, (3) read it back and verify it, (4) put the manifest that lists it.
         with tempfile.TemporaryFile() as spool:
             segment = await _copied(store, self.manifest.directory, span, spool, progress)
             await in_thread(self._put, segment, spool)
@@ -200,6 +183,8 @@ class _Archive:
                     f"the manifest would have {len(data)} bytes, the limit is {archive_manifest_bytes_max}",
                     remedy="archive to another prefix",
                 )
+            # Over the version that was read: a concurrent run would otherwise lose the segments that it has
+            # listed.
             version = await put_manifest(self._bucket, self._key, data, over=self._version)
             if version is not None:
                 self._version, self._saved = version, data
@@ -208,9 +193,7 @@ class _Archive:
         raise changed_by_others(manifest.directory, manifest.chain)
 
     def _ending(self) -> ArchiveManifest:
-        """Return the manifest with the position up to which all sealed segments are listed as its end. If no
-        sealed segment is listed, the end is unchanged.
-        """
+        """Return the manifest with the position up to which all sealed segments are listed as its end."""
         end = self.manifest.end
         for span in self._sealed.spans:
             if self.manifest.has_trimmed(span.name):
@@ -259,7 +242,6 @@ def _sum(bucket: Bucket, key: str) -> tuple[int, bytes]:
 async def _copied(
     store: StorePort, directory: str, span: SegmentSpan, spool: BinaryIO, progress: Callable[[int], None]
 ) -> ArchivedSegment:
-    """Copy the bytes of a span to `spool` and verify its records and digests."""
     replay, sha256, blocks, block = SpanReplay(span), hashlib.sha256(), bytearray(), hashlib.sha256()
     at = 0
     async with aclosing(ChainSource(store, directory).chunks(span.name, span.length)) as chunks:
@@ -287,14 +269,12 @@ async def trim_archive(
     bucket: Bucket, directory: str, chain: str, before: ReplayStop | int, *, apply: bool
 ) -> TrimPlan:
     """Remove what is older than needed to restore `before` and every later moment; without `apply`, only
-    return what would be removed.
-
-    before: the earliest moment to keep, or the number of the newest bytes to keep; the result is rounded up
-    to whole stretches. The archive stays readable if this fails or is interrupted; call it again.
+    return what would be removed. before: the earliest moment to keep, or the number of the newest bytes,
+    rounded up to whole stretches. May be called again after a failure.
 
     Raises StopNotFoundError if the chain cannot show where `before` is, ArchiveUnavailableError if others
     change the archive all the time, and the errors of reading an archive and of the bucket. Readers that
-    opened the archive before the trim may get ArchiveNotFoundError.
+    opened the archive before may get ArchiveNotFoundError.
     """
     key = manifest_key(directory, chain)
     for _ in range(archive_tries_max):
@@ -338,7 +318,6 @@ async def _plan(bucket: Bucket, manifest: ArchiveManifest, before: ReplayStop | 
 
 
 async def _removing(bucket: Bucket, manifest: ArchiveManifest, lowest: str) -> TrimPlan:
-    """Return the plan by which a segment becomes the lowest one."""
     first = parse_segment_name(lowest)
     assert first is not None, "spans are of segments"
     raised = manifest.trimmed_to(first.order)
@@ -352,9 +331,8 @@ async def _removing(bucket: Bucket, manifest: ArchiveManifest, lowest: str) -> T
 
 
 def _trimmed_objects(bucket: Bucket, manifest: ArchiveManifest) -> list[tuple[str, int]]:
-    """Return the objects below the floor that the bucket still has, by their names below the directory, with
-    their lengths. Blocks.
-    """
+    # Also those that an interrupted run left below the floor. An object above it that is not listed is left
+    # alone: a run may be about to list it.
     found = []
     for key in bucket.keys(f"{manifest.directory}/{manifest.chain}."):
         name = key.removeprefix(f"{manifest.directory}/")

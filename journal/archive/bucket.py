@@ -1,9 +1,6 @@
-"""The requests to a bucket of S3 or a compatible service and their errors: of archives, and of sources and
-sinks of a dataflow. All calls block.
-
-This is the only module that translates errors of boto3. Temporary errors (5xx, throttling, timeouts, broken
-connections, truncated replies) are retried, others are not. `reading.py` and `archiving.py` verify the bytes
-of archived objects.
+"""The requests to a bucket of S3 or a compatible service, and their errors: of archives, and of sources and
+sinks of a dataflow. All calls block. Only this module translates errors of boto3: temporary ones (5xx,
+throttling, timeouts, broken connections, truncated replies) are retried.
 """
 
 import hashlib
@@ -92,14 +89,9 @@ class ListedObject(NamedTuple):
 
 
 class Bucket:
-    """The objects below the path of a URL.
-
-    Every call blocks, may be made from any thread, and raises ArchiveNotFoundError, ArchiveRefusedError,
-    ArchiveUnavailableError. Making one raises MissingExtraError if boto3 is not installed.
-
-    tries, retry_s, timeout_s: attempts per request, wait before the second attempt, timeout of a connection
-    and of each read. boto3 determines the credentials, the region and, unless the URL has one, the endpoint
-    as usual (environment, files, instance).
+    """The objects below the path of a URL. Every call blocks, may be made from any thread, and raises
+    ArchiveNotFoundError, ArchiveRefusedError, ArchiveUnavailableError; MissingExtraError without boto3, which
+    determines the credentials, the region and, unless the URL has one, the endpoint.
     """
 
     def __init__(
@@ -159,7 +151,7 @@ class Bucket:
 
     def part(self, key: str, offset: int, length: int, version: str = "") -> ObjectPart | None:
         """Return up to `length` bytes from `offset`, fewer only at the end of the object; None if the object
-        has another version than `version`. version: an ETag, "" to accept any.
+        has another version (an ETag, "" to accept any).
         """
         condition = {"IfMatch": version} if version else {}
         span = {"Range": f"bytes={offset}-{offset + length - 1}"}
@@ -187,9 +179,6 @@ class Bucket:
             return found
 
     def _checked_part(self, key: str, answer: Any, data: bytes, offset: int, length: int) -> ObjectPart:
-        """Return the part of a reply, after checking that it is the requested part. A service that ignores
-        the range would otherwise return bytes of another position.
-        """
         said = str(answer.get("ContentRange", ""))
         span = _CONTENT_RANGE.fullmatch(said)  # a service that ignores the range sends other bytes
         if span is None or int(span[1]) != offset:
@@ -216,10 +205,8 @@ class Bucket:
         self, key: str, body: "bytes | BinaryIO", length: int, sha256: bytes, *, over: str | None = ""
     ) -> str | None:
         """Write a whole object and return its new version; None, with nothing written, if `over` does not
-        hold.
-
-        over: "" to write unconditionally, None to write only if there is no object, otherwise the version
-        that may be overwritten.
+        hold. over: "" to write unconditionally, None only if there is no object, otherwise the version to
+        overwrite.
         """
         condition = {"IfNoneMatch": "*"} if over is None else {"IfMatch": over} if over else {}
 
@@ -254,7 +241,7 @@ class Bucket:
         self, prefix: str, after: str = "", *, most: int | None = None, direct: bool = False
     ) -> Iterator[ListedObject]:
         """Yield the objects whose keys begin with `prefix` and sort after `after`, in order, at most `most`.
-        direct: leave out keys with a / after the prefix. A request returns up to 1,000 keys.
+        direct: leave out keys with a / after the prefix.
         """
         base = self._names("")["Key"]
         request: dict[str, Any] = {"Bucket": self.url.bucket, "Prefix": base + prefix}
@@ -284,8 +271,8 @@ class Bucket:
     # The parts of an upload are stored, and no reader sees an object until the upload is completed.
 
     def create_upload(self, key: str, metadata: Mapping[str, str]) -> str:
-        """Begin an upload of an object with this metadata, and return its id. If a reply is lost, an empty
-        upload remains; `uploads` lists it.
+        """Begin an upload of an object with this metadata, and return its id. A lost reply leaves an empty
+        upload.
         """
         create = partial(self._client.create_multipart_upload, **self._names(key), Metadata=dict(metadata))
         return str(self._tried(key, create)["UploadId"])
@@ -304,10 +291,8 @@ class Bucket:
         return str(self._tried(key, put)["ETag"])
 
     def complete_upload(self, key: str, upload: str, etags: Sequence[str]) -> bool:
-        """Make the object of these parts visible, if there is none at that key.
-
-        Returns False if the upload does not exist any more or the key exists: the upload may have been
-        completed before, also by a request whose reply was lost.
+        """Make the object of these parts visible. Return False if the upload does not exist any more or the
+        key exists: it may have been completed by a request whose reply was lost.
         """
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
         complete = partial(
@@ -355,9 +340,7 @@ class Bucket:
             request |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     def pieces(self, key: str) -> Iterator[bytes]:
-        """Yield an object from its beginning. A broken or stalled connection raises ArchiveUnavailableError
-        without a retry: wrap the loop in `again`.
-        """
+        """Yield an object from its beginning. Errors are not retried here: wrap the loop in `again`."""
         answer = self._once(key, lambda: self._client.get_object(**self._names(key)))
         with closing(answer["Body"]) as body:
             try:

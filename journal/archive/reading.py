@@ -1,9 +1,8 @@
 """Read an archived chain through the interface of a store, alone or together with the servers.
 
-Walks, replays and restores work on an archive as on a store. With the servers, old segments come from the
-bucket and new ones from the servers. Every block is checked against its SHA-256 before its bytes are
-returned. All archived bytes are committed, so an archive is presented as a store of one member, whose claim
-still has the epoch of the chain's last archived segment (R10).
+Every block is checked against its SHA-256 before its bytes are returned. All archived bytes are committed, so
+an archive is a store of one member, whose claim still has the epoch of the chain's last archived segment
+(R10).
 """
 
 import functools
@@ -65,10 +64,8 @@ class _Part:
 
 
 async def in_order(reads: Iterable[Read]) -> AsyncGenerator[bytes]:
-    """Yield the results of blocking reads in order. Some reads are started before they are needed.
-
-    Raises the errors of the reads. Memory: the results of `archive_reads_ahead_max` reads, of the read before
-    them, and the result that was yielded last.
+    """Yield the results of blocking reads in order, with `archive_reads_ahead_max` started ahead. Raises
+    their errors.
     """
     begun: deque[_Part] = deque()
     waiting = iter(reads)
@@ -125,7 +122,7 @@ async def read_manifest(bucket: Bucket, directory: str, chain: str) -> ArchiveMa
 
 class ArchivedChain:
     """A store that holds one archived chain only. Reads raise ArchiveDamagedError and the errors of the
-    bucket. Memory: the manifest and the bytes of a few requests, independent of the size of the journal.
+    bucket.
     """
 
     def __init__(self, bucket: Bucket, manifest: ArchiveManifest) -> None:

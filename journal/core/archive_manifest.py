@@ -1,15 +1,8 @@
 """The manifest of an archived chain: the segments in the bucket, with their digests. Pure: no I/O.
 
-It is a sealed record (`dos_protocol/sealed.py`) whose rest is JSON. It is valid if and only if
-
-    (1) it is a valid sealed record
-    (2) the JSON is an ArchiveManifest whose segments are of its chain, each with one digest per block, and
-        whose `end` lies in one of them
-
-A segment is listed only after its object was read back with the right length and SHA-256. It stays listed if
-a rollback leaves its line of history; `line` returns the segments of the line that ends at `end`.
-
-A trim sets `floor` and drops the segments below it, for good: no later run lists them again.
+It is a sealed record (`dos_protocol/sealed.py`) whose rest is the JSON of an ArchiveManifest (`_check`). A
+segment is listed only after its object was read back with the right length and SHA-256, and stays listed if a
+rollback leaves its line of history. A trim sets `floor` and drops the segments below it, for good.
 """
 
 import hashlib
@@ -43,10 +36,8 @@ _LENGTH_DIGITS: Final = 16
 
 
 class ArchivedSegment(msgspec.Struct, frozen=True):
-    """The first `length` bytes of a segment, as stored in the bucket.
-
-    digest: the prefix digest at `length`. sha256: the SHA-256 of all bytes. blocks: the concatenated SHA-256
-    of each block of `archive_block_bytes`, so that a read of any part can be checked.
+    """The first `length` bytes of a segment, as stored in the bucket. digest: the prefix digest at `length`.
+    blocks: the concatenated SHA-256 of each block of `archive_block_bytes`, so that any part can be checked.
     """
 
     name: str
@@ -66,10 +57,8 @@ class ArchivedSegment(msgspec.Struct, frozen=True):
 
 
 class ArchiveManifest(msgspec.Struct, frozen=True):
-    """The content of the manifest of a chain.
-
-    store_id: the store that the chain is from, 32 hex digits. end: the end of the newest sealed segment when
-    the chain was last archived. floor: what was trimmed, segments below this (epoch, base).
+    """The content of the manifest of a chain. end: that of the newest sealed segment when the chain was last
+    archived. floor: segments below this (epoch, base) were trimmed.
     """
 
     directory: str
@@ -112,9 +101,7 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, segments=tuple(known[key] for key in sorted(known)))
 
     def merged(self, other: "ArchiveManifest") -> "ArchiveManifest":
-        """Return the segments of both that neither has trimmed, with the end of this one. Raises
-        ArchiveDiffersError.
-        """
+        """Return the segments of both that neither has trimmed, with this end. Raises ArchiveDiffersError."""
         if (self.directory, self.chain, self.store_id) != (other.directory, other.chain, other.store_id):
             raise ArchiveDiffersError(
                 f"the archive holds {self.directory}/{self.chain} of store {self.store_id}, "
@@ -157,7 +144,6 @@ def parse_object_name(name: str) -> tuple[str, int] | None:
 
 
 def encode_manifest(manifest: ArchiveManifest) -> bytes:
-    """Return the bytes of a manifest."""
     return LAYOUT.seal(rest=msgspec.json.encode(manifest))
 
 
@@ -174,6 +160,8 @@ def decode_manifest(data: bytes, where: str) -> ArchiveManifest:
     return manifest
 
 
+# A manifest is valid if and only if it is a valid sealed record, and its JSON is an ArchiveManifest whose
+# segments are of its chain, each with one digest per block, and whose `end` lies in one of them.
 def _check(manifest: ArchiveManifest, where: str) -> None:
     for segment in manifest.segments:
         name = parse_segment_name(segment.name)

@@ -1,26 +1,8 @@
-"""The values that describe a chain: positions, segments, the chain, and which segments are garbage. Pure: no
-I/O.
+"""The values that describe a chain: positions, segments, the chain, and which segments are garbage. Pure.
 
 A chain consists of the segments that the back pointers reach from the head. It is a list of spans, the oldest
 first; each span is the part of one segment that belongs to the history. Bytes beyond a span, and segments
 without a span, were left by writers that died. They are never read (R6).
-
-The name of a segment is only a label: it sorts, and it must agree with the start record.
-
-    name   CHAIN.<epoch, 16 hex>.<base, 16 hex>
-    start  Op.SEGMENT_START, ints=[], strings=[JSON of SegmentStart], the first record of every segment
-
-A start is valid if and only if
-
-    (1) its record is whole and valid
-    (2) its op is SEGMENT_START and its one string is the JSON of a SegmentStart
-    (3) chain, epoch and base agree with the name
-    (4) it has a predecessor, or none and base 0
-    (5) the predecessor is a segment of the same chain, lower in (epoch, base)
-    (6) the predecessor's base plus its final length is the base
-    (7) the released floor, if any, is lower than the segment in (epoch, base)
-
-Every walk ends because of (5).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,17 +23,14 @@ from journal.limits import chain_name_bytes_max
 class Position(msgspec.Struct, frozen=True, order=False):
     """A point in the history of a chain. Checkpoints, votes, replays and Spark offsets use it (R12).
 
-    After a rollback the same size can lie on two lines of history, so a number alone is ambiguous.
+    epoch: the epoch of the segment that holds the byte before the point. size: the logical offset: the base
+    of that segment plus the bytes in it. digest: the prefix digest there.
 
-    epoch: the epoch of the segment that holds the byte before the point.
-    size: the logical offset: the base of that segment plus the bytes in it.
-    digest: the prefix digest of the segment's object up to the point.
-
-    Invariant: `size` is greater than the base of its segment, because every segment begins with a start
-    record. So the segment of a position is the one of that epoch with the largest base below `size`. Only
-    ORIGIN lies in no segment.
+    Every segment begins with a start record, so `size` is above the base of its segment, which is the one of
+    that epoch with the largest base below `size`. Only ORIGIN lies in no segment.
     """
 
+    # After a rollback the same size can lie on two lines of history, so a number alone is ambiguous.
     epoch: int
     size: int
     digest: int
@@ -129,12 +108,10 @@ class Predecessor(msgspec.Struct, frozen=True):
 class SegmentStart(msgspec.Struct, frozen=True):
     """The content of the start record of a segment. Readers ignore unknown fields.
 
-    generation: the generation of the store record under which the segment was opened.
-    writer: the writer id of the claim, 32 hex digits.
-    pipelined: whether a record may be sent before the earlier ones are acknowledged. If not, every record
-        proves that its predecessor is committed (R9); readers of a manifest rely on this (R10).
-    released: the floor (epoch, base) below which the owner released the segments of the chain. They may be
-        deleted once this start is acknowledged (R14), and must not be read.
+    generation: that of the store record under which the segment was opened. writer: the writer id of the
+    claim. pipelined: whether a record may be sent before the earlier ones are acknowledged; if not, every
+    record proves that its predecessor is committed (R9). released: the floor (epoch, base) below which the
+    segments may be deleted once this start is acknowledged (R14), and must not be read.
     """
 
     chain: str
@@ -168,6 +145,20 @@ def start_record(start: SegmentStart) -> Record:
     return Record(Op.SEGMENT_START, strings=(_encoder.encode(start),))
 
 
+# The name of a segment is only a label: it sorts, and it must agree with the start record.
+#
+#     name   CHAIN.<epoch, 16 hex>.<base, 16 hex>
+#     start  Op.SEGMENT_START, ints=[], strings=[JSON of SegmentStart], the first record of every segment
+#
+# A start is valid if and only if
+#
+#     (1) its record is whole and valid
+#     (2) its op is SEGMENT_START and its one string is the JSON of a SegmentStart
+#     (3) chain, epoch and base agree with the name
+#     (4) it has a predecessor, or none and base 0
+#     (5) the predecessor is a segment of the same chain, lower in (epoch, base), so every walk ends
+#     (6) the predecessor's base plus its final length is the base
+#     (7) the released floor, if any, is lower than the segment in (epoch, base)
 def parse_start(record: Record, name: str) -> SegmentStart:
     """Return the start in the first record of `name`. Raises ChainError, which names the broken rule."""
     start = start_of(record, name)
@@ -211,11 +202,9 @@ Answers = Mapping[bytes, Mapping[str, ObjectInfo]]
 
 
 class SegmentSpan(msgspec.Struct, frozen=True):
-    """The part of one segment that belongs to a chain: its first `length` bytes.
-
-    base: the logical offset of its first byte. digest: the prefix digest of the object at `length`.
-    snapshot_end: the bytes up to the end of the finished snapshot that the span begins with, 0 if there is
-    none. Invariants: 0 < length; snapshot_end <= length.
+    """The part of one segment that belongs to a chain: its first `length` bytes, from the logical offset
+    `base` on. digest: the prefix digest there. snapshot_end: the bytes up to the end of the finished snapshot
+    that the span begins with, or 0. Invariants: 0 < length; snapshot_end <= length.
     """
 
     name: str
@@ -240,16 +229,13 @@ class ChainState(msgspec.Struct, frozen=True):
     """A chain as returned by a walk.
 
     segments: the spans, the oldest first. The first one has no predecessor, begins with a finished snapshot,
-        is the lowest that is not released, or holds the position at which the walk was to end (`proved` of
-        `take_over`, the floor of a reader); no later one begins with a finished snapshot.
-    end: the end of the chain. None if the journal never existed or, for a reader, if nothing is committed;
-        ORIGIN if it was rolled back to nothing.
-    seen: the number of segments of this chain on the members, including those that are not part of the chain.
-    released: the floor (epoch, base) that the starts name; segments below it may be deleted.
-    unproved: for a reader, the durable bytes beyond `end` that may have been acknowledged and cannot be
-        proved committed: because a take-over at a higher epoch, `claimed`, has not opened a committed
-        segment; or, with claimed = 0, because only members that did not answer know whether they were
-        acknowledged.
+    is the lowest that is not released, or holds the position at which the walk was to end; no later one
+    begins with a finished snapshot. end: None if the journal never existed or, for a reader, if nothing is
+    committed; ORIGIN if it was rolled back to nothing. seen: the number of segments of this chain on the
+    members, on the chain or not. released: the floor that the starts name. unproved: for a reader, the
+    durable bytes beyond `end` that may have been acknowledged: because a take-over at a higher epoch,
+    `claimed`, has not opened a committed segment; or, with claimed = 0, because only members that did not
+    answer know.
     """
 
     chain: str
@@ -306,10 +292,8 @@ class ChainState(msgspec.Struct, frozen=True):
         return next((index for index, span in enumerate(self.segments) if span.holds(position)), None)
 
     def up_to(self, stop: Position) -> "ChainState":
-        """Return this chain, shortened to end at `stop`.
-
-        Raises StopNotFoundError if the position is not on this line of history, or lies before its first
-        span or inside its first snapshot. Only reading shows whether it is a boundary between records.
+        """Return this chain, shortened to end at `stop`. Raises StopNotFoundError if that is not on this line
+        of history, or lies before its first span or inside its first snapshot.
         """
         if stop == ORIGIN:
             return ChainState(self.chain, (), ORIGIN, self.seen)
@@ -381,8 +365,8 @@ def segments_seen(chain: str, answers: Answers) -> list[SeenSegment]:
 
 
 def doubtful_members(chain: str, answers: Answers, head: SegmentName | None) -> list[bytes]:
-    """Return the members whose answer about the head does not count (R4): with a damaged or poisoned copy of
-    it, or of a higher segment, they may have acknowledged more than they now report.
+    """Return the members whose answer about the head does not count (R4): they have a damaged or poisoned
+    copy of it, or of a higher segment.
     """
     doubtful = []
     for member, objects in answers.items():
@@ -443,7 +427,7 @@ def below_or_within(floors: Floors, gaps: Gaps) -> Callable[[str], bool]:
 
 def gaps_between(needed: Iterable[Gap], floor: Floor) -> list[Gap]:
     """Return the gaps between what several users need of one chain. needed: of each of the others, the lowest
-    segment and the highest (epoch, size); floor: everything from it on. Below all of them is no gap.
+    segment and the highest (epoch, size); floor: everything from it on.
     """
     found: list[Gap] = []
     reached: Floor | None = None

@@ -1,15 +1,5 @@
-"""The errors of the package. A CorruptDataError names the file or segment, the byte, the expected
-and the found content.
-
-    kind      meaning
-    torn      the last record is cut off by the end of the data: its writer died, nothing was written after it
-    corrupt   any other bytes that are not a record: they changed after they were written
-    version   a record of a newer release; the data is not damaged
-    chain     a segment contradicts its name, its predecessor or its place in the chain
-    lost      the chain names bytes that no member has: replaced by a new writer meanwhile, or lost. Never
-              reported as "empty" (R14)
-
-Rejections by servers and lost claims are errors of `dos_protocol` and `dos_client`.
+"""The errors of the package. A CorruptDataError names the file or segment, the byte, the expected and the
+found content. Rejections by servers and lost claims are errors of `dos_protocol` and `dos_client`.
 """
 
 from dos_protocol.errors import CorruptDataError, DosError
@@ -32,15 +22,15 @@ class ChainError(CorruptDataError):
 
 
 class LostBytesError(DosError):
-    """The chain names a segment, or bytes of one, that no reachable member has."""
+    """The chain names a segment, or bytes of one, that no reachable member has: replaced by a new writer
+    meanwhile, or lost. Never reported as "empty" (R14).
+    """
 
     remedy = "if another writer took over meanwhile, retry; otherwise bring the missing members back"
 
 
 class RewrittenChainError(LostBytesError):
-    """The chain was deleted and written again: bytes that were read are of an earlier epoch than those there
-    now.
-    """
+    """The chain was deleted and written again: what was read is of an earlier epoch."""
 
     remedy = "discard what was read, and read the chain from its beginning as a new reader"
 
@@ -62,9 +52,7 @@ class UnsettledStateError(DosError):
 
 
 class TrimmedBytesError(LostBytesError):
-    """The bytes from `begin` to `end` were released and deleted; nothing that the chain still holds is
-    affected.
-    """
+    """The bytes from `begin` to `end` were released and deleted."""
 
     remedy = "read from the beginning of what is retained"
 
@@ -76,7 +64,7 @@ class TrimmedBytesError(LostBytesError):
 
 class EpochUsedTwiceError(DosError):
     """Copies of one segment contradict each other: its epoch was granted twice, because the disk of a member
-    was set back to an older state. They do not show which was acknowledged. Nothing was changed.
+    was set back to an older state. Nothing was changed.
     """
 
     remedy = (
@@ -153,9 +141,7 @@ class MirrorDiffersError(DosError):
 
 
 class ArchiveDamagedError(CorruptDataError):
-    """An archived object is missing, short or changed. None of it was returned; the bucket's owner must
-    repair it.
-    """
+    """An archived object is missing, short or changed. None of it was returned."""
 
 
 class ArchiveDiffersError(DosError):

@@ -1,14 +1,6 @@
-"""The meaning of file operations in a journal: paths, writes, truncations, removals; their replay up to a
-stop.
-
-Pure: no I/O. A tree of files is a set of files by path. A directory exists as long as it holds a file. All
+"""The meaning of file operations in a journal (`ARGUMENTS` of `record.py`): paths, writes, truncations,
+removals; their replay up to a stop. Pure: no I/O. A directory exists as long as it holds a file. All
 operations are idempotent.
-
-    TRUNCATE ints=[length] strings=[path]          set the length; create the file or extend it with zeros
-    WRITE    ints=[offset] strings=[path, data]    write at the offset; create or zero-extend the file
-    REMOVE   ints=[] strings=[path]                remove the file if it exists
-    MARK     ints=[wall clock, ms since 1970]      the next records were appended at this time, or up to a
-                                                   second later
 
 A path is bytes with parts separated by "/". It is *safe* if it has at most 4,096 bytes, is not absolute, and
 no part is empty, ".", "..", longer than 255 bytes or contains a zero byte. Journals of the original service
@@ -69,9 +61,7 @@ def record_of(op: FileOp) -> Record:
 
 
 def file_op(record: Record, paths: Paths = "safe") -> FileOp:
-    """Return the operation in a record whose op is in FILE_OPS. Raises UnsafePathError; FileConflictError for
-    a length that no file can have.
-    """
+    """Return the operation in a record whose op is in FILE_OPS. Raises UnsafePathError, FileConflictError."""
     raw = record.strings[0]
     path = safe_path(raw) if paths == "safe" else re_rooted(raw)
     if record.op is Op.REMOVE:
@@ -133,11 +123,9 @@ def _below_the_root(raw: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ReplayStop:
-    """The stop of a replay. At most one field is set; without any, the replay goes to the end.
-
-    size: before the first record that ends above this logical offset. wall_ms: before the first MARK record
-    of a later time, so with a precision of one second. checkpoint, step: after the CHECKPOINT record of this
-    number or step.
+    """The stop of a replay: at most one field is set. size: before the first record that ends above this
+    logical offset. wall_ms: before the first MARK record of a later time. checkpoint, step: after that
+    CHECKPOINT record.
     """
 
     size: int | None = None
@@ -177,8 +165,8 @@ class ReplayStop:
         return Op.MARK if self.wall_ms is not None else None
 
     def begins_before(self, base: int, first: Record | None) -> bool:
-        """Return whether the stop lies below a stretch of history that begins at offset `base`. first: the
-        first record of operation `locating_op` in the stretch, None if it has none.
+        """Return whether the stop lies below a stretch of history that begins at offset `base`. first: its
+        first record of operation `locating_op`, if any.
         """
         if self.size is not None:
             return self.size <= base
@@ -248,9 +236,7 @@ class FilesReplay:
         return self.stopped or (self.stop.size is not None and self.end >= self.stop.size)
 
     def take(self, steps: Iterable[tuple[int, Record]]) -> bool:
-        """Replay records. Return False at the stop. Raises UnsafePathError, FileConflictError, as the
-        receiver.
-        """
+        """Replay records. Return False at the stop. Raises UnsafePathError, FileConflictError."""
         stop, only, paths = self.stop, self._only, self._paths
         write, path_of = self._files.write, safe_path if paths == "safe" else re_rooted
         bounded, count, last = stop != TO_THE_END, 0, self.end
@@ -280,10 +266,6 @@ class FilesReplay:
         return True
 
     def _is_state_before(self, record: Record, last: int) -> bool:
-        """Return whether the replay includes this record although it ends above the offset of the stop: an
-        offset within the snapshot that begins a stretch means the state there. Part of a snapshot is the
-        state of no moment.
-        """
         if self.stop.size is None:
             return False
         begins = record.op is Op.SEGMENT_START and last == 0

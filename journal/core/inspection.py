@@ -1,9 +1,6 @@
-"""Inspect one journal file or object: its records with their offsets, its first fault, lines of text or JSON,
-and counts over time. Pure: no I/O.
-
-Bad data never raises: the fault is kept, and all records before it are returned. Any journal is accepted:
-version 0 or 1, a plain file of records or a segment with its start. In lines, every byte is escaped, so that
-no record can control a terminal.
+"""Inspect one journal file or object, of any version: its records with their offsets, its first fault, lines
+of text or JSON, and counts over time. Pure: no I/O. Bad data never raises: the fault is kept. In lines, every
+byte is escaped, so that no record can control a terminal.
 """
 
 import re
@@ -48,8 +45,8 @@ class Tally:
 
 
 class Inspector:
-    """The inspection of one file, fed with its bytes from the front. `fault` is the first fault, once known.
-    where: the name of the file. If it is the name of a segment, the start record must agree with it.
+    """The inspection of one file, fed with its bytes from the front. `fault`: the first one. If `where` is
+    the name of a segment, the start record must agree with it.
     """
 
     def __init__(self, where: str) -> None:
@@ -192,10 +189,8 @@ def _quoted(string: bytes, full: bool) -> str:
 
 
 def record_json(located: Located, *, full: bool = False, time_ms: int | None = None) -> str:
-    """Format a record as one JSON object, with its wall clock if `time_ms` is given.
-
-    A string is {"bytes": its length, "text": ...} if it is UTF-8, otherwise with "hex" instead of "text", and
-    with "cut": true if only its beginning is included.
+    """Format a record as one JSON object. A string is {"bytes": its length, "text": ...} if it is UTF-8,
+    otherwise with "hex" instead of "text"; "cut": true if only its beginning is included.
     """
     record = located.record
     line = {
@@ -294,11 +289,8 @@ class TimelineInterval:
 
 
 class Timeline:
-    """The counts of a journal, fed with its records in order. `by_time`: whether intervals are of time.
-
-    Records between two that hold a wall clock (`CLOCKS`) are counted at the first one. A journal without any
-    is divided by offset. Memory does not grow with the journal: neighboring intervals are merged when there
-    are too many.
+    """The counts of a journal, fed with its records in order. `by_time`: whether intervals are of time; a
+    journal without any wall clock (`CLOCKS`) is divided by offset. Memory does not grow with the journal.
     """
 
     def __init__(self) -> None:

@@ -1,17 +1,8 @@
 """The walks of readers, which take no claim: find the committed part of a chain (R10). Pure: no I/O.
 
-A reader goes down the chain like a take-over (`walk.py`) and settles nothing. These rules decide what is
-committed:
-
-    start    committed if more bytes follow it on any member, because its writer waited for it (R8), or if a
-             quorum holds it while the quorum's claim is still of that epoch
-    head     the first segment in rank with a committed start. An uncommitted start of a dead writer does not
-             hide the segments below it (V1)
-    end      certain only if nothing beyond it can have been acknowledged: no claim is ahead of the head, and
-             the members that did not answer, with those that hold more, are too few to acknowledge it.
-             Otherwise the bytes beyond it are counted as `unproved`
-    records  after the start, those that a quorum holds under that epoch. In a chain that is not pipelined,
-             also every record that another one follows (R9)
+A reader goes down the chain like a take-over (`walk.py`) and settles nothing. The head is the first segment
+in rank with a committed start. The end is certain only if nothing beyond it can have been acknowledged:
+otherwise the bytes beyond it are counted as `unproved`.
 """
 
 from collections.abc import Mapping
@@ -37,11 +28,10 @@ from journal.core.walk import (
 
 def held_by_quorum(quorums: Quorums, seen: SeenSegment, claims: Mapping[bytes, int], filled: Answers) -> int:
     """Return the length of a segment that a quorum holds whose claim is still of this segment's epoch.
-
     claims: the claim epoch that each member held when it answered. filled: the objects of a joining member.
-    While a member joins, the bytes must be on a quorum of the old and of the new member set: bytes that only
-    the old set holds may be lost when the new one counts (docs/decisions/0010).
     """
+    # While a member joins, the bytes must be on a quorum of the old and of the new member set: bytes that
+    # only the old set holds may be lost when the new one counts (docs/decisions/0010).
     name, held = str(seen.name), _sizes(seen)
     for member, objects in filled.items():
         if name in objects:
@@ -58,10 +48,8 @@ def _sizes(seen: SeenSegment) -> dict[bytes, int]:
 
 
 class ReadWalkAt(ChainWalk):
-    """The walk of a reader to a position that a committed checkpoint names.
-
-    Everything below the position is committed, even if other segments exist. floor: the logical offset at
-    which the walk may end. Raises LostBytesError, ChainError, StaleGenerationError.
+    """The walk of a reader to a position that a committed checkpoint names: everything below it is committed,
+    even if other segments exist. It may end at the logical offset `floor`. Raises as `ReadWalk`.
     """
 
     def __init__(self, chain: str, record: StoreRecord, answers: Answers, at: Position, floor: int) -> None:
@@ -70,12 +58,10 @@ class ReadWalkAt(ChainWalk):
         self._floor = floor
 
     def begin(self) -> list[Effect]:
-        """Return the first effects."""
         self._see(self.answers)
         return self._found(ORIGIN) if self._at == ORIGIN else self._at_position(self._at)
 
     def handle(self, event: Event) -> list[Effect]:
-        """Return the effects that follow `event`."""
         if isinstance(event, StartRead):
             return self._started(event)
         assert isinstance(event, SnapshotFound), "a position is followed down, and nothing else"
@@ -89,14 +75,12 @@ class ReadWalkAt(ChainWalk):
 
 
 class ReadWalk(ChainWalk):
-    """The walk of a reader to the end of the committed part.
+    """The walk of a reader to the end of the committed part. claims, filled: as of `held_by_quorum`.
 
-    claims: the claim epoch that each member held when it answered.
-    filled: the objects of a joining member. They count toward a quorum, but are never read.
     floor: the logical offset from which the caller reads; the walk ends at its segment. It goes below the
-        released floor as long as members hold the segments: a reader that was there first is waited for.
-    measured: False skips the survey of the head. Its span is then the length that a quorum holds, which may
-        end within a record, with digest 0. A chain that is not pipelined is always measured.
+    released floor as long as members hold the segments: a reader that was there first is waited for.
+    measured: False skips the survey of the head, whose span is then the length that a quorum holds, which may
+    end within a record, with digest 0. A chain that is not pipelined is always measured.
 
     Raises LostBytesError, ChainError, StaleGenerationError.
     """
@@ -123,7 +107,6 @@ class ReadWalk(ChainWalk):
         """How much of the segment of that rank a quorum holds."""
 
     def begin(self) -> list[Effect]:
-        """Return the first effects."""
         self._see(self.answers)
         return self._choose()
 
@@ -186,11 +169,9 @@ class ReadWalk(ChainWalk):
         return self._found(self._spans[0].end)
 
     def _found(self, end: Position | None) -> list[Effect]:
-        """Add the number of bytes beyond the end that may have been acknowledged and cannot be proved.
-
-        While a claim is ahead of the chain, that is all of them. Otherwise it is what the members that did
-        not answer could have made acknowledged, together with those that hold it.
-        """
+        # While a claim is ahead of the chain, all bytes beyond the end may have been acknowledged. Otherwise
+        # it is what the members that did not answer could have made acknowledged, together with those that
+        # hold it.
         (found,) = super()._found(end)
         assert isinstance(found, WalkDone)
         head = found.state.segments[-1] if found.state.segments else None

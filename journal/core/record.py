@@ -1,56 +1,8 @@
-"""Records of versions 0 and 1: layouts, encoding, parsing, faults, decoding of streams. Pure: no I/O.
+"""Records of versions 0 and 1: encoding, parsing, faults, decoding of streams. Pure: no I/O. All numbers are
+big-endian.
 
-This is the hot path of every replay. Property tests compare every layout below with the executable
-specification in `tests/specifications/records.py`. All numbers are big-endian.
-
-Version 1, 24 + body + 8 bytes:
-
-    offset size
-         0    2  magic, D0 4A
-         2    1  version, 1
-         3    1  op
-         4    2  flags. A reader may ignore unknown bits of 0x00ff; it must reject unknown bits of 0xff00
-         6    1  number of ints, I
-         7    1  number of strings, S
-         8    8  tag (0 = none)
-        16    4  body bytes, B = 8*I + 8*S + the lengths of all strings; at most 64 MiB
-        20    4  header digest: the low 32 bits of xxh3-64 over bytes 0..19
-        24  8*I  the ints
-          +  8*S  the sizes of the strings
-          +    .  the strings, one after another
-      24+B    8  xxh3-64 over bytes 0 .. 24+B-1
-
-A version 1 record is valid if and only if
-
-    (1) magic and version are right
-    (2) the header digest matches
-    (3) no flag of 0xff00 is set that the reader does not know
-    (4) the op is known
-    (5) B is within the limit and equal to the sum above
-    (6) the final digest matches
-    (7) a file operation has its arity
-
-The decoder checks (1) to (4) and the limit of B before it waits for the body, so it never takes a flipped
-length for a record that is cut off.
-
-Version 0, the format of the original service, 4 + length bytes and no checksum:
-
-    offset size
-         0    4  length of what follows, L = 12 + 8*I + 8*S + the lengths of all strings
-         4    1  version, 0
-         5    1  op: 0 truncate, 1 write, 2 remove
-         6    1  number of ints, I
-         7    1  number of strings, S
-         8    8  tag (0 = none)
-        16  8*I  the ints
-          +  8*S  the sizes of the strings
-          +    .  the strings
-
-A version 0 record is valid if and only if
-
-    (1) the version is 0
-    (2) the op is one of the three, with its arity
-    (3) L is within the limit and equal to the sum above, checked as soon as the sizes have arrived
+This is the hot path of every replay. Property tests compare the layouts at `HEADER_V1` and `HEADER_V0` with
+the executable specification in `tests/specifications/records.py`.
 """
 
 from collections.abc import Sequence
@@ -69,10 +21,8 @@ from journal.limits import record_body_bytes_max, record_ints_max, record_string
 
 
 class Op(IntEnum):
-    """The operation of a record. The first three are those of version 0, with their arguments.
-
-    A number is never reused. If an operation is removed, its name stays, prefixed `RETIRED_`. The module that
-    writes an operation defines the meaning of its arguments; `ARGUMENTS` explains a dump.
+    """The operation of a record; the first three are those of version 0. A number is never reused: a removed
+    operation keeps its name, prefixed `RETIRED_`. `ARGUMENTS` explains a dump.
     """
 
     TRUNCATE = 0
@@ -139,7 +89,54 @@ VERSION_1: Final = 1
 FLAGS_MUST_UNDERSTAND: Final = 0xFF00
 """A reader rejects a record with an unknown flag of this mask. Version 1 currently defines none."""
 
+# Version 1, 24 + body + 8 bytes:
+#
+#     offset size
+#          0    2  magic, D0 4A
+#          2    1  version, 1
+#          3    1  op
+#          4    2  flags. A reader may ignore unknown bits of 0x00ff; it must reject unknown bits of 0xff00
+#          6    1  number of ints, I
+#          7    1  number of strings, S
+#          8    8  tag (0 = none)
+#         16    4  body bytes, B = 8*I + 8*S + the lengths of all strings; at most 64 MiB
+#         20    4  header digest: the low 32 bits of xxh3-64 over bytes 0..19
+#         24  8*I  the ints
+#           +  8*S  the sizes of the strings
+#           +    .  the strings, one after another
+#       24+B    8  xxh3-64 over bytes 0 .. 24+B-1
+#
+# A record is valid if and only if
+#
+#     (1) magic and version are right
+#     (2) the header digest matches
+#     (3) no flag of 0xff00 is set that the reader does not know
+#     (4) the op is known
+#     (5) B is within the limit and equal to the sum above
+#     (6) the final digest matches
+#     (7) a file operation has its arity
+#
+# The decoder checks (1) to (4) and the limit of B before it waits for the body, so it never takes a flipped
+# length for a record that is cut off.
 HEADER_V1: Final = Struct(">2sBBHBBQII")
+# Version 0, the format of the original service, 4 + length bytes and no checksum:
+#
+#     offset size
+#          0    4  length of what follows, L = 12 + 8*I + 8*S + the lengths of all strings
+#          4    1  version, 0
+#          5    1  op: 0 truncate, 1 write, 2 remove
+#          6    1  number of ints, I
+#          7    1  number of strings, S
+#          8    8  tag (0 = none)
+#         16  8*I  the ints
+#           +  8*S  the sizes of the strings
+#           +    .  the strings
+#
+# A record is valid if and only if
+#
+#     (1) the version is 0
+#     (2) the op is one of the three, with its arity
+#     (3) L is within the limit and equal to the sum above, checked as soon as the sizes have arrived
 HEADER_V0: Final = Struct(">IBBBBQ")
 DIGEST_BYTES: Final = 8
 DIGESTED_HEADER_BYTES: Final = HEADER_V1.size - 4
@@ -391,9 +388,7 @@ def _check_record(record: Record, body_bytes: int) -> None:
 
 def parse_v1(data: bytes, at: int, out: list[tuple[int, Record]], origin: int, where: str) -> ParseResult:
     """Parse the whole records of `data` from `at` on, and append (stream offset of its end, record) to `out`.
-
-    origin: the stream offset of data[0], for the offsets in `out` and in faults. where: the name of the file
-    or segment, for faults. Never raises for bad data.
+    origin: the stream offset of data[0]. where: the file or segment, for faults. Never raises for bad data.
     """
     view = memoryview(data)
     size = len(data)
@@ -539,10 +534,8 @@ class DecoderState(Enum):
 
 
 class RecordDecoder:
-    """An incremental decoder of one journal file or segment.
-
-    version: 0, 1, or None to detect it from the first bytes. where: the name of the file or segment, for
-    errors. offset: the stream offset of the first byte fed, which must be the beginning of a record.
+    """An incremental decoder of one journal file or segment. version: 0, 1, or None to detect it. where: its
+    name, for errors. offset: the stream offset of the first byte fed, which must begin a record.
     """
 
     def __init__(self, version: int | None = VERSION_1, *, where: str = "journal", offset: int = 0) -> None:
@@ -564,10 +557,8 @@ class RecordDecoder:
         return self._buffered
 
     def feed(self, data: bytes) -> list[Decoded]:
-        """Feed the next bytes and return the records that are complete.
-
-        Raises CorruptRecordError or UnknownRecordError after every record before the fault was returned, and
-        again on each later call. Never raises TornRecordError.
+        """Feed the next bytes and return the records that are complete. Raises CorruptRecordError or
+        UnknownRecordError after every record before the fault was returned, and again on each later call.
         """
         if self.state is DecoderState.FAULTY:
             assert self._fault is not None
@@ -646,9 +637,6 @@ class RecordDecoder:
 
 
 def detect_version(data: bytes) -> int | None:
-    """Return the version by a journal's first bytes; None if they are too few. Version 1 begins with its
-    magic, which would be a length of over 3 GiB in version 0.
-    """
     if data[:2] == MAGIC:
         return VERSION_1
     if len(data) < 2 and MAGIC.startswith(data):

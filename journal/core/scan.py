@@ -1,13 +1,9 @@
 """Go through the bytes of one segment: survey it, find the end of its snapshot, replay it. Pure: no I/O.
 
 A torn tail is not an error of a survey, because a dead writer leaves one; any other bytes that are not a
-record raise. A snapshot is finished if and only if
-
-    (1) its SNAPSHOT_BEGIN is the second record of the segment
-    (2) a SNAPSHOT_END follows within the surveyed part
-    (3) the number in SNAPSHOT_END is the count of the records between the two
-
-A segment with a finished snapshot needs no predecessor.
+record raise. A snapshot is finished if its SNAPSHOT_BEGIN is the second record of the segment, a SNAPSHOT_END
+follows, and the number in it is the count of the records between the two. A segment with a finished snapshot
+needs no predecessor.
 """
 
 from bisect import bisect_right
@@ -37,14 +33,10 @@ class RecordBoundary(NamedTuple):
 class SegmentSurvey:
     """The survey of the first bytes of a segment.
 
-    start: None if the first record is not whole.
-    first: the end of the start record. last: the end of the last whole record. before_last: the end of the
-        record before that. within: the end of the last record within the requested length.
-    torn_bytes: the number of bytes after `last`.
-    snapshot_end: the offset just past a finished snapshot, 0 if there is none.
-    digests: the prefix digest at each requested length.
-
-    Invariants: first <= last; before_last < last; within <= last.
+    start: None if the first record is not whole. first, last, before_last: the ends of the start record, of
+    the last whole record, and of the one before. within: of the last record within the requested length.
+    torn_bytes: after `last`. snapshot_end: the offset just past a finished snapshot, or 0. digests: the
+    prefix digest at each requested length.
     """
 
     start: SegmentStart | None
@@ -58,8 +50,8 @@ class SegmentSurvey:
 
 
 class SnapshotTracker:
-    """A check of the record order in one segment: is a snapshot open, where did one end? Raises ChainError
-    for a misplaced start, SNAPSHOT_BEGIN or SNAPSHOT_END.
+    """A check of the record order in one segment. Raises ChainError for a misplaced start, SNAPSHOT_BEGIN or
+    SNAPSHOT_END.
     """
 
     def __init__(self, name: str) -> None:
@@ -114,8 +106,7 @@ class SnapshotTracker:
 
 class SegmentSurveyor:
     """A survey in progress, fed with the bytes of a segment from the front. within, lengths: as of
-    `SurveySegment`. `feed` raises CorruptRecordError, UnknownRecordError, ChainError; do not use the segment
-    then.
+    `SurveySegment`. `feed` raises CorruptRecordError, UnknownRecordError, ChainError; do not use it then.
     """
 
     def __init__(self, name: str, *, within: int = 0, lengths: Iterable[int] = ()) -> None:
@@ -192,11 +183,10 @@ class BytesWanted(NamedTuple):
 
 class SnapshotSearch:
     """A search by record headers in the first `length` bytes of a segment whose second record is
-    SNAPSHOT_BEGIN.
+    SNAPSHOT_BEGIN; bodies are skipped, and verified when they are replayed.
 
-    Read the bytes that `wanted` requests and pass them to `take`, until `wanted` is None. `snapshot_end` is
-    then the offset just past the SNAPSHOT_END, or 0. Large records are skipped: their bodies are verified
-    when they are replayed. `take` raises CorruptRecordError, UnknownRecordError, ChainError.
+    Read the bytes that `wanted` requests and pass them to `take`, until `wanted` is None; `snapshot_end` is
+    the offset just past the SNAPSHOT_END, or 0. Raises CorruptRecordError, UnknownRecordError, ChainError.
     """
 
     def __init__(self, name: str, length: int) -> None:
@@ -255,15 +245,14 @@ _SNAPSHOT_BEGINS_AS: Final = 2
 
 
 class SpanReplay:
-    """The replay of one span. Feed it exactly `span.length` bytes, then call `finish`. Buffers one record.
+    """The replay of one span. Feed it exactly `span.length` bytes, then call `finish`, which compares length
+    and digest with the chain: if that fails, discard everything. stopped: whether the span was shortened to
+    end at a stop.
 
     Returns the start record of the span, then its records, without those of an unfinished snapshot: its
-    writer died, and the spans below hold the state that it copied. `finish` compares length and digest with
-    the chain; if that fails, discard all records that were returned. stopped: whether the span was shortened
-    to end at a stop.
-
-    Raises CorruptRecordError, UnknownRecordError, ChainError. If the span ends inside a record, `finish`
-    raises StopNotFoundError if `stopped`, otherwise TornRecordError.
+    writer died, and the spans below hold the state that it copied. Raises CorruptRecordError,
+    UnknownRecordError, ChainError; if the span ends inside a record, StopNotFoundError if `stopped`,
+    otherwise TornRecordError.
     """
 
     def __init__(self, span: SegmentSpan, *, stopped: bool = False) -> None:
@@ -289,9 +278,7 @@ class SpanReplay:
         return out
 
     def feed_plain(self, data: bytes) -> list[Decoded]:
-        """Do as `feed`, with logical offsets instead of positions: faster, because the digest of a position
-        costs as much as the rest of the replay.
-        """
+        """Do as `feed`, with logical offsets instead of positions, whose digests cost as much as the rest."""
         base, decoded = self._span.base, self._decoded(data)
         self._digest.update(data)
         return [(base + end, record) for end, record in decoded] if base else decoded

@@ -1,27 +1,8 @@
 """The walk of a take-over: find the chain, given the objects that the members hold. Pure: no I/O.
 
-`begin` and `handle(event)` return the next effect. The shell (`journal/chain.py`) performs it and reports the
-result as an event. This module alone decides the order. At most one effect is outstanding.
-
-    effect                    event that answers it
-    ReadStart(segment, ..)    StartRead      the first record of the segment, None if it is not whole
-    SurveySegment(..)         Surveyed       the survey of the first bytes of the segment
-    FindSnapshot(..)          SnapshotFound  the end of the snapshot that begins the segment, if finished
-    Settle(segment, ..)       Settled        the span is synced on the quorum
-    WalkDone(state)           none: the walk is done
-
-The phases of a take-over (R4-R7, R13), which requires the claim:
-
-    CHOOSING   If a position is ordered, the chain ends in its segment, even if longer or newer segments
-               exist. Otherwise the head is the segment of the highest epoch, then base, that any trusted
-               member holds with a whole start
-    MEASURING  The end of the chain is the last whole record in the longest copy of the head
-    FOLLOWING  Follow the back pointers down to a finished snapshot, to the segment of a proved position, to
-               the segment without a predecessor, or to the lowest one that no start so far has released
-    SETTLING   Sync every span on the quorum, the lowest first. No segment may be opened before that (R7)
-    DONE
-
-The walks of readers are in `core/read_walk.py`.
+`begin` and `handle(event)` return the next effects. The shell (`journal/chain.py`) performs each and reports
+the result as an event; at most one effect is outstanding. This module alone decides the order. The walks of
+readers are in `core/read_walk.py`.
 """
 
 from collections.abc import Mapping
@@ -53,11 +34,18 @@ from journal.limits import segments_in_chain_max
 
 
 class WalkPhase(Enum):
-    """The phase of a walk: the table at the top of `walk.py`."""
+    """The phase of a walk."""
 
+    # The phases of a take-over (R4-R7, R13), which requires the claim. If a position is ordered, the chain
+    # ends in its segment, even if longer or newer segments exist. Otherwise the head is the segment of the
+    # highest epoch, then base, that any trusted member holds with a whole start.
     CHOOSING = auto()
+    # The end of the chain is the last whole record in the longest copy of the head.
     MEASURING = auto()
+    # Follow the back pointers down to a finished snapshot, to the segment of a proved position, to the
+    # segment without a predecessor, or to the lowest one that no start so far has released.
     FOLLOWING = auto()
+    # Sync every span on the quorum, the lowest first. No segment may be opened before that (R7).
     SETTLING = auto()
     DONE = auto()
 
@@ -104,19 +92,21 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class WalkDone:
-    """The walk is done."""
-
     state: ChainState
 
 
+# effect                    event that answers it
+# ReadStart(segment, ..)    StartRead      the first record of the segment, None if it is not whole
+# SurveySegment(..)         Surveyed       the survey of the first bytes of the segment
+# FindSnapshot(..)          SnapshotFound  the end of the snapshot that begins the segment, if finished
+# Settle(segment, ..)       Settled        the span is synced on the quorum
+# WalkDone(state)           none: the walk is done
 Effect = ReadStart | SurveySegment | FindSnapshot | Settle | WalkDone
 
 
 @dataclass(frozen=True, slots=True)
 class StartRead:
-    """The answer to ReadStart. start: None if the first record is not whole in that copy. end: its end.
-    snapshot_follows: whether the second record is a SNAPSHOT_BEGIN.
-    """
+    """The answer to ReadStart. start: None if the first record is not whole in that copy. end: its end."""
 
     segment: str
     start: SegmentStart | None
@@ -258,11 +248,9 @@ class ChainWalk:
         self._released = max(self._released, start.released or NO_FLOOR)
 
     def begin(self) -> list[Effect]:
-        """Return the first effects."""
         raise NotImplementedError
 
     def handle(self, event: Event) -> list[Effect]:
-        """Return the effects that follow `event`."""
         assert not isinstance(event, Settled), "only a take-over settles"
         if isinstance(event, StartRead):
             return self._started(event) if self.phase is WalkPhase.FOLLOWING else self._head_started(event)
@@ -294,12 +282,11 @@ class TakeOver(ChainWalk):
 
     answers: the answers to the claim, of trusted members only. at: the ordered end of the chain, if any.
     proved: a position on this line that a committed checkpoint names. What precedes its segment was settled
-        before that segment was opened (R7, R8), so the walk ends there, however old the chain is (decision
-        0224). released: a floor that an acknowledged record elsewhere (a region's manifest) has released.
+    before that segment was opened (R7, R8), so the walk ends there. released: a floor that an acknowledged
+    record elsewhere (a region's manifest) has released.
 
-    Raises NotEnoughAnswersError, LostBytesError, ChainError, StaleGenerationError, EpochUsedTwiceError. Some
-    spans may be settled by then, which is harmless because they are part of the chain. Nothing else was
-    changed.
+    Raises NotEnoughAnswersError, LostBytesError, ChainError, StaleGenerationError, EpochUsedTwiceError; spans
+    that are settled by then are part of the chain, and nothing else was changed.
     """
 
     def __init__(
@@ -323,7 +310,6 @@ class TakeOver(ChainWalk):
         self._to_settle: list[SegmentSpan] = []
 
     def begin(self) -> list[Effect]:
-        """Return the first effects."""
         self._see(self.answers)
         if self._at == ORIGIN:
             return self._found(ORIGIN)
@@ -333,7 +319,6 @@ class TakeOver(ChainWalk):
         return self._choose()
 
     def handle(self, event: Event) -> list[Effect]:
-        """Return the effects that follow `event`."""
         if isinstance(event, Settled):
             return self._settle_next()
         return super().handle(event)
@@ -376,11 +361,10 @@ class TakeOver(ChainWalk):
         return [SurveySegment(str(seen.name), seen.longest, seen.holders(seen.longest), lengths=lengths)]
 
     def _check_one_line(self, seen: SeenSegment, survey: SegmentSurvey) -> None:
-        """Raise EpochUsedTwiceError if the copies of the head contradict each other.
-
-        An epoch has one writer, so every copy must be a prefix of the longest one. Otherwise the epoch was
-        granted twice (decision 0205).
-        """
+        """Raise EpochUsedTwiceError if the copies of the head contradict each other."""
+        # An epoch has one writer, so every copy is a prefix of the longest one, unless the epoch was granted
+        # twice (decision 0205). Which of two lines was acknowledged cannot be seen: to choose one would lose
+        # the other.
         name = str(seen.name)
         held = {copy.member: self._trusted[copy.member][name] for copy in seen.copies if copy.bytes}
         wrong = [member for member, info in held.items() if survey.digests[info.synced] != info.digest]
@@ -411,11 +395,9 @@ class TakeOver(ChainWalk):
         return super()._below(start)
 
     def _check_one_writer(self) -> None:
-        """Raise EpochUsedTwiceError if the head's epoch has a segment that the chain goes past.
-
-        An epoch opens a chain once, and then rolls: each of its segments names the one before. So another one
-        between the head and the bottom has another writer (decision 0205).
-        """
+        """Raise EpochUsedTwiceError if the head's epoch has a segment that the chain goes past."""
+        # An epoch opens a chain once, and then rolls: each of its segments names the one before. So another
+        # one between the head and the bottom has another writer (decision 0205).
         on_chain = {span.name for span in self._spans}
         head, bottom = (parse_segment_name(self._spans[end].name) for end in (0, -1))
         assert head is not None, "spans are of segments"

@@ -89,12 +89,9 @@ def open_local_directory(
     recovery_bytes: int = recovery_bytes_max,
     segment_bytes: int = files_segment_bytes_max,
 ) -> Iterator[BlockingDirectory]:
-    """Open a directory whose journal is on the disk of this machine, from a thread.
-
-    journal: the directory of its segments, created if missing; None for PATH.journal.
-
-    Raises the errors of `LocalClaim` and `Directory.open`. The end of the `with` block does not sync: call
-    `wait_synced` first.
+    """Open a directory whose journal is on the disk of this machine, from a thread. journal: the directory of
+    its segments, created if missing; None for PATH.journal. Raises the errors of `LocalClaim` and
+    `Directory.open`. The end of the `with` block does not sync: call `wait_synced` first.
     """
     opening = partial(
         Directory.open,

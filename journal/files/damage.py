@@ -1,16 +1,8 @@
 """Find the newest state of a damaged chain that is whole: `on_damaged="previous"`.
 
 A state is whole if all records of its stretch can be read and every digest on the way agrees. The search goes
-down the present line of history: the end of the newest segment, before the first damaged record of it, then
-the same for its predecessor, as the start record names it. It decides nothing that the bytes do not show:
-
-    a member did not answer                  refused: its copy may be good
-    the start of the newest segment is       its predecessor ends at its base; refused unless exactly one
-    damaged                                  other segment has a record that ends there
-    a snapshot is damaged                    the end of the predecessor, which is the same state
-    nothing is whole                         refused
-
-A refusal raises the error of the damage, and changes nothing.
+down the present line of history. It decides nothing that the bytes do not show: a refusal raises the error of
+the damage, and changes nothing.
 """
 
 import logging
@@ -68,10 +60,8 @@ class WholeState:
 async def newest_whole(
     reader: ClaimPort | StorePort, directory: str | None, chain: str, *, generation: int
 ) -> WholeState:
-    """Return the newest whole state. Reads it completely, and changes nothing.
-
-    reader: a claim, or a store together with `directory`. Raises the error of the damage if this cannot be
-    decided, and the errors of reading a chain.
+    """Return the newest whole state, completely read. reader: a claim, or a store together with `directory`.
+    Raises the error of the damage if this cannot be decided, and the errors of reading a chain.
     """
     search = _Search(reader, directory, chain, generation)
     try:
@@ -89,7 +79,7 @@ def check_previous(at: object) -> None:
 
 class _Scan(NamedTuple):
     """What precedes damage in a segment: its start (None if it is cut off), and the end of its whole records.
-    in_snapshot: whether that lies in a snapshot, which is not finished there.
+    in_snapshot: whether that lies in a snapshot.
     """
 
     start: SegmentStart | None
@@ -136,6 +126,7 @@ class _Search:
             if found.start is None:
                 raise fault
             position = Position(segment.name.epoch, segment.name.base + found.end.bytes, found.end.digest)
+            # A damaged snapshot: the end of the predecessor is the same state.
             if not found.in_snapshot and await self._is_whole(position):
                 break
             below = found.start.predecessor
@@ -186,9 +177,9 @@ class _Search:
     async def _predecessor(
         self, damaged: SeenSegment, segments: Iterable[SeenSegment], fault: DosError
     ) -> tuple[SeenSegment, int]:
-        """Return the segment that precedes one whose start is damaged, with its bytes up to there. It is the
-        only lower segment with a record that ends at the base of the damaged one.
-        """
+        """Return the segment that precedes one whose start is damaged, with its bytes up to there."""
+        # The start of a segment says what precedes it. If that is damaged, it is the only lower segment with
+        # a record that ends at the base of the damaged one.
         found = []
         for one in segments:
             limit = damaged.name.base - one.name.base

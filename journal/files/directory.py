@@ -1,14 +1,12 @@
 """A directory whose changes go through a journal: it can be restored on any machine, as of any moment.
 
-Each change is first recorded, then applied to the local files. The local files are a cache: opening the
-directory rebuilds them from the journal. This completes a change that a crash interrupted, and reverts
-changes that were applied but never recorded on the quorum. Read the files as ordinary files. A change that
-bypasses this module is reverted at the next opening.
+Each change is first recorded, then applied to the local files, which are a cache: opening rebuilds them from
+the journal. This completes a change that a crash interrupted, and reverts changes that were never recorded.
+Read the files as ordinary files.
 
-The journal grows by segments. When a restore would read more than `recovery_bytes_max`, the next segment
-begins with a snapshot of all files. In a store, only `trim` deletes history: until then every moment can be
-restored. A journal on the local disk (`LocalClaim`) is trimmed at each snapshot: what precedes the snapshot
-before it is deleted, so the disk holds about two times what an opening reads.
+When a restore would read more than `recovery_bytes_max`, the next segment begins with a snapshot of all
+files. In a store, only `trim` deletes history. A journal on the local disk is trimmed at each snapshot: what
+precedes the snapshot before it is deleted.
 """
 
 import time
@@ -58,14 +56,11 @@ class TimeMarks:
         self._last_ms: int | None = None
 
     def now(self) -> Record:
-        """Return a MARK record, whether due or not."""
         self._last_ms = self._clock_ms()
         return Record(Op.MARK, ints=(self._last_ms,))
 
     def due(self) -> Record | None:
-        """Return the MARK record that is due before a change: at most `file_marks_every_s` after the last
-        one.
-        """
+        """Return the MARK record that is due before a change, if any."""
         now = self._clock_ms()
         if self._last_ms is None or not 0 <= now - self._last_ms < file_marks_every_s * 1000:
             self._last_ms = now
@@ -74,10 +69,9 @@ class TimeMarks:
 
 
 class ChangingFiles:
-    """The local files below `path` as of their journal, which it does not know. Not for several threads.
-
-    For each change, call `recorded`, append the record to the journal, then call `apply`: an invalid change
-    is rejected before anything is recorded.
+    """The local files below `path` as of their journal, which it does not know. Not for several threads. For
+    each change: `recorded`, append the record, then `apply`, so that an invalid one is rejected before it is
+    recorded.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,7 +84,6 @@ class ChangingFiles:
         """The total size of all files in bytes."""
 
     def close(self) -> None:
-        """Close the open files. No change is possible afterwards."""
         self._tree.close()
 
     def appending(self, name: str, data: bytes) -> FileWrite:
@@ -139,9 +132,7 @@ class ChangingFiles:
         return record
 
     def check_untouched(self, name: str) -> None:
-        """Raise LocalFilesError if a file has another size than by its recorded changes, FileConflictError if
-        it is not a regular file.
-        """
+        """Raise LocalFilesError if a file has another size than by its recorded changes."""
         found, expected = self._tree.size(name), self._sizes.get(name, 0)
         if found != expected:
             raise LocalFilesError(
@@ -149,8 +140,8 @@ class ChangingFiles:
             )
 
     def apply(self, op: FileOp) -> None:
-        """Apply a recorded change. If the operating system rejects it, raises LocalFilesError: the files are
-        behind their journal then, and `recorded` accepts no more changes.
+        """Apply a recorded change. After a LocalFilesError the files are behind their journal, and `recorded`
+        accepts nothing.
         """
         try:
             self._tree.apply(op)
@@ -167,7 +158,6 @@ class ChangingFiles:
         return self._broken
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of each file by path."""
         return dict(self._sizes)
 
     def snapshot(self) -> Iterator[Record]:
@@ -181,16 +171,14 @@ class ChangingFiles:
 
 
 def sizes_of(root: Path) -> dict[str, int]:
-    """Return the size of each file below `root`, by path. Raises FileConflictError for what is no regular
-    file, UnsafePathError for a name that no journal has, OSError.
-    """
+    """Return the size of each file below `root`, by path. Raises FileConflictError, UnsafePathError."""
     with FileTree(root) as tree:
         return {safe_path(path_bytes(name)): tree.size(name) for name in tree.paths()}
 
 
 def snapshot_of(root: Path, sizes: Mapping[str, int]) -> Iterator[Record]:
     """Yield the records that create the files of `sizes`, with their content below `root`. Raises
-    LocalFilesError for a file that is shorter than its size, OSError.
+    LocalFilesError, OSError.
     """
     for name in sorted(sizes):
         size = sizes[name]
@@ -223,15 +211,12 @@ class Directory:
                 await directory.append("log.txt", b"hello\\n")
                 await directory.wait_synced()
 
-    path: the local directory of the files.
-    writer: the writer of a chain, or a local journal, whose end is the state of these files.
-
     Paths of files are relative to `path`, with "/" between parts. Directories are created and removed with
     the files in them. Several tasks may call the methods; changes are made one at a time.
 
-    Changes raise UnsafePathError and FileConflictError, with nothing recorded; FencedError if the claim is
-    lost; LocalFilesError if the operating system rejected a change that is already recorded. After a
-    LocalFilesError the directory must be opened again. A cancelled change is made whole or not at all.
+    Changes raise UnsafePathError and FileConflictError, with nothing recorded; FencedError; LocalFilesError
+    if the operating system rejected a change that is already recorded: then open the directory again. A
+    cancelled change is made whole or not at all.
     """
 
     def __init__(
@@ -274,18 +259,14 @@ class Directory:
     ) -> "Directory":
         """Take the chain over and rebuild the files at `path` from it. Other files at `path` are deleted.
 
-        at: continue from here instead of the chain's end: a position, or a moment of the present line of
-            history as in `restore` (a logical offset, a time, a checkpoint, a step). Later records leave the
-            history: only a position names them now. For a moment, the log has the position of the last one.
-        on_damaged: "previous" opens the newest whole state if the chain is damaged. `damage` and the log name
-            what is left out, which leaves the history. It is refused if members are missing, because their
-            copies may be good. The chain is read twice. Not together with `at`.
+        at: continue from here instead of the chain's end: a position, or a moment as in `restore`. Later
+        records leave the history: only a position, which the log has, names them now. on_damaged: as of
+        `restore`; `damage` and the log name what is left out, which leaves the history.
 
         Raises the errors of `take_over` and of reading a chain, UnsafePathError and FileConflictError for a
-        journal that no Directory wrote, OSError. For a moment also NotFoundError without a chain,
-        HistoryTrimmedError if the chain no longer holds it, StopNotFoundError for an unknown checkpoint,
-        ValueError for a time without a time zone. After a failure or a cancellation, `path` is unchanged or
-        complete as of the opened position, and the chain is unchanged or ends there.
+        journal that no Directory wrote, OSError. For a moment also NotFoundError, HistoryTrimmedError,
+        StopNotFoundError, ValueError. After a failure or a cancellation, `path` and the chain are unchanged
+        or complete as of the opened position.
         """
         generation, damage = claim.store.record.generation, ""
         if on_damaged == "previous":
@@ -297,6 +278,8 @@ class Directory:
         else:
             stop = stop_at(at)
             state = await take_over_at(claim, chain, stop, generation=generation, scratch=scratch)
+        # A change that was applied but never recorded on the quorum is not in the chain: it must not survive
+        # here.
         with Rebuilding(path) as rebuilding:
             if state.segments:
                 async with aclosing(read_plain_batches(claim, state, scratch=scratch)) as batches:
@@ -347,8 +330,8 @@ class Directory:
         return self._files.sizes()
 
     def read(self, name: str, offset: int = 0, max_bytes: int | None = None) -> bytes:
-        """Return up to `max_bytes` bytes from `offset` on (None: all that follow), from any thread. Bytes
-        that are being written may be old or new. Raises UnsafePathError, FileNotFoundError, OSError.
+        """Return up to `max_bytes` bytes from `offset` on, from any thread. Bytes that are being written may
+        be old or new. Raises UnsafePathError, FileNotFoundError, OSError.
         """
         with (self.path / safe_path(path_bytes(name))).open("rb") as file:
             file.seek(offset)
@@ -375,8 +358,8 @@ class Directory:
             return await self._change(self._files.removing(name))
 
     async def rename(self, old: str, new: str) -> Position:
-        """Rename a file, replacing `new` if it exists. Recorded as writes of its content and a removal. After
-        a crash during the rename, `old` still exists, and `new` may exist in part: rename again.
+        """Rename a file, replacing `new`. After a crash meanwhile, `old` still exists, and `new` may in part:
+        rename again.
         """
         async with self._lock:
             for change in self._files.renaming(old, new):
@@ -384,9 +367,7 @@ class Directory:
             return self.end
 
     async def wait_synced(self, position: Position | None = None) -> None:
-        """Wait until the change that ends at `position` (None: all) is synced on the quorum. Raises
-        FencedError.
-        """
+        """Wait until the change that ends at `position` (None: all) is on the quorum. Raises FencedError."""
         await self.writer.wait_synced(position)
 
     async def checkpoint(self, number: int, step: int = 0) -> Position:
@@ -409,12 +390,10 @@ class Directory:
             return self.writer.append(Record(Op.CHECKPOINT, ints=(number, step)))
 
     async def trim(self, store: StorePort, name: str, before: Moment) -> TrimPlan:
-        """Delete the history before a moment, for good. Every moment from `before` on can still be restored.
-
-        name: the name of this directory in the store. Returns the deleted segments after a new segment on the
-        quorum has released them; members delete them in the background. Raises the errors of `plan_trim`, and
-        LocalProtocolError for a local journal. After a failure or a cancellation the directory may have to be
-        opened again; only released segments are deleted.
+        """Delete the history before a moment, for good; every later moment can still be restored. name: of
+        this directory in the store. Returns the segments that members now delete in the background. Raises
+        the errors of `plan_trim`, and LocalProtocolError for a local journal. After a failure or a
+        cancellation the directory may have to be opened again; only released segments are deleted.
         """
         if not isinstance(self.writer, ChainWriter):
             raise LocalProtocolError(f"the journal of {self.path} is one local file, which cannot be trimmed")

@@ -1,15 +1,10 @@
-"""Moments of a chain of files: how people write them, which part of the history holds one, and what a trim to
-one deletes.
+"""Moments of a chain of files: how people write them, which part of the history holds one, what a trim
+deletes.
 
 A *stretch* is the part that one replay reads: from a finished snapshot, or the chain's beginning, to the next
-snapshot or the chain's end. The search goes from the newest stretch backwards. A reader has no claim and
-reads committed records only (R10). A writer reads under its claim: while that is above the chain, no reader
-can prove that the newest records are committed.
-
-A trim keeps the stretch that holds the moment whole, with the snapshot that begins it. All segments below it
-are deleted, whether they are part of the chain or not, in two phases (`ChainWriter.release`). So every moment
-from the given one on can still be restored, and some time before it. A directory with other chains is
-rejected: it belongs to a worker of a region, whose manifest determines what its checkpoints need.
+snapshot or the chain's end. The search goes from the newest stretch backwards, by a reader (R10) or under a
+claim. A trim keeps the stretch that holds the moment whole; all segments below it are deleted in two phases
+(`ChainWriter.release`).
 """
 
 import logging
@@ -81,14 +76,12 @@ def moment_here(text: str) -> Moment:
 
 
 def moment(text: str, now: datetime) -> Moment:
-    """Parse a moment. now: the current time, with a time zone. Raises ValueError, which lists the valid
-    forms.
+    """Parse a moment. now: with a time zone. Raises ValueError, which lists the valid forms.
 
-        4096                        a logical offset
-        time:2026-11-22T03:00:00    a local time; with +00:00 or Z, a time in that zone
-        -90s  -10m  -1h  -2d        an age
-        checkpoint:7                the end of a checkpoint, as `Directory.checkpoint` recorded it
-        step:41                     the end of the checkpoint at the end of a step
+    4096                        a logical offset
+    time:2026-11-22T03:00:00    a local time; with +00:00 or Z, a time in that zone
+    -90s  -10m  -1h  -2d        an age
+    checkpoint:7, step:41       the end of a checkpoint, by its number or the step at its end
     """
     like = f"time:{now:%Y-%m-%dT%H:%M:%S}"
     if text.isascii() and text.isdigit():
@@ -147,7 +140,7 @@ class _Line:
 
 async def stretch_at(store: StorePort, directory: str, chain: str, stop: ReplayStop) -> ChainState:
     """Return the stretch that holds the stop; the first one if the stop lies before all records. Raises the
-    errors of `inspect_committed`, and HistoryTrimmedError if the stretch no longer exists.
+    errors of `inspect_committed`, HistoryTrimmedError.
     """
     head = await inspect_committed(store, directory, chain)
     return await _find(_Line.of_reader(store, directory, chain), head, stop)
@@ -156,18 +149,17 @@ async def stretch_at(store: StorePort, directory: str, chain: str, stop: ReplayS
 async def take_over_at(
     claim: ClaimPort, chain: str, stop: ReplayStop, *, generation: int, scratch: Scratch | None = None
 ) -> ChainState:
-    """Take the chain over as `journal.take_over` does, up to the stop on its present line of history.
+    """Take the chain over up to the stop on its present line of history: it ends just past the last record
+    that a replay to `stop` applies; at ORIGIN if there is none. The log names the former end.
 
-    The returned chain ends just past the last record that a replay to `stop` applies; at ORIGIN if there is
-    none. The log names the former end, because a writer that continues from an earlier one leaves it. The
-    whole chain is settled, because a claim settles a segment once, at one length.
-
-    Raises NotFoundError if the chain does not exist, HistoryTrimmedError if it no longer holds the stop,
-    StopNotFoundError for an unknown checkpoint, and the errors of `take_over` and of reading a chain.
+    Raises NotFoundError, HistoryTrimmedError, StopNotFoundError for an unknown checkpoint, and the errors of
+    `take_over` and of reading a chain.
     """
     head = await take_over(claim, chain, generation=generation, scratch=scratch)
     if head.end is None:
         raise NotFoundError(f"there is no chain {chain}, so it has no {stop}", remedy="open it without `at`")
+    # Under the claim, because while that is above the chain, no reader can prove that the newest records are
+    # committed. The whole chain is settled first: a claim settles a segment once, at one length.
     up_to = partial(_taken_up_to, claim, chain, generation, scratch)
     stretch = await _find(_Line(f"chain {chain}", claim, None, up_to), head, stop)
     replay, position = FilesReplay(FileSizes(), stop=stop), ORIGIN
@@ -202,7 +194,6 @@ async def _find(line: _Line, head: ChainState, stop: ReplayStop) -> ChainState:
 
 
 async def has_checkpoint(store: StorePort, directory: str, stretch: ChainState, stop: ReplayStop) -> bool:
-    """Return whether `stretch` holds the checkpoint that `stop` names. Raises as reading a chain does."""
     async with aclosing(read_plain_batches(store, stretch, directory=directory)) as batches:
         async for batch in batches:
             if any(stop.ends_with(record) for _, record in batch):
@@ -213,7 +204,6 @@ async def has_checkpoint(store: StorePort, directory: str, stretch: ChainState, 
 async def has_locating_record(
     store: StorePort, directory: str, stretch: ChainState, stop: ReplayStop
 ) -> bool:
-    """Return whether an offset, or a record of `stretch`, locates the stop. Raises as reading does."""
     if stop.locating_op is None:
         return True
     return await _first_locating_record(store, directory, stretch, stop) is not None
@@ -223,7 +213,7 @@ async def stretch_below(
     store: StorePort, directory: str, chain: str, state: ChainState, released: Floor = NO_FLOOR
 ) -> ChainState | None:
     """Return the stretch before this one; None if this is the first. released: the floor that the chain's
-    head names. Raises the errors of `stretch_at`; HistoryMissingError if no segment start released it.
+    head names. Raises as `stretch_at`; HistoryMissingError if no segment start released it.
     """
     return await _below(_Line.of_reader(store, directory, chain), state, released)
 
@@ -268,11 +258,9 @@ async def _first_locating_record(
 
 @dataclass(frozen=True, slots=True)
 class TrimPlan:
-    """The plan or the result of a trim: delete all segments below `floor`, an (epoch, base).
-
-    keeps_from: the logical offset from which on everything can still be restored.
-    segments: the segments to delete: (name, bytes of the longest copy).
-    released: whether the chain has already released them, and only the deletion is incomplete.
+    """The plan or the result of a trim: delete all segments below `floor`, an (epoch, base). keeps_from: the
+    logical offset from which on everything can still be restored. segments: (name, bytes of the longest
+    copy). released: whether only the deletion is incomplete.
     """
 
     chain: str
@@ -287,9 +275,8 @@ class TrimPlan:
 
 
 async def plan_trim(store: StorePort, directory: str, chain: str, before: ReplayStop) -> TrimPlan:
-    """Return the plan for a trim to a moment. Takes no claim and changes nothing. Raises LocalProtocolError
-    for a directory with other chains, StopNotFoundError for an unknown checkpoint, the errors of
-    `stretch_at`.
+    """Return the plan for a trim to a moment. Changes nothing. Raises LocalProtocolError for a directory with
+    other chains, StopNotFoundError for an unknown checkpoint, the errors of `stretch_at`.
     """
     view = await store.inspect(directory)
     _refuse_others(directory, chain, [name for objects in view.answers.values() for name in objects])
@@ -311,9 +298,10 @@ async def plan_trim(store: StorePort, directory: str, chain: str, before: Replay
 async def trim(
     store: StorePort, directory: str, writer: ChainWriter, chain: str, before: ReplayStop
 ) -> TrimPlan:
-    """Trim the chain of `writer` to a moment; the segments are deleted in the background. The plan is made
-    under the claim, so that nobody rolls back below the floor. Raises as `plan_trim`, `ChainWriter.release`.
+    """Trim the chain of `writer` to a moment; the segments are deleted in the background. Raises as
+    `plan_trim`, `ChainWriter.release`.
     """
+    # The plan is made under the claim, so that nobody rolls back below the floor.
     plan = await plan_trim(store, directory, chain, before)
     if plan.segments and not plan.released:
         await writer.release(plan.floor)
@@ -326,7 +314,7 @@ async def trim_stopped(
     store: StorePort, directory: str, claim: ClaimPort, chain: str, before: ReplayStop
 ) -> tuple[TrimPlan, ChainWriter]:
     """Trim a chain that has no active writer, under `claim`, which fences one that is alive. The deletion
-    continues as long as the claim is held. The caller must close the returned writer.
+    continues while the claim is held. The caller closes the returned writer.
     """
     generation = claim.store.record.generation
     state = await take_over(claim, chain, generation=generation)
@@ -347,7 +335,8 @@ def _lowest(state: ChainState) -> tuple[Floor, int]:
 
 
 def _refuse_others(directory: str, chain: str, names: list[str]) -> None:
-    """Raise LocalProtocolError if the directory holds other chains."""
+    # A directory with other chains belongs to a worker of a region, whose manifest determines what its
+    # checkpoints need: a trim by times would delete state that a checkpoint names.
     others = {parsed.chain for name in names if (parsed := parse_segment_name(name)) is not None} - {chain}
     if others:
         raise LocalProtocolError(

@@ -1,17 +1,9 @@
 """Mirror a journal on the local disk to a directory of a store: one growing file (`Mirror`), or a chain.
 
-The mirror of a chain has the same segments with the same bytes. It is a chain of the store: all commands read
-it, `restore` restores it, and if this machine is lost, `Directory.open` continues it elsewhere. Each rule of
-chains that readers rely on holds for the copy too:
-
-    claim    that of the segment that is copied: its epoch and its writer id. So a mirror that restarts takes
-             the same claim again, and a writer that takes the copy over fences the mirror for good
-    R7       a segment is begun only after all of the segments below it are synced on the quorum
-    R8       the start of a segment is synced on the quorum before anything follows it
-    R14      segments that the local journal released are deleted after the start that names them is synced
-
-Bytes are copied after they are on stable storage here, so the copy is never ahead of what a crash leaves. The
-local journal does not delete what is not copied yet (`LocalStore.set_mirrored`).
+The mirror of a chain has the same segments with the same bytes, and readers can rely on the same rules (R7,
+R8, R14): all commands read it, and `Directory.open` continues it elsewhere. Its claim is that of the segment
+that is copied, so a mirror that restarts takes the same one again, and a writer that takes the copy over
+fences it.
 """
 
 import fcntl
@@ -43,14 +35,8 @@ from journal.reading import ANY, ChainSource, read_start
 
 
 class Mirror:
-    """The mirror of a local file that only grows, in an object of a claimed directory.
-
-        async with await store.claim("worker3", epoch, writer_id) as claim, trio.open_nursery() as nursery:
-            mirror = await Mirror.open(path, store, claim, "my_app.journal")
-            nursery.start_soon(mirror.run)
-
-    It never changes the file, and appends only if the object is a prefix of it. `synced`: the bytes of the
-    file that a quorum has on stable storage.
+    """The mirror of a local file that only grows, in an object of a claimed directory: it appends only if the
+    object is a prefix of the file. `synced`: the bytes of the file that a quorum has on stable storage.
     """
 
     def __init__(self, path: Path, writer: ObjectWriter) -> None:
@@ -60,9 +46,7 @@ class Mirror:
 
     @classmethod
     async def open(cls, path: Path, store: Store, claim: Claim, name: str) -> "Mirror":
-        """Continue at the end of the object. Raises MirrorDiffersError if the object is not a prefix of the
-        file, CorruptError if members hold different bytes, FencedError.
-        """
+        """Continue at the end of the object. Raises MirrorDiffersError, CorruptError, FencedError."""
         writer = await resume(store, claim, name)
         found = await trio.to_thread.run_sync(_digest_of, path, writer.size)
         if found.size != writer.size:
@@ -92,9 +76,7 @@ class Mirror:
         return self._writer.digest
 
     async def run(self) -> None:
-        """Mirror the file until cancelled. Raises FencedError, OSError; MirrorDiffersError for a shorter
-        file.
-        """
+        """Mirror the file until cancelled. Raises FencedError, OSError, MirrorDiffersError."""
         while True:
             if not await self.pass_on():
                 await trio.sleep(mirror_poll_s)
@@ -146,7 +128,6 @@ async def verify_copy(store: Store, directory: str, name: str, size: int, digest
 
 
 def _digest_of(path: Path, size: int) -> PrefixDigest:
-    """Return the digest of the first `size` bytes of a file, or of all bytes if it is shorter."""
     digest = PrefixDigest()
     with path.open("rb") as file:
         while data := file.read(min(payload_bytes_max, size - digest.size)):
@@ -177,12 +158,8 @@ class _LocalLine(NamedTuple):
 
 
 class ChainMirror:
-    """The mirror of one local chain. Create it with `open`, a context manager.
-
-        with ChainMirror.open(Path("ledger.journal"), store, "ledger") as mirror:
-            await mirror.run()
-
-    The local journal may be written meanwhile, also by processes that follow one another.
+    """The mirror of one local chain. Create it with `open`, a context manager. The local journal may be
+    written meanwhile, also by processes that follow one another.
     """
 
     def __init__(self, journal: LocalStore, store: Store, directory: str, chain: str) -> None:
@@ -203,8 +180,8 @@ class ChainMirror:
     def open(
         cls, journal: Path, store: Store, directory: str, chain: str = "files"
     ) -> "Iterator[ChainMirror]":
-        """Open a mirror. From now on, the journal keeps what the mirror has not copied. Raises NotFoundError
-        if the directory is no journal, LocalProtocolError if another process mirrors it, OSError.
+        """Open a mirror. From now on, the journal keeps what the mirror has not copied. Raises NotFoundError,
+        LocalProtocolError if another process mirrors it, OSError.
         """
         local = LocalStore(journal)
         if not any(one.chain == chain for one in local.segments()):
@@ -228,11 +205,10 @@ class ChainMirror:
 
     async def run(self, report: Callable[[MirrorProgress], None] = lambda _: None) -> None:
         """Mirror until cancelled, and `report` each change of the progress. Waits while too few servers are
-        available.
+        available. What was copied stays; run it again to continue.
 
         Raises FencedError if another writer took the copy over, MirrorDiffersError if the store has another
-        journal there, the errors of reading a chain, OSError. What was copied stays; run it again to
-        continue.
+        journal there, the errors of reading a chain, OSError.
         """
         try:
             while True:
@@ -272,7 +248,7 @@ class ChainMirror:
 
     async def verify(self) -> int:
         """Compare each copied segment with the digest that the local chain has of it. Return their number.
-        Raises MirrorDiffersError if fewer members than the quorum hold exactly these bytes.
+        Raises MirrorDiffersError unless a quorum holds exactly these bytes.
         """
         spans = (await self._find_line()).spans
         for span in spans:
@@ -359,6 +335,8 @@ class ChainMirror:
             self._mirrors.clear()
             self._copied.clear()
         if self._claim is None:
+            # The epoch and writer of the segment: a mirror that restarts takes the same claim, and fences
+            # nobody.
             self._claim = await self._store.claim(self._directory, start.epoch, writer)
         return self._claim
 

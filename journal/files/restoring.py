@@ -1,7 +1,5 @@
 """Restore a journaled directory as of a moment, on any machine. Takes no claim and does not change the store.
-
-All bytes of the restored files are verified with the chain's digests before the files are moved to the
-target.
+All bytes are verified with the chain's digests before the files are moved to the target.
 """
 
 from contextlib import aclosing
@@ -24,8 +22,8 @@ from journal.scratch import Scratch
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """The result of a restore. end: the logical offset just past the last replayed record. wall_ms: the wall
-    clock of the last MARK record below it, None if there is none. bytes_read: the bytes read of the journal.
+    """The result of a restore. end: the logical offset just past the last replayed record. wall_ms: of the
+    last MARK record below it. bytes_read: of the journal.
     """
 
     end: int
@@ -51,12 +49,9 @@ async def restore(
     """Restore the files of a chain to `into`, which must not exist or be an empty directory.
 
     at: a position; a logical offset on the chain's current line of history, at or below which the last
-        restored record ends; a time; `AtCheckpoint(7)` or `AtStep(41)`, recorded by `Directory.checkpoint`;
-        None for the end.
-    only: restore this file only.
-    on_damaged: "previous" restores the newest whole state if the chain is damaged; the result names what is
-        left out. It is refused if members are missing, because their copies may be good. The chain is read
-        twice. Not together with `at`.
+    restored record ends; a time; `AtCheckpoint(7)` or `AtStep(41)`; None for the end. on_damaged: "previous"
+    restores the newest whole state if the chain is damaged; the result names what is left out. It is refused
+    if members are missing, because their copies may be good. Not with `at`. only: restore this file only.
     progress: called with the bytes read and the total bytes.
 
     Memory does not grow with the journal. Raises FileExistsError; NotFoundError; HistoryTrimmedError if the
@@ -99,10 +94,8 @@ async def replay_chain(
     scratch: Scratch | None = None,
     progress: Progress = lambda _done, _total: None,
 ) -> int:
-    """Pass the records of the stretch of history that holds the moment to `replay`. Return the bytes read.
-
-    After `replay` has stopped, reading continues to the end of the stretch, because the digests are checked
-    there. If this raises, discard everything replayed.
+    """Pass the records of the stretch of history that holds the moment to `replay`. Return the bytes read. If
+    this raises, discard everything replayed.
     """
     if isinstance(at, Position):
         state = await inspect_chain_at(store, directory, chain, at)

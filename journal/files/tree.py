@@ -1,9 +1,8 @@
 """Local trees of files: the operations on them, what two of them differ in, and how one is rebuilt from
 records.
 
-A tree changes files below one root only. Every part of a path is opened without following links, so neither a
-path nor a link leads out of the root. A tree is a cache of its journal: nothing is fsynced. Not for
-concurrent use by several threads.
+Every part of a path is opened without following links, so neither a path nor a link leads out of the root. A
+tree is a cache of its journal: nothing is fsynced. Not for several threads.
 """
 
 import errno
@@ -45,12 +44,11 @@ class _GatheredWrites:
 
 
 class FileTree:
-    """The files below `root`, which must exist. A context manager that closes it.
+    """The files below `root`, which must exist. A context manager that closes it. gather_bytes: the memory
+    for consecutive writes that are gathered; 0 for none. Call `flush` before the files are read.
 
-    gather_bytes: the memory for consecutive writes that are gathered before they are written; 0 for none.
-    Call `flush` before the files are read. Operations raise FileConflictError for a path that leads through a
-    file or a link, or names a directory, and OSError. In both cases the file may have been created or
-    extended.
+    Operations raise FileConflictError for a path that leads through a file or a link, or names a directory,
+    and OSError; the file may have been created or extended then.
     """
 
     def __init__(self, root: Path, *, gather_bytes: int = 0) -> None:
@@ -113,9 +111,7 @@ class FileTree:
             self._flush(path)
 
     def size(self, path: str) -> int:
-        """Return the size of a file, 0 if it is missing. Raises FileConflictError if it is not a
-        regular file.
-        """
+        """Return the size of a file, 0 if it is missing. Raises FileConflictError."""
         try:
             found = os.lstat(self.root / path)
         except FileNotFoundError:
@@ -286,12 +282,9 @@ def _first_difference(one: Path, other: Path) -> int | None:
 
 
 class Rebuilding:
-    """A tree that is being rebuilt: `replay` takes the records. A context manager.
-
-    Until `put`, all files are written to a directory next to the target, so a target that exists is complete.
-    If a crash leaves that directory, the next rebuilding of the same target deletes it. Leaving it without
-    `put` deletes the temporary directory. `replay.take` raises UnsafePathError and FileConflictError for
-    operations that the journal should not hold, OSError.
+    """A tree that is being rebuilt: `replay` takes the records, until `put` moves the files to the target. A
+    context manager; without `put` it deletes them. `replay.take` raises UnsafePathError, FileConflictError,
+    OSError.
     """
 
     def __init__(
