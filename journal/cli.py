@@ -22,11 +22,10 @@ from dos_client.cli.kit import (
     run_interruptible,
     warn,
 )
-from journal.cli_arguments import ENDS, Target, journal_file
 from journal.core.inspection import Located, Timeline, fault_text, original_text, record_json
 from journal.core.record import Op
 from journal.files.history import complete_moment, moment_here
-from journal.files_cli import add_commands
+from journal.files_cli import ENDS, Target, add_commands, journal_file
 from journal.inspecting import Consumer, InspectionOutcome, inspect_file, inspect_url, is_url
 from journal.pictures import check_drawable, draw_timeline
 from journal.showing import (

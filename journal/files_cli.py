@@ -1,5 +1,14 @@
 """The commands on journaled files: `dos journal replay | files | cat | diff | trim | archive`, `dos files
-mirror`. A fault of a file or an object ends up in the outcome of a replay; one of a chain is raised.
+mirror`, and what all commands of `journal` share: their target and their exit codes.
+
+| exit code | meaning |
+|---|---|
+| 0 | done: everything that was read is sound |
+| 1 | a fault was found |
+| 2 | wrong usage, or no such journal |
+| 3 | the store or the bucket cannot be reached |
+| 4 | nothing matches (`dos journal grep`) |
+| 130 | interrupted |
 """
 
 import functools
@@ -9,18 +18,20 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import trio
 import typer
 from typer.core import TyperCommand
 
 from dos_client import randomness
+from dos_client.cli import kit
 from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
     UNREACHABLE,
     Call,
+    Ends,
     Report,
     bar_of,
     command,
@@ -38,9 +49,14 @@ from journal.archive.archiving import Archived, archive_chain, trim_archive
 from journal.archive.bucket import SCHEME as S3_SCHEME
 from journal.archive.bucket import Bucket, parse_s3_url
 from journal.archive.reading import in_thread
-from journal.cli_arguments import ENDS, Target, journal_file
 from journal.core.chain import parse_segment_name
-from journal.core.errors import FileConflictError, HistoryTrimmedError, TornRecordError, UnsafePathError
+from journal.core.errors import (
+    ArchiveUnavailableError,
+    FileConflictError,
+    HistoryTrimmedError,
+    TornRecordError,
+    UnsafePathError,
+)
 from journal.core.file_ops import FileSizes, FilesReplay, Paths, ReplayStop
 from journal.core.inspection import Located, fault_text
 from journal.files.damage import OnDamaged, WholeState, newest_whole
@@ -70,6 +86,42 @@ from journal.inspecting import (
 from journal.limits import file_copy_bytes_max, mirror_poll_s, trim_wait_s
 from journal.local_store import LocalClaim, LocalStore, journal_beside
 from journal.ports import Progress
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE|URL",
+        help="A journal file, or dos://HOST[,HOST2..]/DIRECTORY/NAME, where NAME is a segment, "
+        "another journal object, or a chain; s3://BUCKET/PREFIX/DIRECTORY/CHAIN, its archive; or both, "
+        "dos://...+s3://BUCKET/PREFIX. For a server that does not run, a path in its data directory: "
+        "DATA/DIRECTORY/NAME.",
+    ),
+]
+
+
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, DAMAGE):
+        return NEGATIVE
+    if isinstance(error, ArchiveUnavailableError) or kit.exit_code(error) == UNREACHABLE:
+        return UNREACHABLE
+    return REFUSED
+
+
+ENDS: Final = Ends(refused=(ValueError,), code_of=_exit_code)
+
+
+def journal_file(target: str) -> Path:
+    """Return the path of a journal file. End the command if it is a directory."""
+    path = Path(target)
+    if path.is_dir() and (path / "identity").is_file():
+        fail(
+            f"{target} is a server's data directory: name the server, as dos://HOST/DIRECTORY/NAME; if the"
+            f" server does not run, name {target}/DIRECTORY/NAME",
+            REFUSED,
+        )
+    if path.is_dir():
+        fail(f"{target} is a directory: pass a journal file, or a URL dos://HOST/DIRECTORY/NAME", REFUSED)
+    return path
 
 
 def replay_target(

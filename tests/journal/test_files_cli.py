@@ -12,10 +12,10 @@ from typer.main import get_group
 from dos_client.store import open_store
 from journal import Directory, Op, Record
 from journal.cli import app, complete_operation
-from journal.cli_arguments import ENDS
 from journal.core.errors import ArchiveUnavailableError
 from journal.core.record import encode
 from journal.files.history import complete_moment, moment
+from journal.files_cli import ENDS
 from tests.journal.archives import client
 from tests.journal.journal_command import journal
 from tests.journal.journaled_files import files, write
