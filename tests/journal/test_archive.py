@@ -60,6 +60,12 @@ from tests.journal.memory_store import DIRECTORY, MemoryStore
 from tests.support.s3 import BUCKET, Answer, FakeS3, Rule, cut, flipped, status
 
 
+def written(tmp_path: Path, count: int = LINES) -> MemoryStore:
+    store = MemoryStore()
+    write_lines(store, tmp_path / "live", count=count)
+    return store
+
+
 def test_the_bucket_alone_gives_back_every_moment_up_to_its_end(s3: FakeS3, tmp_path: Path) -> None:
     store = MemoryStore()
     offsets = write_lines(store, tmp_path / "live")
@@ -74,8 +80,7 @@ def test_the_bucket_alone_gives_back_every_moment_up_to_its_end(s3: FakeS3, tmp_
 
 
 def test_a_second_run_copies_only_what_is_new_and_a_dry_run_nothing(s3: FakeS3, tmp_path: Path) -> None:
-    store = MemoryStore()
-    write_lines(store, tmp_path / "live")
+    store = written(tmp_path)
     would = archived(store, dry_run=True)
     assert (keys(), would.copied_segments > 0) == ([], True)
     first = archived(store)
@@ -93,8 +98,7 @@ def test_a_second_run_copies_only_what_is_new_and_a_dry_run_nothing(s3: FakeS3, 
 
 
 def test_an_interrupted_run_continues_where_it_was(s3: FakeS3, tmp_path: Path) -> None:
-    store = MemoryStore()
-    write_lines(store, tmp_path / "live")
+    store = written(tmp_path)
     whole = archived(store, dry_run=True).copied_segments
 
     class EnoughError(Exception):
@@ -115,8 +119,7 @@ def test_an_interrupted_run_continues_where_it_was(s3: FakeS3, tmp_path: Path) -
 def test_an_object_that_an_interrupted_run_left_is_read_back_and_not_put_again(
     s3: FakeS3, tmp_path: Path
 ) -> None:
-    store = MemoryStore()
-    write_lines(store, tmp_path / "live")
+    store = written(tmp_path)
     archived(store)
     client().delete_object(Bucket=BUCKET, Key=f"dos/{manifest_key(DIRECTORY, 'files')}")
     damaged = next(key for key in keys())
@@ -245,8 +248,7 @@ def test_what_was_trimmed_on_the_servers_comes_from_the_archive(s3: FakeS3, tmp_
 def test_servers_that_trimmed_all_but_the_newest_segment_leave_the_archive_whole(
     s3: FakeS3, tmp_path: Path
 ) -> None:
-    store = MemoryStore()
-    write_lines(store, tmp_path / "live")
+    store = written(tmp_path)
     done = archived(store)
     stretch, epoch = recovered(store), 1
     while len(stretch) > 1:  # until the newest segment begins with a snapshot
@@ -574,8 +576,7 @@ def test_what_a_bad_service_answers_while_archiving_is_named(
     error: type[Exception],
     text: str,
 ) -> None:
-    store = MemoryStore()
-    write_lines(store, tmp_path / "live", count=12)
+    store = written(tmp_path, 12)
     s3.rules.append(Rule(method, "files.0", make))
     with pytest.raises(error, match=text):
         archived(store)
@@ -619,8 +620,7 @@ def another_host() -> Iterator[tuple[str, list[str]]]:
 def test_who_is_sent_to_another_host_does_not_go_there(
     s3: FakeS3, tmp_path: Path, code: int, method: str
 ) -> None:
-    store = MemoryStore()
-    write_lines(store, tmp_path / "live", count=12)
+    store = written(tmp_path, 12)
     with another_host() as (place, asked):
         s3.rules.append(
             Rule(method, "files.0", lambda _: (code, {"Location": place, "Content-Length": "0"}, b""))
@@ -631,8 +631,7 @@ def test_who_is_sent_to_another_host_does_not_go_there(
 
 
 def test_what_is_packed_on_the_way_is_not_unpacked(s3: FakeS3, tmp_path: Path) -> None:
-    store = MemoryStore()
-    write_lines(store, tmp_path / "live", count=12)
+    store = written(tmp_path, 12)
     archived(store)
     bomb = gzip.compress(bytes(BOMB_BYTES))
     headers = {"Content-Encoding": "gzip", "Content-Length": str(len(bomb))}
@@ -657,8 +656,7 @@ def test_what_a_service_calls_a_version_is_taken_for_no_digest(s3: FakeS3, tmp_p
             body,
         )
 
-    store = MemoryStore()
-    write_lines(store, tmp_path / "live", count=12)
+    store = written(tmp_path, 12)
     s3.rules += [Rule(method, "files.0", of_parts) for method in ("PUT", "GET", "HEAD")]
     assert archived(store).copied_segments > 0
     assert restored(tmp_path / "end")["log"]
@@ -666,8 +664,7 @@ def test_what_a_service_calls_a_version_is_taken_for_no_digest(s3: FakeS3, tmp_p
 
 @pytest.mark.parametrize("make", [status(503, "SlowDown"), status(500, "InternalError"), cut])
 def test_what_passes_is_tried_again(s3: FakeS3, tmp_path: Path, make: Callable[[Answer], Answer]) -> None:
-    store = MemoryStore()
-    write_lines(store, tmp_path / "live", count=12)
+    store = written(tmp_path, 12)
     s3.rules += [Rule("GET", "files.0", make, times=2)]
     done = archived(store)
     s3.rules = [Rule("GET", "files.0", make, times=2), Rule("GET", ".archive", make, times=2)]
@@ -677,8 +674,7 @@ def test_what_passes_is_tried_again(s3: FakeS3, tmp_path: Path, make: Callable[[
 
 
 def test_a_service_that_is_slow_is_waited_for_so_long_and_asked_again(s3: FakeS3, tmp_path: Path) -> None:
-    store = MemoryStore()
-    write_lines(store, tmp_path / "live", count=12)
+    store = written(tmp_path, 12)
     archived(store)
     held = threading.Event()
     try:
@@ -731,8 +727,7 @@ def remove(key: str, _: str) -> None:
 def test_a_bucket_that_was_tampered_with_restores_nothing(
     s3: FakeS3, tmp_path: Path, harm: Callable[[str, str], None], text: str
 ) -> None:
-    store = MemoryStore()
-    write_lines(store, tmp_path / "live", count=18)
+    store = written(tmp_path, 18)
     archived(store)
     segments = sorted(key for key in keys() if not key.endswith(".archive"))
     harm(segments[-1], segments[0])
@@ -744,8 +739,7 @@ def test_a_bucket_that_was_tampered_with_restores_nothing(
 
 @pytest.mark.parametrize("directory", ["other", "../other", "/etc"])
 def test_the_manifest_of_another_directory_is_refused(s3: FakeS3, tmp_path: Path, directory: str) -> None:
-    store = MemoryStore()
-    write_lines(store, tmp_path / "live", count=12)
+    store = written(tmp_path, 12)
     archived(store)
     (key,) = (one for one in keys() if one.endswith(".archive"))
     manifest = decode_manifest(client().get_object(Bucket=BUCKET, Key=key)["Body"].read(), key)

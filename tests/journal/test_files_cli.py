@@ -126,23 +126,6 @@ def test_a_torn_tail_is_left_out_and_said_a_flipped_bit_makes_nothing(
     assert files(tmp_path / "good") == {"log": b"321"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--at", "yesterday"], "is no moment: give an offset"),
-        (["--at", "time:25:00"], "is no moment"),
-        (["--at", "-9999999999999d"], "before the year 1"),
-    ],
-)
-def test_a_moment_that_is_none_reports_what_can_be_written(
-    hourly_journal: Path, arguments: list[str], words: str
-) -> None:
-    done = journal("files", hourly_journal, *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_a_servers_data_directory_is_refused_with_what_to_name_instead(tmp_path: Path) -> None:
     (tmp_path / "identity").write_bytes(b"x")
     for arguments in (["files"], ["verify"], ["timeline"]):
