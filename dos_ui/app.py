@@ -22,10 +22,9 @@ import json
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 import trio
 from starlette.applications import Starlette
@@ -37,8 +36,10 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from checkpoint import Checkpoint, limits
+from checkpoint import Checkpoint
 from checkpoint.chains.manifest_log import read_manifest
+from checkpoint.core.requests import Request as VerbRequest
+from checkpoint.core.verbs import VERBS
 from checkpoint.requests.client import RequestClient
 from dos_client import Store
 from dos_client.cli.objects import object_rows
@@ -415,26 +416,6 @@ def _text(value: Any) -> str:
 # --- changes ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """A request (`Request.what`), the types of its fields, and how long it may take."""
-
-    what: str
-    fields: Mapping[str, type]
-    wait_s: float
-
-
-CHANGES: Final = {
-    "checkpoint": _Change("checkpoint", {}, limits.drain_timeout_s),
-    "savepoint": _Change("savepoint", {"name": str, "why": str}, limits.drain_timeout_s),
-    "restore": _Change("restore", {"name": str, "allow_republish": bool}, limits.reset_timeout_s),
-    "scale": _Change("scale", {"workers": int}, limits.start_timeout_s + limits.reset_timeout_s),
-    "pause": _Change("pause", {}, limits.drain_timeout_s),
-    "resume": _Change("resume", {}, limits.reset_timeout_s),
-}
-"""Name on the page -> the request."""
-
-
 class ChangeRefusedError(DosError):
     """The driver refused a change, or could not complete it. The text has its reason."""
 
@@ -445,13 +426,15 @@ async def change(store: Store, region: str, name: str, given: Mapping[str, Any])
     Raises LocalProtocolError for an unknown change or a field of the wrong type; ChangeRefusedError;
     NoAnswerError, whose text says whether it may still be carried out; QuorumUnavailableError.
     """
-    known = CHANGES.get(name)
-    if known is None:
-        raise LocalProtocolError(f"unknown change {name!r}", remedy=f"there are {', '.join(CHANGES)}")
+    verb = VERBS.get(name)
+    if verb is None or not verb.on_page:
+        offered = ", ".join(one.name for one in VERBS.values() if one.on_page)
+        raise LocalProtocolError(f"unknown change {name!r}", remedy=f"there are {offered}")
+    types = get_type_hints(VerbRequest)
     for field, value in given.items():
-        if type(value) is not known.fields.get(field):
+        if field not in verb.fields or type(value) is not types[field]:
             raise LocalProtocolError(f"{name} has no field {field!r} of that type, got {value!r}")
-    reply = await RequestClient(store, region).send(known.what, wait_s=known.wait_s, **given)
+    reply = await RequestClient(store, region).send(name, wait_s=verb.wait_s, **given)
     if reply.answer.verdict != "done":
         raise ChangeRefusedError(
             f"{name} of region {region} was {reply.answer.verdict}: {reply.answer.reason}"

@@ -3,15 +3,14 @@ request.
 
 Exit codes are those of `dos_client.cli.kit`. An error of `NEGATIVE_ANSWERS` is an answer, with exit code 1.
 
-To add a command that only sends a request, add a row to `REQUESTS`; the name of the command is the name of
-the request. What a request does is decided by the region's driver (`core/requests.py`); which answer
-counts, by `requests/client.py`.
+A command that only sends a request is a row of `VERBS` (`core/verbs.py`); the name of the command is the
+name of the request. What a request does is decided by the region's driver; which answer counts, by
+`requests/client.py`.
 """
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -23,6 +22,7 @@ from checkpoint.chains.manifest_log import ManifestView, read_manifest, regions_
 from checkpoint.core.records.inputs import check_input_name
 from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.requests import Answer
+from checkpoint.core.verbs import VERBS, Verb
 from checkpoint.errors import (
     CheckpointReleasedError,
     ConsumerRefusedError,
@@ -228,79 +228,11 @@ def _range_text(numbers: list[int]) -> str:
     return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
 
 
-Result = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestCommand:
-    """One command. Every command takes the store, the region, --incarnation, --timeout, --wait and --json."""
-
-    name: str
-    help: str
-    done: str
-    """The meaning of exit code 0."""
-    wait_s: float
-    """Default of --wait: seconds from the first answer to the final one."""
-    text: Callable[[Result], str]
-    """Returns the text to print for the result of a request that was done."""
-    in_manifest: bool = False
-    """Whether the manifest must also show the checkpoint of the result: an answer alone is not enough."""
-
-
-REQUESTS: Final = (
-    RequestCommand(
-        "checkpoint",
-        "Commit a checkpoint now, and wait for it. It contains everything read before the request.",
-        "committed, and the manifest shows it",
-        limits.drain_timeout_s,
-        lambda done: f"checkpoint {done.get('checkpoint')} at step {done.get('step')} is committed",
-        in_manifest=True,
-    ),
-    RequestCommand(
-        "reset",
-        "Reset the region to its last committed checkpoint, as after the loss of a worker, and wait until it"
-        " runs.\n\nThe reset does not count as one of the region's reset attempts. Input read since that"
-        " checkpoint is read again.",
-        "done",
-        limits.reset_timeout_s,
-        lambda done: (
-            f"back at checkpoint {done.get('checkpoint')} in {done.get('seconds', 0.0):.1f} s,"
-            f" {count_text(done.get('bytes', 0))} replayed; incarnation {done.get('incarnation')}"
-        ),
-    ),
-    RequestCommand(
-        "pause",
-        "Pause the region: it reads no more input. Wait until everything it has read is in a checkpoint."
-        "\n\nThe workers keep running and keep their state; `dos region resume` continues. A region that is"
-        " started again is not paused.",
-        "paused",
-        limits.drain_timeout_s,
-        lambda done: f"PAUSED at checkpoint {done.get('checkpoint')}, step {done.get('step')}",
-    ),
-    RequestCommand(
-        "resume",
-        "Resume a paused region.",
-        "resumed",
-        limits.request_patience_s,
-        lambda done: f"resumed from checkpoint {done.get('checkpoint')}: {done.get('state')}",
-    ),
-    RequestCommand(
-        "stop",
-        "Stop the region: it commits a last checkpoint, then its workers end. The next `run` of that name"
-        " continues from the checkpoint.",
-        "stopped",
-        limits.stop_checkpoint_timeout_s + 2 * limits.stop_grace_s + limits.last_answers_s,
-        lambda done: (
-            f"{done.get('state')}: {done.get('reason')}; the last checkpoint is {done.get('lastCheckpoint')}"
-        ),
-    ),
-)
-
-
 def add_request_commands(app: typer.Typer) -> None:
-    """Make the rows of `REQUESTS` commands of the app."""
-    for row in REQUESTS:
-        add(app, row.name, waits_s=row.wait_s)(_command_of(row))
+    """Make the verbs whose command only sends the request commands of the app."""
+    for verb in VERBS.values():
+        if verb.help:
+            add(app, verb.name, waits_s=verb.wait_s)(_command_of(verb))
 
 
 def add(
@@ -315,19 +247,19 @@ def add(
     return command(app, name, timeout=timeout, wait=(wait, waits_s) if waits_s else None, ends=ANSWERS)
 
 
-def _command_of(row: RequestCommand) -> Callable[..., Awaitable[Report]]:
+def _command_of(verb: Verb) -> Callable[..., Awaitable[Report]]:
     async def send(call: Call, url: StoreUrl, name: RegionName, incarnation: Incarnation = 0) -> Report:
         async with call.store(url) as store:
-            reply = await send_request(call, store, name, row.name, incarnation=incarnation)
-            if row.in_manifest and reply.answer.verdict == "done":
+            reply = await send_request(call, store, name, verb.name, incarnation=incarnation)
+            if verb.in_manifest and reply.answer.verdict == "done":
                 last = (await read_manifest(store, name)).last
                 if last is None or last.number < reply.answer.result.get("checkpoint", 0):
                     fail("the driver reports that checkpoint, but the manifest does not show it", NEGATIVE)
-        return answered(call, reply, row.text)
+        return answered(call, reply, verb.name)
 
     send.__doc__ = (
-        f"{row.help}\n\nExample: dos region {row.name} dos://h1,h2,h3 wordcount\n\nExit codes: 0 {row.done};"
-        " 1 refused, or not done in time; 2 usage; 3 the store cannot be reached."
+        f"{verb.help}\n\nExample: dos region {verb.name} dos://h1,h2,h3 wordcount\n\nExit codes: 0"
+        f" {verb.exit_0}; 1 refused, or not done in time; 2 usage; 3 the store cannot be reached."
     )
     return send
 
@@ -370,7 +302,18 @@ async def send_request(
         raise
 
 
-def answered(call: Call, reply: Reply, text: Callable[[Result], str]) -> Report:
+def done_text(what: str, result: Mapping[str, Any]) -> str:
+    """Return in words that a request was done."""
+    shown: dict[str, Any] = {
+        name: ", ".join(map(str, value)) if isinstance(value, list) else value
+        for name, value in result.items()
+    }
+    if "bytes" in shown:
+        shown["bytes"] = count_text(shown["bytes"])
+    return VERBS[what].done.format_map(shown)
+
+
+def answered(call: Call, reply: Reply, what: str) -> Report:
     """Return the report of a final answer. End the command if the request was not done."""
     answer = reply.answer
     value = _answer_json(answer) | {"supersededBy": reply.superseded_by or None}
@@ -378,7 +321,8 @@ def answered(call: Call, reply: Reply, text: Callable[[Result], str]) -> Report:
         print_json(value)
     fail_unless_done(answer)
     since = f"since then the manifest was claimed with epoch {reply.superseded_by}"
-    return Report(value, "\n".join([text(answer.result), *([since] if reply.superseded_by else [])]))
+    text = done_text(what, answer.result)
+    return Report(value, f"{text}\n{since}" if reply.superseded_by else text)
 
 
 def fail_unless_done(answer: Answer) -> None:

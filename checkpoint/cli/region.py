@@ -29,6 +29,7 @@ from checkpoint.cli.arguments import (
 )
 from checkpoint.core.progress import dropped_text, prometheus_targets, recovery_text, under_way_text
 from checkpoint.core.requests import Answer
+from checkpoint.core.verbs import VERBS
 from checkpoint.maintenance.deleting import Deletion, delete_region, plan_deletion
 from checkpoint.maintenance.garbage import UnneededObject, collect_stopped, garbage_of
 from checkpoint.requests.client import RegionReader, RegionReading
@@ -298,16 +299,7 @@ async def scale(
     what = "unscale" if cancel else "scale"
     async with call.store(url) as store:
         reply = await send_request(call, store, name, what, {"workers": workers}, incarnation=incarnation)
-
-    def text(done: dict[str, Any]) -> str:
-        if cancel:
-            return f"given up: the region keeps {done.get('workers')} workers"
-        return (
-            f"the region has {done.get('workers')} workers, after {done.get('seconds', 0.0):.1f} s;"
-            f" no input was taken for {done.get('pauseSeconds', 0.0):.1f} s of them"
-        )
-
-    return answered(call, reply, text)
+    return answered(call, reply, what)
 
 
 async def replace(
@@ -342,14 +334,7 @@ async def replace(
         reply = await send_request(
             call, store, name, "replace", {"replaces": replaces}, incarnation=incarnation
         )
-
-    def text(done: dict[str, Any]) -> str:
-        return (
-            f"replaced: {', '.join(map(str, done.get('replaced', [])))}, in {done.get('seconds', 0.0):.1f} s;"
-            f" no input was taken for {done.get('pauseSeconds', 0.0):.1f} s at a time"
-        )
-
-    return answered(call, reply, text)
+    return answered(call, reply, "replace")
 
 
 async def delete(
@@ -546,17 +531,15 @@ def _print_trimmed(
         print(f"deleted {len(garbage)} objects, {held} on all members")
 
 
-_START_S: Final = limits.start_timeout_s + limits.reset_timeout_s
-
 add(app, "status", asks=True)(status)
 add(app, "ls")(listing.ls_regions)
 add_request_commands(app)
-add(app, "savepoint", waits_s=limits.drain_timeout_s)(savepoints.savepoint)
+add(app, "savepoint", waits_s=VERBS["savepoint"].wait_s)(savepoints.savepoint)
 add(app, "savepoints")(savepoints.list_savepoints)
-add(app, "restore", waits_s=_START_S)(savepoints.restore)
+add(app, "restore", waits_s=VERBS["restore"].wait_s)(savepoints.restore)
 add(app, "fork", asks=True)(savepoints.fork)
 add(app, "delete", waits_s=limits.trim_wait_s, wait=DeletionWait)(delete)
 backup.add_backup_commands(app)
-add(app, "scale", waits_s=_START_S)(scale)
-add(app, "replace", waits_s=_START_S)(replace)
+add(app, "scale", waits_s=VERBS["scale"].wait_s)(scale)
+add(app, "replace", waits_s=VERBS["replace"].wait_s)(replace)
 add(app, "trim", waits_s=limits.trim_wait_s, wait=DeletionWait)(trim)

@@ -19,6 +19,7 @@ from checkpoint.cli.arguments import (
     complete_checkpoint,
     complete_savepoint,
     complete_target,
+    done_text,
     send_request,
 )
 from checkpoint.core.records.lines import find_target
@@ -111,21 +112,17 @@ async def savepoint(
     if drop and (checkpoint or why):
         fail("--drop takes the name of the savepoint alone, without --checkpoint and --why", REFUSED)
 
-    def text(result: dict[str, Any]) -> str:
-        which = f"savepoint {savepoint_name} of checkpoint {result.get('checkpoint')}"
-        return f"{which} is {'dropped' if drop else 'created'}"
-
+    what = "drop_savepoint" if drop else "savepoint"
     async with call.store(url) as store:
         if not stopped:
-            what = "drop_savepoint" if drop else "savepoint"
             fields = {"name": savepoint_name, "checkpoint": checkpoint, "why": why}
             return answered(
-                call, await send_request(call, store, name, what, fields, may_be_stopped=True), text
+                call, await send_request(call, store, name, what, fields, may_be_stopped=True), what
             )
         note = None if drop else SavepointNote(by=requester(), wall_time_ms=wall_time_ms(), why=why)
         done = await _savepoint_stopped(store, name, savepoint_name, checkpoint, note, call.wait_s)
     found = {"name": name, "savepoint": savepoint_name, "checkpoint": done, "stopped": True}
-    return Report(found, text(found))
+    return Report(found, done_text(what, {"name": savepoint_name, "checkpoint": done}))
 
 
 async def _savepoint_stopped(
@@ -268,10 +265,6 @@ async def restore(
     """
     named = checkpoint_named(to)
 
-    def text(result: dict[str, Any]) -> str:
-        at = f"checkpoint {result.get('checkpoint')}, step {result.get('step')}"
-        return f"region {name} is restored to {at}"
-
     async with call.store(url) as store:
         report = await _report(store, name, named, verify=verify)
         if dry_run:
@@ -283,10 +276,10 @@ async def restore(
         if not stopped:
             fields = {"name": named, "allow_republish": allow_republish}
             return answered(
-                call, await send_request(call, store, name, "restore", fields, may_be_stopped=True), text
+                call, await send_request(call, store, name, "restore", fields, may_be_stopped=True), "restore"
             )
         done = await _restore_stopped(store, name, named, allow_republish=allow_republish, wait_s=call.wait_s)
-    return Report(done, text(done))
+    return Report(done, done_text("restore", done))
 
 
 async def _report(store: Store, name: str, to: str, *, verify: bool) -> dict[str, Any]:

@@ -2,11 +2,9 @@
 
 It starts in two steps, `listen` and `start`, because the launcher must know the address before it starts.
 
-`Outcomes` has the requests that a region settles later, for the threads that wait. `RegionListener` is user
-code that is notified of events, like Spark's `StreamingQueryListener`. It runs on a separate thread, never
-on the coordinator's, one call at a time and in order. Its exceptions are logged and have no other effect. A
-slow listener delays only the other listeners of the same region; meanwhile at most `REPORTS_QUEUED_MAX`
-progress reports are queued.
+`RegionListener` is user code that is notified of events, like Spark's `StreamingQueryListener`. It runs on a
+separate thread, never on the coordinator's, one call at a time and in order. A slow listener delays only the
+other listeners of the same region.
 """
 
 import logging
@@ -16,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -32,13 +30,14 @@ from checkpoint.core.coordination.vocabulary import (
     SavepointWanted,
     ScaleWanted,
     StopWanted,
+    UserRequest,
     WorkerEnded,
 )
 from checkpoint.core.progress import reset_json, reset_line
-from checkpoint.core.records.layout import workers_text
 from checkpoint.core.records.manifest import OutputIdentity, SavepointNote, savepoint_name_problem
 from checkpoint.core.region import (
     CheckpointCommitted,
+    Key,
     Launcher,
     RegionEvent,
     RegionSpec,
@@ -49,11 +48,11 @@ from checkpoint.core.region import (
     RestoreSettled,
     SavepointSettled,
     ScaleSettled,
+    Settled,
     StateChanged,
-    replaced_text,
 )
-from checkpoint.core.requests import NO_CHECKPOINTS
-from checkpoint.errors import NotReplacedError, NotScaledError, RegionFailedError, RestoreRefusedError
+from checkpoint.core.verbs import NO_CHECKPOINTS, VERBS
+from checkpoint.errors import RegionFailedError
 from checkpoint.limits import listeners_end_s
 from checkpoint.link import StandbyLinks
 from checkpoint.runtime import checkpoint_named, this_driver, timestamp, wall_time_ms
@@ -61,115 +60,7 @@ from dos_client import MemberStatus, Store, randomness
 from dos_monitoring import log_fields, silence_of
 from dos_protocol.errors import LocalProtocolError, errors_in
 
-Wanted: TypeAlias = SavepointWanted | RestoreWanted | ScaleWanted | ReplaceWanted
-Settled: TypeAlias = SavepointSettled | RestoreSettled | ScaleSettled | ReplaceSettled
-_Key: TypeAlias = tuple[str, str | int | None]
-
-
-class Outcomes:
-    """The requests of one region that wait for their outcome.
-
-    changed: notified of each outcome, and when the region is over; hold it for `note`. post: passes a request
-    to the coordinator. end_text: how the region ended, '' while it has not; called with `changed` held.
-    """
-
-    def __init__(
-        self,
-        region: str,
-        changed: threading.Condition,
-        post: Callable[[Wanted], None],
-        end_text: Callable[[], str],
-    ) -> None:
-        self._region = region
-        self._changed = changed
-        self._post = post
-        self._end_text = end_text
-        self._settled: dict[_Key, Settled] = {}
-
-    def note(self, event: Settled) -> None:
-        """Note an outcome."""
-        for key in _keys_of(event):
-            self._settled[key] = event
-        self._changed.notify_all()
-
-    def savepoint(self, wanted: SavepointWanted, timeout: float | None) -> int:
-        """Make or drop a person's savepoint; return its checkpoint. Raises LocalProtocolError, also for a
-        reserved name, and RegionFailedError.
-        """
-        if wanted.on and (problem := savepoint_name_problem(wanted.name)) != "":
-            raise LocalProtocolError(f"region {self._region}: {problem}")
-        self._check_numbers("a checkpoint", wanted.checkpoint)
-        outcome = self._wait(wanted, ("savepoint", wanted.name), timeout)
-        if not isinstance(outcome, SavepointSettled):
-            raise RegionFailedError(
-                f"region {self._region} committed no checkpoint that records savepoint {wanted.name!r}"
-            )
-        if outcome.error:
-            raise LocalProtocolError(f"region {self._region}: {outcome.error}")
-        return outcome.checkpoint
-
-    def restore(self, to: str, timeout: float | None, *, allow_republish: bool) -> RestoreSettled:
-        """Restore an older checkpoint. Raises RestoreRefusedError, RegionFailedError."""
-        outcome = self._wait(RestoreWanted(to, allow_republish), ("restore", to), timeout)
-        if not isinstance(outcome, RestoreSettled):
-            with self._changed:
-                why = self._end_text() or "it is not known yet"
-            raise RegionFailedError(f"region {self._region} may be restored to {to} or not: {why}")
-        if outcome.error:
-            raise RestoreRefusedError(f"region {self._region}: {outcome.error}")
-        return outcome
-
-    def scale(self, workers: int | None, timeout: float | None) -> ScaleSettled:
-        """Change the number of workers, or give a change up. Raises NotScaledError, RegionFailedError."""
-        if workers is not None:
-            self._check_numbers("a number of workers", workers)
-        outcome = self._wait(ScaleWanted(workers), ("scale", workers), timeout)
-        if not isinstance(outcome, ScaleSettled):
-            with self._changed:
-                why = self._end_text() or "the change is still under way"
-            raise RegionFailedError(f"region {self._region} has the workers that it had: {why}")
-        if outcome.error and not (workers is None and outcome.given_up):
-            raise NotScaledError(
-                f"region {self._region} keeps {workers_text(outcome.workers)}: {outcome.error}"
-            )
-        return outcome
-
-    def replace(self, workers: tuple[int, ...], timeout: float | None) -> ReplaceSettled:
-        """Replace workers by other processes. Raises NotReplacedError, RegionFailedError."""
-        self._check_numbers("a worker", *workers)
-        by = randomness.fresh_id().hex()
-        outcome = self._wait(ReplaceWanted(workers, by), ("replace", by), timeout)
-        if not isinstance(outcome, ReplaceSettled):
-            with self._changed:
-                why = self._end_text() or "workers are still being replaced"
-            raise RegionFailedError(f"region {self._region}: not all workers are replaced: {why}")
-        if outcome.error:
-            raise NotReplacedError(f"region {self._region}: {replaced_text(outcome)}")
-        return outcome
-
-    def _check_numbers(self, what: str, *values: object) -> None:
-        """Raise LocalProtocolError here, and not an error of the driver's own thread, which would end it."""
-        if wrong := [value for value in values if type(value) is not int]:
-            raise LocalProtocolError(f"region {self._region}: {what} is an int, got {wrong[0]!r}")
-
-    def _wait(self, wanted: Wanted, key: _Key, timeout: float | None) -> Settled | None:
-        with self._changed:
-            self._settled.pop(key, None)
-        self._post(wanted)
-        with self._changed:
-            self._changed.wait_for(lambda: key in self._settled or self._end_text(), timeout)
-            return self._settled.pop(key, None)
-
-
-def _keys_of(event: Settled) -> list[_Key]:
-    if isinstance(event, SavepointSettled):
-        return [("savepoint", event.name)]
-    if isinstance(event, RestoreSettled):
-        return [("restore", event.to)]
-    if isinstance(event, ReplaceSettled):
-        return [("replace", event.by)]
-    return [("scale", event.wanted), *([("scale", None)] if event.given_up else [])]
-
+S = TypeVar("S", bound=Settled)
 
 REPORTS_QUEUED_MAX: Final = 1_000
 """The maximum number of progress reports queued for slow listeners. Further ones are dropped and logged."""
@@ -366,7 +257,8 @@ class RegionControl:
         self._go: trio.Event | None = None
         self._address: tuple[str, int] | None = None
         self._checkpoint = 0
-        self._outcomes = Outcomes(spec.name, self._lock, self._post, self._end_text)
+        self._outcomes: dict[Key, tuple[Settled, str]] = {}
+        """The outcomes for the threads that wait: the event, and why it failed. With the lock."""
         self._over = False
         self._error: Exception | None = None
         self._abandon = trio.CancelScope()
@@ -567,29 +459,37 @@ class RegionControl:
 
         Raises RestoreRefusedError if nothing was changed; RegionFailedError if it is not known.
         """
-        self._need_checkpoints()
-        return self._outcomes.restore(checkpoint_named(to), timeout, allow_republish=republish)
+        return self._settle(
+            "restore", RestoreWanted(checkpoint_named(to), republish), RestoreSettled, timeout
+        )
 
     def savepoint(self, name: str, checkpoint: int = 0, timeout: float | None = None, why: str = "") -> int:
         """Create a savepoint of a checkpoint (0: the last). Returns its number once that is committed.
         Raises LocalProtocolError if it cannot be created, RegionFailedError after `timeout` seconds.
         """
-        self._need_checkpoints()
+        if problem := savepoint_name_problem(name):
+            raise LocalProtocolError(f"region {self.spec.name}: {problem}")
+        self._check_numbers("a checkpoint", checkpoint)
         note = SavepointNote(by=this_driver(), wall_time_ms=wall_time_ms(), why=why)
-        return self._outcomes.savepoint(SavepointWanted(name, checkpoint, note=note), timeout)
+        return self._settle(
+            "savepoint", SavepointWanted(name, checkpoint, note=note), SavepointSettled, timeout
+        ).checkpoint
 
     def drop_savepoint(self, name: str, timeout: float | None = None) -> int:
         """Drop a savepoint and what only it needed. Return its checkpoint's number. Raises as `savepoint`."""
-        self._need_checkpoints()
-        return self._outcomes.savepoint(SavepointWanted(name, on=False), timeout)
+        return self._settle(
+            "drop_savepoint", SavepointWanted(name, on=False), SavepointSettled, timeout
+        ).checkpoint
 
     def scale(self, workers: int | None, timeout: float | None = None) -> ScaleSettled:
         """Change the number of workers while the region runs; None gives up a change that is under way.
 
         Raises NotScaledError if the region keeps its workers; RegionFailedError if it has ended, or too late.
         """
-        self._need_checkpoints()
-        return self._outcomes.scale(workers, timeout)
+        if workers is None:
+            return self._settle("unscale", ScaleWanted(None), ScaleSettled, timeout)
+        self._check_numbers("a number of workers", workers)
+        return self._settle("scale", ScaleWanted(workers), ScaleSettled, timeout)
 
     def replace(self, workers: Iterable[int] = (), timeout: float | None = None) -> ReplaceSettled:
         """Replace workers by other processes, one after the other, while the region runs; without any: all.
@@ -597,8 +497,10 @@ class RegionControl:
         Raises NotReplacedError if one keeps its process: so do those that follow; RegionFailedError after
         `timeout` seconds, and the replacement continues.
         """
-        self._need_checkpoints()
-        return self._outcomes.replace(tuple(workers), timeout)
+        self._check_numbers("a worker", *(chosen := tuple(workers)))
+        return self._settle(
+            "replace", ReplaceWanted(chosen, randomness.fresh_id().hex()), ReplaceSettled, timeout
+        )
 
     def move(self, workers: Iterable[int]) -> None:
         """Request what `replace` does, and do not wait: for a launcher whose places are about to end."""
@@ -611,6 +513,33 @@ class RegionControl:
     def removeListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
         """Stop notifying this listener."""
         self._listeners.remove(listener)
+
+    def _settle(self, verb: str, wanted: UserRequest, kind: type[S], timeout: float | None) -> S:
+        """Request it and return its outcome. Raises `Verb.refusal` with the reason if it failed, and
+        RegionFailedError if no outcome is known in time.
+        """
+        row, key = VERBS[verb], wanted.key
+        assert key is not None, "only a request with a key has an outcome"
+        self._need_checkpoints()
+        with self._lock:
+            self._outcomes.pop(key, None)  # of an earlier request, which would be taken for this one's
+        self._post(wanted)
+        with self._lock:
+            self._lock.wait_for(lambda: key in self._outcomes or self._over, timeout)
+            event, error = self._outcomes.pop(key, (None, ""))
+            if event is None:
+                why = self._end_text() or "it may still be carried out"
+                what = row.unsettled.format(wanted=wanted)
+                raise RegionFailedError(f"region {self.spec.name} {what}: {why}")
+        if error:
+            raise row.refusal(f"region {self.spec.name}: {error}")
+        assert isinstance(event, kind)
+        return event
+
+    def _check_numbers(self, what: str, *values: object) -> None:
+        # Here, and not in the driver's own thread: an error there would end the region.
+        if wrong := [value for value in values if type(value) is not int]:
+            raise LocalProtocolError(f"region {self.spec.name}: {what} is an int, got {wrong[0]!r}")
 
     def _need_checkpoints(self) -> None:
         if self.spec.without_checkpoints:
@@ -674,7 +603,9 @@ class RegionControl:
                 self._checkpoint = max(self._checkpoint, event.checkpoint)
                 self._lock.notify_all()
             elif isinstance(event, Settled):
-                self._outcomes.note(event)
+                for key, error in event.outcomes().items():
+                    self._outcomes[key] = (event, error)
+                self._lock.notify_all()
         if isinstance(event, ResetReport):
             logger.warning("%s", reset_line(self.spec.name, event))
         if self._shell is not None:

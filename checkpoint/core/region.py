@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import isfinite
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from checkpoint import limits
 from checkpoint.core.links.messages import Counters
@@ -530,6 +530,10 @@ class WorkerJoined:
     pid: int
 
 
+Key: TypeAlias = tuple[str, str | int | None]
+"""What an outcome is about: the verb, and the name, number or requester by which requests are told apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class SavepointSettled:
     """A request to make or drop a savepoint is settled: a committed checkpoint carries it, or it failed."""
@@ -539,6 +543,12 @@ class SavepointSettled:
     """The checkpoint that the savepoint holds, or held; 0 after an error."""
     error: str = ""
     """Why it failed, empty on success. After an error nothing has changed."""
+
+    def outcomes(self) -> dict[Key, str]:
+        return {("savepoint", self.name): self.error}
+
+    def result(self) -> dict[str, Any]:
+        return {} if self.error else {"name": self.name, "checkpoint": self.checkpoint}
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,6 +562,12 @@ class RestoreSettled:
     step: int = 0
     error: str = ""
     """Why it failed, empty on success. After an error nothing has changed."""
+
+    def outcomes(self) -> dict[Key, str]:
+        return {("restore", self.to): self.error}
+
+    def result(self) -> dict[str, Any]:
+        return {} if self.error else {"checkpoint": self.checkpoint, "step": self.step}
 
 
 @dataclass(frozen=True, slots=True)
@@ -593,6 +609,18 @@ class ScaleSettled:
     pause_s: float = 0.0
     """For how long of that no input was taken."""
 
+    def outcomes(self) -> dict[Key, str]:
+        error = f"it keeps {workers_text(self.workers)}: {self.error}" if self.error else ""
+        given_up: dict[Key, str] = {("scale", None): ""} if self.given_up else {}
+        return {("scale", self.wanted): error, **given_up}
+
+    def result(self) -> dict[str, Any]:
+        return {
+            "workers": self.workers,
+            "seconds": round(self.seconds, 6),
+            "pauseSeconds": round(self.pause_s, 6),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class ReplaceSettled:
@@ -611,12 +639,26 @@ class ReplaceSettled:
     by: str = ""
     """Who asked (`ReplaceWanted`)."""
 
+    def __str__(self) -> str:
+        left = [str(worker) for worker in self.workers if worker not in self.replaced]
+        done = (
+            f"replaced: {', '.join(map(str, self.replaced))}" if self.replaced else "no worker was replaced"
+        )
+        return f"{done}; kept: {', '.join(left)}: {self.error}" if self.error else done
 
-def replaced_text(event: ReplaceSettled) -> str:
-    """Return in words which workers are replaced, and why the others are not."""
-    left = [str(worker) for worker in event.workers if worker not in event.replaced]
-    done = f"replaced: {', '.join(map(str, event.replaced))}" if event.replaced else "no worker was replaced"
-    return f"{done}; kept: {', '.join(left)}: {event.error}" if event.error else done
+    def outcomes(self) -> dict[Key, str]:
+        return {("replace", self.by): str(self) if self.error else ""}
+
+    def result(self) -> dict[str, Any]:
+        return {
+            "replaced": list(self.replaced),
+            "seconds": round(self.seconds, 6),
+            "pauseSeconds": round(self.pause_s, 6),
+        }
+
+
+Settled: TypeAlias = SavepointSettled | RestoreSettled | ScaleSettled | ReplaceSettled
+"""The outcome of a request. `outcomes`: key -> why it failed, empty on success. `result`: for JSON."""
 
 
 RegionEvent: TypeAlias = (
@@ -625,12 +667,9 @@ RegionEvent: TypeAlias = (
     | WorkerLost
     | WorkerJoined
     | ResetReport
-    | SavepointSettled
-    | RestoreSettled
     | FellBack
     | ScaleDecided
-    | ScaleSettled
-    | ReplaceSettled
+    | Settled
 )
 
 

@@ -1,7 +1,7 @@
 """The driver's side of requests through the store: reads requests, lets the core decide, writes
 answers.
 
-This file performs what `core/requests.py` decides.
+This file performs what `core/verbs.py` decides.
 
 1. It reads and answers only while this driver holds the manifest. A driver that lost the manifest, or does
    not hold it yet, is silent. Its pending answers wait until it holds the manifest again (with the new
@@ -30,19 +30,16 @@ from checkpoint.core.region import (
     answers_directory,
     requests_directory,
 )
-from checkpoint.core.requests import (
-    Answer,
+from checkpoint.core.requests import Answer, Request, Skipped, encode_record
+from checkpoint.core.verbs import (
     CommandRegion,
     QueueRead,
     RegionEnded,
     RegionNotified,
-    Request,
     RequestArrived,
     RequestEvent,
     RequestHandler,
-    Skipped,
     WriteAnswer,
-    encode_record,
 )
 from checkpoint.requests.queue import QueueReader, QueueRepair, write_records
 from checkpoint.runtime import this_driver, wall_time_ms

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from checkpoint.core.region import RegionState, RegionStatus
-from checkpoint.core.requests import CommandRegion, Request, RequestArrived, RequestHandler, WriteAnswer
+from checkpoint.core.requests import Request
+from checkpoint.core.verbs import CommandRegion, RequestArrived, RequestHandler, WriteAnswer
 
 RUNNING = RegionStatus(RegionState.RUNNING, "", 3, 5, 7, 5, 0, (), ())
 

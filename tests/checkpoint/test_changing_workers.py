@@ -59,7 +59,7 @@ from checkpoint.core.region import (
     ScaleDecided,
     ScaleSettled,
 )
-from checkpoint.core.requests import CommandRegion, QueueRead
+from checkpoint.core.verbs import CommandRegion, QueueRead
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.request_harness import HandlerHarness, in_state
 from tests.support.census import census

@@ -21,16 +21,12 @@ from checkpoint.core.requests import (
     HEADER_BYTES,
     MAGIC,
     Answer,
-    QueueRead,
     RecordReader,
-    RegionEnded,
-    RegionNotified,
     Request,
-    RequestArrived,
     Skipped,
-    WriteAnswer,
     encode_record,
 )
+from checkpoint.core.verbs import QueueRead, RegionEnded, RegionNotified, RequestArrived, WriteAnswer
 from dos_protocol.digests import digest64
 from tests.checkpoint.request_harness import RUNNING, WALL, HandlerHarness, a_request, in_state
 
@@ -118,10 +114,15 @@ def test_a_change_of_the_number_of_workers_is_answered_with_its_outcome() -> Non
     handler.request(3, "unscale")
     assert handler.commands() == [ScaleWanted(3), ScaleWanted(3), ScaleWanted(4), ScaleWanted(None)]
     handler.handle(RegionNotified(ScaleSettled(4, 2, "the region is already going to 3 workers")))
-    assert handler.answers(2)[-1] == ("failed", "the region is already going to 3 workers")
+    assert handler.answers(2)[-1] == (
+        "failed",
+        "it keeps 2 workers: the region is already going to 3 workers",
+    )
     assert [len(handler.answers(number)) for number in (0, 1, 3)] == [1, 1, 1], "only accepted"
     handler.handle(RegionNotified(ScaleSettled(3, 2, "it was cancelled", given_up=True)))
-    assert handler.answers(0)[-1] == handler.answers(1)[-1] == ("failed", "it was cancelled")
+    assert (
+        handler.answers(0)[-1] == handler.answers(1)[-1] == ("failed", "it keeps 2 workers: it was cancelled")
+    )
     assert handler.answers(3)[-1] == ("done", "")
     handler.request(5, "scale", workers=3)
     (answer,) = handler.handle(RegionNotified(ScaleSettled(3, 3, seconds=2.5, pause_s=0.5)))

@@ -40,7 +40,8 @@ from checkpoint.core.records.manifest import (
     unneeded_of,
 )
 from checkpoint.core.region import RegionState, SavepointSettled
-from checkpoint.core.requests import RegionNotified, encode_record
+from checkpoint.core.requests import encode_record
+from checkpoint.core.verbs import RegionNotified
 from checkpoint.errors import ManifestError
 from journal import Op, Record
 from journal.core.chain import Position, below, below_or_within, segment_name
@@ -228,7 +229,7 @@ def test_a_request_for_a_savepoint_is_done_with_the_checkpoint_that_carries_it_a
     assert handler.commands() == [
         SavepointWanted("good", 4, note=good),
         SavepointWanted("bad", 1, note=nothing),
-        SavepointWanted("old", on=False, note=nothing),
+        SavepointWanted("old", on=False),
     ]
     handler.handle(RegionNotified(SavepointSettled("bad", 0, "checkpoint 1 is not retained; retained: 4, 5")))
     assert handler.answers(2)[-1] == ("failed", "checkpoint 1 is not retained; retained: 4, 5")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint.core.records.manifest import Rolling
-from checkpoint.core.requests import RequestHandler
+from checkpoint.core.verbs import RequestHandler
 from tests.support.census import census, census_of_process
 from tests.support.growth import SAMPLES_MIN, Samples
 

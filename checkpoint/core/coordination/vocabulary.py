@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from checkpoint.core.links.messages import Refusal, ToCoordinator, ToWorker
 from checkpoint.core.records.manifest import NO_NOTE, Checkpoint, Examination, SavepointNote
-from checkpoint.core.region import RegionEvent, RegionState
+from checkpoint.core.region import Key, RegionEvent, RegionState
 from dos_protocol.errors import DosError
 
 # --- events -------------------------------------------------------------------------------------------
@@ -135,25 +135,36 @@ class CoordinatorTick:
     due: float
 
 
+class UserRequest:
+    """What a user requests, in the driver's process or through the store."""
+
+    __slots__ = ()
+
+    @property
+    def key(self) -> Key | None:
+        """The key under which its outcome is reported (`Settled`); None: the status shows it."""
+        return None
+
+
 @dataclass(frozen=True, slots=True)
-class CheckpointWanted:
+class CheckpointWanted(UserRequest):
     """A user requests a checkpoint now."""
 
 
 @dataclass(frozen=True, slots=True)
-class ResetWanted:
+class ResetWanted(UserRequest):
     """A user requests a reset to the last checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
-class PauseWanted:
+class PauseWanted(UserRequest):
     """A user requests that the region takes no input; with `on` False, that it continues."""
 
     on: bool
 
 
 @dataclass(frozen=True, slots=True)
-class SavepointWanted:
+class SavepointWanted(UserRequest):
     """A user requests a savepoint: a checkpoint retained by name. With `on` False, that it is dropped."""
 
     name: str
@@ -163,48 +174,52 @@ class SavepointWanted:
     note: SavepointNote = NO_NOTE
     """Who requests it, when, and why."""
 
+    @property
+    def key(self) -> Key:
+        return "savepoint", self.name
+
 
 @dataclass(frozen=True, slots=True)
-class RestoreWanted:
+class RestoreWanted(UserRequest):
     """A user requests that the region goes back to an older checkpoint, as `lines.find_target` names it."""
 
     to: str
     allow_republish: bool = False
     """Also if rows come again that were shown."""
 
+    @property
+    def key(self) -> Key:
+        return "restore", self.to
+
 
 @dataclass(frozen=True, slots=True)
-class ScaleWanted:
+class ScaleWanted(UserRequest):
     """A user requests another number of workers; None: that the change under way is given up."""
 
     workers: int | None
 
+    @property
+    def key(self) -> Key:
+        return "scale", self.workers
+
 
 @dataclass(frozen=True, slots=True)
-class ReplaceWanted:
+class ReplaceWanted(UserRequest):
     """A user requests new processes for these workers, one after the other; empty: for all of them."""
 
     workers: tuple[int, ...] = ()
     by: str = ""
-    """Who asks: `ReplaceSettled` has it, so that a refusal does not answer a request that is under way."""
+    # A refusal has it too: without it, the refusal of a second request would answer the one under way.
+
+    @property
+    def key(self) -> Key:
+        return "replace", self.by
 
 
 @dataclass(frozen=True, slots=True)
-class StopWanted:
+class StopWanted(UserRequest):
     """A user requests that the region stops."""
 
-
-Wanted: TypeAlias = (
-    CheckpointWanted
-    | ResetWanted
-    | PauseWanted
-    | SavepointWanted
-    | RestoreWanted
-    | ScaleWanted
-    | ReplaceWanted
-    | StopWanted
-)
-"""What a user requests, in the driver's process or through the store."""
 
 Event: TypeAlias = (
     Begin
@@ -222,7 +237,7 @@ Event: TypeAlias = (
     | WorkerHosted
     | WorkerEnded
     | CoordinatorTick
-    | Wanted
+    | UserRequest
 )
 
 # --- effects ------------------------------------------------------------------------------------------

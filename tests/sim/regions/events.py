@@ -9,7 +9,6 @@ from checkpoint.core.region import (
     RestoreSettled,
     StateChanged,
     WorkerLost,
-    replaced_text,
 )
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def record_event(region: "RegionBase", event: object) -> str:
         return f"worker {event.worker} is lost: {event.reason}"
     if isinstance(event, ReplaceSettled):
         region.saw("workers are replaced" if event.replaced else "no worker is replaced")
-        return replaced_text(event)
+        return str(event)
     if isinstance(event, FellBack):
         region.saw("a region fell back")
         return str(event)

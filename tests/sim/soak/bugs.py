@@ -13,7 +13,7 @@ from unittest import mock
 from checkpoint.chains.input_log import InputLog
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.steps_log import StepsLog
-from checkpoint.core.requests import RequestHandler
+from checkpoint.core.verbs import RequestHandler
 from checkpoint.requests import queue
 from dataflow.worker.journals import FloorCollector
 from dos_server.core.requests.removals import Removals

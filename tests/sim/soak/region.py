@@ -12,17 +12,15 @@ from checkpoint.core.coordination.vocabulary import Effect, End, NotifyObservers
 from checkpoint.core.progress import status_json
 from checkpoint.core.records.manifest import Rolling
 from checkpoint.core.region import RegionState, answers_directory, requests_directory
-from checkpoint.core.requests import (
-    Answer,
+from checkpoint.core.requests import Answer, Request, encode_record
+from checkpoint.core.verbs import (
     CommandRegion,
     QueueRead,
     RegionNotified,
-    Request,
     RequestArrived,
     RequestEvent,
     RequestHandler,
     WriteAnswer,
-    encode_record,
 )
 from checkpoint.requests.queue import QueueReader, write_records
 from dataflow import Graph, InputSource, LogSink
