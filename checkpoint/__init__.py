@@ -122,5 +122,6 @@ if TYPE_CHECKING:
     from checkpoint.core.region import coordinator_directory as coordinator_directory
     from checkpoint.core.region import region_of_worker as region_of_worker
     from checkpoint.core.region import worker_directory as worker_directory
+    from checkpoint.core.verbs import VERBS as VERBS
 else:
     __getattr__, __dir__, __all__ = lazy_names(globals())

@@ -1,7 +1,5 @@
-"""The errors of this package, one class per party that must act.
-
-Messages are lower case: the rule that was broken, the values, the remedy. The base classes are in
-`dos_protocol.errors`; this file contains errors that only regions have.
+"""The errors of this package, one class per party that must act. The base classes are in
+`dos_protocol.errors`.
 """
 
 from checkpoint import limits
@@ -9,9 +7,8 @@ from dos_protocol.errors import DosError, RemoteProtocolError
 
 
 class ChannelFrameError(RemoteProtocolError):
-    """A frame between workers, or between a worker and its coordinator, is malformed. The link is closed.
-
-    `code`: BAD_FRAME, BAD_VERSION, UNKNOWN_OPCODE (frame type), TOO_LARGE or BAD_DIGEST.
+    """A frame of a link is malformed; it is closed. `code`: BAD_FRAME, BAD_VERSION, UNKNOWN_OPCODE,
+    TOO_LARGE, BAD_DIGEST.
     """
 
 
@@ -24,8 +21,8 @@ class StepOrderError(RemoteProtocolError):
 
 
 class RecordTooLargeError(DosError):
-    """Something that must be stored or sent as a whole is larger than the limit. The same rows would make it
-    again, so the region stops.
+    """Something that is stored or sent as a whole is above the limit. The same rows would make it again, so
+    the region stops.
     """
 
 
@@ -62,9 +59,7 @@ class RegionFencedError(DosError):
 
 
 class RegionFailedError(DosError):
-    """The region stopped and needs a person. The message has the reason, `traceback_text` a user function's
-    traceback, which is also printed below the message.
-    """
+    """The region stopped and needs a person. traceback_text: of a user function, printed below it."""
 
     def __init__(self, message: str, *, traceback_text: str = "", remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
@@ -105,9 +100,7 @@ class NoSinkError(DosError):
 
 
 class CheckpointReleasedError(DosError):
-    """The checkpoint can no longer be restored: the manifest has released it, and its data may be deleted.
-    `retained`: the checkpoints that can be restored.
-    """
+    """The checkpoint was released, and its data may be deleted. retained: those that can be restored."""
 
     remedy = "use one that is retained; run the region with a larger `retain` to keep more"
 
@@ -143,9 +136,7 @@ class DeletionRefusedError(DosError):
 
 
 class EditRefusedError(DosError):
-    """Rows cannot be written into the state of a region; the message has the operator, the key and the rule.
-    Nothing was changed.
-    """
+    """Rows cannot be written into a state: the operator, the key and the rule. Nothing was changed."""
 
     remedy = "correct the rows, and write them again"
 
@@ -167,18 +158,17 @@ class BackupDamagedError(DosError):
 
 
 class CheckpointDamagedError(RegionFailedError):
-    """The last checkpoint of a region cannot be restored: chains that it names are damaged or lost on too
-    many members. Nothing was changed. The message has each worker, chain and position.
+    """Chains that the last checkpoint names are damaged or lost on too many members: worker, chain and
+    position. Nothing was changed.
     """
 
 
 class OutputRewoundError(DosError):
-    """The region was restored to an older checkpoint, and output was taken back that this reader has read; or
-    it was deleted, and begins again.
+    """Output was taken back that this reader has read: by a restore, or the region was deleted and begins
+    again.
 
-    `line`: the line of history that replaced it; `checkpoint`: the restored one, 0 if the region was restored
-    too often since to know it, or was deleted; `step`: the first step that was taken back, 1 if that is not
-    known. `deleted`: what shows that it was deleted.
+    line: of history that replaced it; checkpoint: the restored one, 0 if it is not known or the region was
+    deleted; step: the first step that was taken back, 1 if that is not known.
     """
 
     def __init__(
@@ -238,9 +228,7 @@ class NoAnswerError(DosError):
 
 
 class FingerprintMismatchError(DosError):
-    """The graph differs from the one that wrote the state; `operators` names the operators that differ.
-    Nothing was started.
-    """
+    """The graph differs from the one that wrote the state in these `operators`. Nothing was started."""
 
     remedy = "run the graph that wrote this state, or give the region a new name"
 
@@ -254,8 +242,8 @@ class OrphanedError(DosError):
 
 
 class StaleIncarnationError(DosError):
-    """A newer RESTORE has arrived, or this worker has ended, so the report was not sent. Discard everything
-    of the older incarnation.
+    """The report was not sent: a newer RESTORE has arrived, or this worker has ended. Discard all of the
+    older one.
     """
 
 
@@ -270,9 +258,7 @@ class UnsupportedKeyTypeError(DosError):
 
 
 class InputClosedError(DosError):
-    """The input handle is closed, or being closed, and accepts no more input. What was acknowledged before is
-    part of it.
-    """
+    """The input handle accepts no more input. What was acknowledged before is part of it."""
 
     remedy = "write to another handle; a closed one stays closed"
 
@@ -281,9 +267,7 @@ class InputClosedError(DosError):
 
 
 class EntryRefusedError(DosError):
-    """An entry point cannot serve this producer or handle; the message has the reason. Nothing was
-    recorded.
-    """
+    """An entry point cannot serve this producer or handle. Nothing was recorded."""
 
     remedy = "`dos input entries` shows the entry points of a handle and their clocks"
 
@@ -295,16 +279,14 @@ class ConsumerRefusedError(DosError):
 
 
 class ConsumerTakenError(ConsumerRefusedError):
-    """Another process has registered under the name of this consumer. This one may not publish any more, so
-    it ends; what it has read stays read.
-    """
+    """Another process has the name of this consumer, which ends; what it has read stays read."""
 
     remedy = "give each query, and each stream that it reads, its own name in the option 'consumer'"
 
 
 class RegisterUnsettledError(DosError):
-    """The register of consumers cannot be read: a process that was changing it has died, or needs longer than
-    usual. Nothing is trimmed meanwhile.
+    """A process that was changing the register of consumers died, or needs long. Nothing is trimmed
+    meanwhile.
     """
 
     remedy = "try again; `dos input|output consumers` settles it if the process that changed it has died"
@@ -314,8 +296,8 @@ class RegisterUnsettledError(DosError):
 
 
 class InputTrimmedError(DosError):
-    """Rows that a reader needs were deleted: the bytes from `begin` to `end` of one producer's input, or of
-    one worker's output log. Nothing else is missing, and nothing was read after the gap.
+    """Rows that a reader needs were deleted, from `begin` to `end` of an input or output log. Nothing after
+    them was read.
     """
 
     def __init__(
@@ -338,8 +320,8 @@ class InputTrimmedError(DosError):
 
 
 class OutputDiffersError(DosError):
-    """A replay produced other output of a step than was visible before: an operator upstream of the sink is
-    not deterministic. None of it was written. The region stops and needs a person.
+    """A replay produced other output of a step than was visible before. None of it was written; the region
+    stops.
     """
 
     remedy = 'use publish="checkpoint", or make the operators before the sink deterministic'

@@ -1,13 +1,9 @@
-"""`_hash` of key columns, vectorized over Arrow arrays. `core/records/layout.py` defines it; this is the fast
-implementation.
+"""`_hash` of key columns, vectorized over Arrow arrays: the fast implementation of `core/records/layout.py`.
 
 It creates no Python object per key: strings are hashed in their Arrow buffers, numbers as numpy words.
-Columns of types without canonical bytes are rejected by name.
-
-The first part is xxh3-64 of many short byte strings at once: the published algorithm (XXH3, 64 bits, seed 0,
-default secret) for 0 to 16 bytes, and a loop over the library for longer strings. Words of Python source, 64
-Ki at a time, take 50 ns each; 200 ns with one `xxhash` call per slice. Tests compare every length with the
-library.
+Columns of types without canonical bytes are rejected by name. For byte strings, xxh3-64 of many at once: the
+published algorithm (seed 0, default secret) for 0 to 16 bytes, a loop over the library for longer ones. Words
+of Python source, 64 Ki at a time, take 50 ns each; 200 ns with one `xxhash` call per slice.
 """
 
 from collections.abc import Sequence
@@ -66,9 +62,7 @@ def kind_of(kind: Any) -> Kind:
 
 
 def hash_keys(columns: Sequence[Any]) -> U64:
-    """Return the hash of each row's key. `columns` are pyarrow Arrays (or ChunkedArrays) of one length, in
-    key order.
-    """
+    """Return the hash of each row's key. columns: pyarrow Arrays of one length, in key order."""
     if not columns:
         raise UnsupportedKeyTypeError("a key needs at least one column")
     arrays = [_plain(column) for column in columns]
@@ -82,12 +76,11 @@ def hash_keys(columns: Sequence[Any]) -> U64:
     return hash_slices(*_slices(joined))
 
 
+# 64 bits would be too few: among a million rows a second, two that differ would have the same digest about
+# once a year, and the second would be taken for a duplicate.
 def hash_rows(columns: Sequence[Any]) -> npt.NDArray[Any]:
-    """Return a digest of 16 bytes of each row, as elements of type V16: two hashes of each column, mixed.
-
-    64 bits would be too few: among a million rows a second, two that differ would have the same digest about
-    once a year. Values that are equal as keys are equal here: NaN, -0.0 and 0.0. Raises
-    UnsupportedKeyTypeError, as `hash_keys`.
+    """Return a digest of 16 bytes of each row, of type V16. Values that are equal as keys are equal here:
+    NaN, -0.0 and 0.0. Raises UnsupportedKeyTypeError.
     """
     arrays = [_plain(column) for column in columns]
     rows = len(arrays[0]) if arrays else 0
@@ -109,8 +102,8 @@ def hash_rows(columns: Sequence[Any]) -> npt.NDArray[Any]:
 
 
 def _two_hashes(array: Any) -> U64:
-    """Return two hashes of the bytes of each value, of which neither follows from the other. Values that
-    occur several times are hashed once.
+    """Return two independent hashes of the bytes of each value. Values that occur several times are hashed
+    once.
     """
     encoded = _filled(_canonical(array), b"").dictionary_encode()
     data = encoded.dictionary
@@ -236,9 +229,7 @@ _EMPTY: Final = _u(xxhash.xxh3_64_intdigest(b""))
 
 
 def hash_slices(data: npt.NDArray[np.uint8], offsets: I64) -> U64:
-    """Return xxh3-64 of data[offsets[i]:offsets[i + 1]] for each i. `offsets` increase, as in an Arrow binary
-    array.
-    """
+    """Return xxh3-64 of data[offsets[i]:offsets[i + 1]] for each i. `offsets` increase."""
     count = len(offsets) - 1
     if count <= _FEW:
         bounds = offsets - offsets[0]

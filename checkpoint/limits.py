@@ -1,8 +1,6 @@
-"""All limits of this package; the unit is the last part of the name. Relations between limits are asserted at
-import.
+"""All limits of this package; the unit is the last part of the name, and relations between them are asserted.
 
-This file contains sizes, counts and times that bound memory or waiting. Times that a user sets per region are
-fields of `RegionSpec`; their defaults are here.
+Times that a user sets per region are fields of `RegionSpec`; their defaults are here.
 """
 
 from typing import Final

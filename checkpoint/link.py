@@ -1,19 +1,15 @@
 """A link: one TCP connection of channel frames between two ends that proved the job's key to each other.
 
-Links are used for control (worker to coordinator), exchange (worker to worker), and by stand-bys. This file
-transfers frames; `core/` defines their meaning. Everything here runs on trio; no user code runs here.
+This file transfers frames; `core/` defines their meaning. No user code runs here. A stand-by is a process
+that has imported everything and waits to become a worker: after the handshake of any link, with the role
+"standby",
 
-A stand-by is a process that has imported everything and waits to become a worker:
+    stand-by                       coordinator
+                              <-   Assigned(w, a)       attempt a of worker w is to be started
+    Assigned(w, a)            ->                        it accepts
+                              <-   Assigned(w, a)       confirmed: it becomes that attempt
 
-    stand-by                            coordinator
-    Hello(role "standby", number)  ->                        the handshake of any link
-                                   <-   Assigned(w, a)       when attempt a of worker w is to be started
-    Assigned(w, a)                 ->                        it accepts
-                                   <-   Assigned(w, a)       confirmed: it becomes that attempt
-
-Then both close the link, and the worker joins with a control link like any other. An acceptance that arrives
-too late is not confirmed: the coordinator closes the link, and another process becomes the worker. So no two
-processes are the same attempt. A stand-by whose link ends without a confirmation ends, too.
+Then both close the link, and the worker joins with a control link like any other.
 """
 
 import logging
@@ -54,8 +50,7 @@ _backlog = 512
 class Link:
     """Frames over one stream. One task may send while another receives; concurrent sends queue up.
 
-    `hello`: the authenticated identity of the dialler. `local_address`, `peer_address`: (host, port) of this
-    connection, also after closing.
+    hello: the authenticated dialler. local_address, peer_address: (host, port), also after closing.
     """
 
     def __init__(self, stream: LinkStream, hello: LinkHello) -> None:
@@ -102,9 +97,8 @@ class Link:
 
     async def receive(self) -> ChannelFrame:
         """Return the next frame. Raises LinkClosedError (orderly end), BrokenConnectionError,
-        ChannelFrameError, ClosedError.
-
-        Cancelling loses nothing: the received part of a frame is kept for the next call.
+        ChannelFrameError, ClosedError. Cancelling loses nothing: the received part of a frame is kept for the
+        next call.
         """
         while (frame := self._decoder.next_frame()) is None:
             with _translated(self.peer_address):
@@ -148,10 +142,8 @@ async def connect_link(
     timeout_s: float = limits.handshake_timeout_s,
     patient: bool = False,
 ) -> Link:
-    """Connect and authenticate. Raises BrokenConnectionError (not reachable, or silent for `timeout_s`) or
-    HandshakeError.
-
-    `patient`: until the time limit, try again if no connection can be opened.
+    """Connect and authenticate. Raises BrokenConnectionError (also if silent for `timeout_s`),
+    HandshakeError. patient: try again until the time limit if no connection can be opened.
     """
     try:
         with trio.fail_after(timeout_s):
@@ -173,9 +165,7 @@ async def connect_link(
 
 
 async def _connect_patiently(host: str, port: int) -> LinkStream:
-    """Open a connection, and try again while that fails, until the surrounding time limit. Raises OSError
-    shortly before the limit, so that the error states why.
-    """
+    """Open a connection, and try again while that fails. Raises OSError just before the limit."""
     while True:
         error: OSError = TimeoutError("no answer")
         # The kernel repeats a lost request ever more rarely, and would notice late that packets arrive.
@@ -216,9 +206,7 @@ async def _dial(stream: LinkStream, key: bytes, hello: LinkHello) -> Link:
 async def accept_link(
     stream: LinkStream, *, job: str, key: bytes, timeout_s: float = limits.handshake_timeout_s
 ) -> Link:
-    """Authenticate a new connection as the acceptor. Raises HandshakeError, BrokenConnectionError; the stream
-    is closed then.
-    """
+    """Authenticate as the acceptor. Raises HandshakeError, BrokenConnectionError; the stream is closed."""
     try:
         with trio.fail_after(timeout_s):
             return await _accept(stream, job, key)
@@ -254,9 +242,7 @@ async def _accept(stream: LinkStream, job: str, key: bytes) -> Link:
 
 
 async def _refuse_plain(stream: LinkStream, refusal: ChannelFrame) -> None:
-    """Refuse a dialler without encryption: it speaks plain text, or it speaks TLS and this end does not. From
-    the answer both can tell the reason.
-    """
+    """Refuse a dialler of which one end speaks TLS, with an answer from which both can tell the reason."""
     send = stream.answer_plain if isinstance(stream, TlsStream) else stream.send_all
     with suppress(OSError, trio.BrokenResourceError):
         await send(encode(refusal))
@@ -271,12 +257,11 @@ async def serve_links(
     ports: Iterable[int] = (0,),
     task_status: "trio.TaskStatus[tuple[str, int]]" = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Accept links until cancelled: `address = await nursery.start(partial(serve_links, handler, job=...,
-    key=...))`.
+    """Accept links until cancelled, on the first free port of `ports`, each in a separate task that closes
+    it.
 
-    Listens on the first free port of `ports`. Each authenticated link is handled in a separate task and
-    closed afterwards; others are logged and dropped. Raises BrokenConnectionError if no port is free, and
-    what `handler` raises.
+    `address = await nursery.start(partial(serve_links, handler, job=..., key=...))`. Raises
+    BrokenConnectionError if no port is free, and what `handler` raises; links that are refused are logged.
     """
 
     async def accepted(stream: Any) -> None:
@@ -332,9 +317,7 @@ class StandbyLinks:
         self._waiting: dict[int, _Waiting] = {}
 
     def numbers(self) -> list[int]:
-        """Return the numbers of the stand-bys that wait, the one first that has waited longest. May be called
-        from any thread.
-        """
+        """Return the numbers of the stand-bys that wait, longest first. May be called from any thread."""
         return list(self._waiting)
 
     async def serve(self, link: Link) -> None:
@@ -354,9 +337,8 @@ class StandbyLinks:
                 del self._waiting[number]
 
     def assign(self, number: int, worker: int, attempt: int) -> bool:
-        """Let a stand-by become this attempt of a worker. Return whether it does; otherwise it ends.
-
-        Call it from a thread other than the coordinator's. Blocks for `standby_answer_s` at most.
+        """Let a stand-by become this attempt of a worker. Return whether it does; otherwise it ends. Blocks
+        for `standby_answer_s` at most, so not on the coordinator's thread.
         """
         if self._token is None:
             return False
@@ -392,11 +374,11 @@ class StandbyLinks:
 async def wait_for_assignment(
     coordinator: tuple[str, int], *, job: str, key: bytes, number: int, orphan_timeout_s: float
 ) -> LinkAssigned | None:
-    """Connect to the coordinator as a stand-by, and wait until this process is to become a worker.
+    """Connect as a stand-by, and wait until this process is to become a worker. Returns None if it is not
+    needed.
 
-    Returns None if it is not needed: the link has ended; the coordinator's host has sent no packet for
-    `orphan_timeout_s` seconds; or another version of this package was installed meanwhile, which a new
-    process must run. Raises BrokenConnectionError, HandshakeError if there is no link.
+    That is: the link has ended, the coordinator's host has sent no packet for `orphan_timeout_s` seconds, or
+    another version of this package was installed. Raises BrokenConnectionError, HandshakeError.
     """
     hello = LinkHello(role="standby", job=job, worker=-1, attempt=number)
     link = await connect_link(*coordinator, key=key, hello=hello)

@@ -1,11 +1,7 @@
 """The environment of a region's processes: links between them, threads, the wall clock, and their identity.
 
-`dos_client.runtime` provides connections to servers and random numbers. The environment of a trio run can be
-replaced as a whole (`replace_runtime`), like that of the client; the coordinators and workers of that run
-then use the replacement. The launcher of a process controls its start and end;
-`dataflow.worker.spec.Clock` controls the time that a circuit sees.
-
-This file contains signatures and their real implementation where it is one line. It decides nothing.
+The environment of a trio run can be replaced as a whole (`replace_runtime`), like that of
+`dos_client.runtime`. This file has signatures, and implementations of one line.
 """
 
 import functools
@@ -40,9 +36,7 @@ class Endpoints(Protocol):
 
 
 class LinkStream(Protocol):
-    """One end of a connection. Raises trio's stream errors. The real implementations are
-    `trio.SocketStream` and `TlsStream`.
-    """
+    """One end of a connection: `trio.SocketStream` or `TlsStream`. Raises trio's stream errors."""
 
     @property
     def socket(self) -> Endpoints: ...
@@ -58,29 +52,22 @@ class RegionRuntime(Protocol):
     """The environment of a process."""
 
     async def connect(self, host: str, port: int) -> LinkStream:
-        """Open a connection, with TLS if the environment variables name its files. Raises OSError,
-        TlsError.
-        """
+        """Open a connection, with TLS if environment variables name its files. Raises OSError, TlsError."""
         ...
 
     async def listen(self, host: str, port: int, backlog: int) -> list[Any]:
         """Listen for connections; port 0: any free port. A wildcard means all addresses of IPv4 and IPv6.
 
-        Returns trio listeners whose streams are `LinkStream`, with a `socket` that has their address. Raises
-        OSError.
+        Returns trio listeners of `LinkStream`, whose `socket` has the address. Raises OSError.
         """
         ...
 
     def silent_s(self, stream: LinkStream) -> float:
-        """Return the seconds since the peer's host last sent a packet on a connection: data, or the
-        acknowledgement that its kernel sends even while the peer's process does nothing.
-        """
+        """Return the seconds since the peer's host last sent a packet."""
         ...
 
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
-        """Call a function that may block, in a thread. If cancelled, it still completes before this
-        returns.
-        """
+        """Call a function that may block in a thread. If cancelled, it completes before this returns."""
         ...
 
     def wall_time_ns(self) -> int:
@@ -180,8 +167,8 @@ def wall_time_ms() -> int:
 
 
 def checkpoint_named(text: str) -> str:
-    """Return the name of a checkpoint as `core.lines.find_target` takes it: a time in ISO 8601, in the local
-    time zone if it names none, becomes `time:MS`. Anything else is returned as it is.
+    """Return the name of a checkpoint as `lines.find_target` takes it: a time in ISO 8601, local if it names
+    no zone, becomes `time:MS`.
     """
     try:
         return f"time:{int(datetime.fromisoformat(text).timestamp() * 1000)}"

@@ -24,7 +24,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from contextlib import aclosing
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
 import trio
 from starlette.applications import Starlette
@@ -36,10 +36,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from checkpoint import Checkpoint
+from checkpoint import VERBS, Checkpoint
 from checkpoint.chains.manifest_log import read_manifest
-from checkpoint.core.requests import Request as VerbRequest
-from checkpoint.core.verbs import VERBS
 from checkpoint.requests.client import RequestClient
 from dos_client import Store
 from dos_client.cli.objects import object_rows
@@ -430,10 +428,8 @@ async def change(store: Store, region: str, name: str, given: Mapping[str, Any])
     if verb is None or not verb.on_page:
         offered = ", ".join(one.name for one in VERBS.values() if one.on_page)
         raise LocalProtocolError(f"unknown change {name!r}", remedy=f"there are {offered}")
-    types = get_type_hints(VerbRequest)
-    for field, value in given.items():
-        if field not in verb.fields or type(value) is not types[field]:
-            raise LocalProtocolError(f"{name} has no field {field!r} of that type, got {value!r}")
+    if problem := verb.problem_of(given):
+        raise LocalProtocolError(problem)
     reply = await RequestClient(store, region).send(name, wait_s=verb.wait_s, **given)
     if reply.answer.verdict != "done":
         raise ChangeRefusedError(

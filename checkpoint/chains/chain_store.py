@@ -1,15 +1,9 @@
-"""One chain under a claim, as all stores in this folder use it: taken over, read, opened, rolled, closed.
+"""One chain under a claim, as all stores in this folder use it.
 
-| step | call | guarantee |
-|---|---|---|
-| 1 | `TakenChain.take` | everything up to the end is synced on the quorum (R5-R7); `at` sets that end (R13) |
-| 2 | `TakenChain.records` | what a store must know before it appends |
-| 3 | `TakenChain.open` | a new segment, whose start is synced on the quorum (R8) |
-| 4 | `_roll_if_longer` | a new segment without a snapshot, which bounds the size of one segment |
-| 5 | `_due`, `roll` of the writer | a new segment with a snapshot, which bounds what a restore reads |
-
-What the records mean, when a snapshot is written and what it contains is up to the store. Segments are
-deleted by the holder of the claim, after a commit has released them (`core/records/manifest.py`).
+`TakenChain.take`: everything up to the end is synced on the quorum (R5-R7); `at` sets that end (R13).
+`records`: what a store must know before it appends. `open`: a new segment, whose start is synced (R8).
+`_roll_if_longer` bounds the size of a segment, `_due` and `roll` of the writer what a restore reads. What the
+records mean, and when a snapshot is written, is up to the store.
 """
 
 from collections.abc import AsyncGenerator, Iterable
@@ -83,10 +77,7 @@ class TakenChain(NamedTuple):
 
 
 class ChainStore:
-    """A store whose content is one chain, open for appending. Subclasses define the meaning of its records.
-
-    Use it on the trio loop that holds the claim.
-    """
+    """A store whose content is one chain, open for appending, on the trio loop that holds the claim."""
 
     def __init__(self, restored: TakenChain, writer: ChainWriter, rolling: Rolling | None = None) -> None:
         self._restored = restored
@@ -110,9 +101,7 @@ class ChainStore:
         return self._writer.floor
 
     def _due(self, live_bytes: int = 0) -> bool:
-        """Return whether so much was appended since the last snapshot that a restore should not have to read
-        it. live_bytes: the size of a snapshot.
-        """
+        """Return whether a snapshot of `live_bytes` is due, so that a restore reads less."""
         if self._writer.segments > self._rolling.segments_max:
             return True
         since = self._writer.bytes_since_snapshot

@@ -1,17 +1,10 @@
 """The register of the consumers of an input or an output, in the store beside the data, and the trimming of
-the rows that no consumer needs. `core/records/consumers.py` decides; this file reads, performs, and waits
-for the quorum.
+the rows that no consumer needs. `core/records/consumers.py` decides; this file reads, performs, and waits for
+the quorum.
 
-A region registers before it reads, so a change is acknowledged by the quorum when it returns, and everyone
-who reads the register afterwards sees it. The writer of a chain of rows trims it, under its claim. Each
-step:
-
-1. Read the register, then the manifest of each consumer.
-2. Delete, in the background, what no consumer needs and an acknowledged start has released *before* 1. A
-   consumer that registered before 1 is in the register; one that registers later sees the release.
-3. Release more: the start of a new segment names the floor. The next step deletes.
-
-If it is stopped at any point, nothing is lost: the next writer of the chain continues.
+The writer of a chain trims it, under its claim. Each step: read the register, then the manifest of each
+consumer; delete what no consumer needs and an acknowledged start has released before; release more: the start
+of a new segment names the floor, and the next step deletes. Stopped at any point, nothing is lost.
 """
 
 import logging
@@ -79,14 +72,14 @@ logger = logging.getLogger("dos.checkpoint")
 async def read_register(store: StorePort, place: RegisterPlace) -> Register:
     """Return the committed register; an empty one if there is none. Claims nothing.
 
-    While another process changes it, waits about two seconds for the change, then raises
-    RegisterUnsettledError: an older register may lack a consumer whose registration was acknowledged.
-
-    Raises CorruptDataError, QuorumUnavailableError, and what reading a chain raises.
+    Raises RegisterUnsettledError if another process changes it for longer than about two seconds,
+    CorruptDataError, QuorumUnavailableError, and what reading a chain raises.
     """
     try:
         return _decoded(await read_state(store, _state(place)), place)
     except UnsettledStateError as error:
+        # Not the older register: it may lack a consumer whose registration was acknowledged, and its rows
+        # would be trimmed.
         raise RegisterUnsettledError(place.directory, error.reason) from error
 
 
@@ -109,8 +102,8 @@ async def why_trimmed(store: StorePort, place: RegisterPlace) -> str:
 
 
 async def settled_register(store: Store, place: RegisterPlace) -> Register:
-    """Return the register as `read_register` does. If a process died while it changed the register, settle
-    it first, which claims it.
+    """Return the register, after settling it if a process died while it changed it, which claims it. Raises
+    as `read_register`.
     """
     try:
         return await read_register(store, place)
@@ -122,12 +115,11 @@ async def settled_register(store: Store, place: RegisterPlace) -> Register:
 async def change_register(
     host: ManifestHost, place: RegisterPlace, change: Callable[[Register], Register]
 ) -> Register:
-    """Replace the register by `change` of it, once, and return it when the quorum holds it. `change` may be
-    called several times.
+    """Replace the register by `change` of it, once, and return it when the quorum holds it; `change` may run
+    again.
 
     Waits while too few members answer. Raises what `change` raises, with nothing changed, and what taking a
-    chain over raises. If it is cancelled, the change may be made or not, and the register cannot be read
-    until it is changed again.
+    chain over raises. Cancelled, it may be changed or not, and cannot be read until it is changed again.
     """
 
     def changed(before: StateRecord | None) -> Record:
@@ -140,10 +132,8 @@ async def change_register(
 
 
 async def register_consumer(store: Store, place: RegisterPlace, region: str, source: str) -> None:
-    """Register a source of a region, if it is not: acknowledged by the quorum when this returns. From then
-    on, nothing that the region needs is trimmed.
-
-    Raises CorruptDataError, QuorumUnavailableError; waits while too few members answer for a change.
+    """Register a source of a region, if it is not: acknowledged when this returns. Raises CorruptDataError,
+    QuorumUnavailableError; waits while too few members answer.
     """
     known = (await settled_register(store, place)).consumers.get(region)
     if known is None or source not in known.sources:
@@ -154,10 +144,8 @@ async def register_consumer(store: Store, place: RegisterPlace, region: str, sou
 
 
 async def needs_of(store: StorePort, register: Register, place: RegisterPlace, split: str) -> dict[str, int]:
-    """Return consumer -> the position from which on it needs a split: of a region by its committed manifest,
-    of a query by what it published.
-
-    Raises ManifestError and what reading a manifest raises: then nothing may be deleted.
+    """Return consumer -> the position from which on it needs a split. Raises ManifestError and what reading
+    raises: then nothing may be deleted.
     """
     if not names_of(register):
         return {}
@@ -166,6 +154,7 @@ async def needs_of(store: StorePort, register: Register, place: RegisterPlace, s
         QUERY_PREFIX + name: query_need(query, split, output) for name, query in register.queries.items()
     }
     regions = {
+        # An error here ends the trimming: a consumer whose manifest cannot be read may need everything.
         region: need_of(await retained_checkpoints(store, region), consumer.sources, split, output)
         for region, consumer in register.consumers.items()
     }
@@ -180,10 +169,9 @@ async def read_output_of(store: StorePort, place: RegisterPlace) -> OutputOf | N
 
 
 class QueryRegistration:
-    """The registration of one process that runs a query. The methods are called by one task at a time.
+    """The registration of one process that runs a query. Its methods are called by one task at a time.
 
-    session: a random identity of this process. retain_s: how long a position is retained after a later one
-    was published.
+    session: a random identity. retain_s: how long a position is retained after a later one was published.
     """
 
     def __init__(
@@ -200,14 +188,11 @@ class QueryRegistration:
     async def begin(
         self, start: Mapping[str, int] | None, lines: Mapping[str, int] = {}, *, again: bool = False
     ) -> None:
-        """Register the query: acknowledged by the quorum when this returns. From then on, nothing that it
-        needs is trimmed.
+        """Register the query, acknowledged when this returns: from then on, nothing that it needs is trimmed.
 
-        start: split -> the offset at which it continues, from its checkpoint; None: it has none. lines: split
-        -> the line of history of that offset. again: the session was registered before.
-
-        Raises ConsumerRefusedError, with `again` ConsumerTakenError if another process has registered under
-        the name since; waits while too few members answer.
+        start: split -> the offset of its checkpoint, None: it has none. lines: split -> the line of history
+        of that offset. again: the session was registered before. Raises ConsumerRefusedError, with `again`
+        ConsumerTakenError if another process has the name; waits while too few members answer.
         """
         now_ms = self._host.wall_time_ms()
 
@@ -225,8 +210,8 @@ class QueryRegistration:
         self.begun = True
 
     async def continues(self, start: Mapping[str, int], lines: Mapping[str, int] = {}) -> None:
-        """Register where the query continues, after `begin({})`, if only reading has shown that. It needs
-        everything until then. Raises as `committed`.
+        """Register where the query continues, after `begin({})`: it needs everything until then. Raises as
+        `committed`.
         """
         now_ms = self._host.wall_time_ms()
 
@@ -239,11 +224,10 @@ class QueryRegistration:
         await change_register(self._host, self._place, change)
 
     async def committed(self, splits: Mapping[str, int], lines: Mapping[str, int] = {}) -> bool:
-        """Publish split -> the offset up to which the engine has durably committed everything. Does nothing
-        if the last publication is too recent. Return whether it was published.
+        """Publish split -> the offset up to which the engine has committed; return False if the last time is
+        too recent.
 
-        Raises ConsumerRefusedError if another process registered under this name; waits while too few members
-        answer.
+        Raises ConsumerRefusedError if another process has the name; waits while too few members answer.
         """
         now = self._host.now()
         pause_s = max(limits.query_publish_s, self._retain_s / POSITIONS_PER_RETENTION)
@@ -267,9 +251,8 @@ _CLOCKS = {Op.INPUT: 5, Op.OUTPUT: 1, Op.INPUT_MARK: 6}
 
 
 class RowsChain(NamedTuple):
-    """A chain of rows: its directory and name, the split that it is, and its segments now, the lowest first.
-
-    last_end: the position to which its writer may return; the segment that contains it stays.
+    """A chain of rows, as a split, with its segments, the lowest first. last_end: to where its writer may
+    return.
     """
 
     directory: str
@@ -317,8 +300,7 @@ class KeptSegments:
 
 
 class TrimPlanner:
-    """Finds how far chains may be trimmed. Claims nothing, unless the last change of the register was
-    interrupted: the register is settled then, because nothing can be trimmed before that. default: the rule
+    """Finds how far chains may be trimmed, claiming nothing but an interrupted register. default: the rule
     unless a person has set one.
     """
 
@@ -329,10 +311,8 @@ class TrimPlanner:
         self._times: dict[tuple[str, Floor], int | None] = {}
 
     async def plan(self, chain: RowsChain, now_ms: int) -> Reason:
-        """Return the lowest segment that anything needs, by what is committed now; NO_FLOOR if everything is
-        needed.
-
-        Raises what reading the register and the manifests raises.
+        """Return the lowest segment that anything needs; NO_FLOOR for all. Raises what reading register and
+        manifests raises.
         """
         register = await settled_register(self._store, self._place)
         rule = register.rule or self._default
@@ -347,9 +327,8 @@ class TrimPlanner:
         return rule.by_consumers or rule.limits_anything
 
     async def segments_to(self, directory: str, chain: str, at: Position, released: Floor) -> list[Floor]:
-        """Return the segments of a chain from the released floor to a committed position.
-
-        Raises what `inspect_chain_at` raises.
+        """Return the segments of a chain from the released floor to a committed position. Raises as
+        `inspect_chain_at`.
         """
         state = await inspect_chain_at(self._store, directory, chain, at, floor=released[1])
         return segments_of(state)
@@ -381,10 +360,8 @@ class TrimPlanner:
 
 
 class Trimmer:
-    """Trims one chain. `step` is called by one task at a time.
-
-    collect: deletes what is below a floor of this chain. appending: held by the task that appends to the
-    chain, or moves it to a new segment.
+    """Trims one chain; `step` is called by one task at a time. collect: deletes below a floor of this chain.
+    appending: held by the task that appends to the chain, or moves it to a new segment.
     """
 
     def __init__(
@@ -402,7 +379,7 @@ class Trimmer:
 
     async def visit_below(self, kept: KeptSegments, directory: str, chain: str, at: Position) -> bool:
         """Add the segments below a committed position, unless the rule deletes nothing. Return whether it
-        does: a long chain is not read in vain. Raises as `TrimPlanner.segments_to`.
+        does.
         """
         if not await self._planner.deletes_anything():
             return False
@@ -412,18 +389,24 @@ class Trimmer:
     async def step(
         self, chain: RowsChain, now_ms: int, *, allowed: Floor | None = None
     ) -> tuple[Floor, bool]:
-        """Perform one step. Return the lowest segment that anything needs, and whether another step has
-        something to do at once. allowed: nothing at or above this floor is released; None: no such limit.
+        """Perform one step. Return the lowest segment that anything needs, and whether another step can do
+        more now.
 
-        Raises FencedError, ClosedError, and what `TrimPlanner.plan` raises; nothing more was deleted then.
+        allowed: nothing at or above this floor is released; None: no limit. Raises FencedError, ClosedError,
+        and as `TrimPlanner.plan`; nothing more was deleted then.
         """
+        # In this order: a consumer that registers after the plan was made sees this release, and does not
+        # begin below it. Released after the plan, rows could be deleted under it.
         released = self._writer.released  # acknowledged before the register is read
         if released == self._collected and not may_trim(chain.segments, chain.last_end):
             return NO_FLOOR, False
         floor = (await self._planner.plan(chain, now_ms)).floor
+        # Above what the manifest has released, a restore of a retained checkpoint would lack rows.
         upto = floor if allowed is None else min(floor, allowed)
         step = next_step(chain.segments, upto, released, self._collected, limits.trim_segments_max)
         if step.collect > self._collected:
+            # Only what an earlier step released, and the quorum has: a release that is not acknowledged may
+            # be undone by a take-over, whose reader then finds a gap.
             self._collect(step.collect)
             self._collected = step.collect
         if step.release == NO_FLOOR:

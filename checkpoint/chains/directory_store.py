@@ -1,18 +1,7 @@
-"""The files of one operator on one worker, stored in a chain of the worker's directory.
+"""The files of one operator on one worker, in a chain of the worker's directory. Decision 0160.
 
-| method | effect |
-|---|---|
-| `open` | move to the position of the files in a checkpoint, regardless of longer or newer data (R13) |
-| `rebuild` | create the files of that position |
-| `append` | record a change |
-| `checkpoint` | record the position of a checkpoint |
-| `synced` | wait until that position is durable on the quorum, as a vote requires |
-
-The records are those of any journaled directory, so `dos journal files` and `restore` read the chain.
-Decision 0160.
-
-This file knows the chain but no operator. The files are changed by the caller that passes the records; this
-class lives on the trio loop that holds the claim.
+The records are those of any journaled directory, so `dos journal files` and `restore` read the chain. The
+files are changed by the caller that passes the records.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
@@ -57,8 +46,8 @@ class FilesAt(NamedTuple):
 
 
 class DirectoryStore(ChainStore):
-    """The chain of one operator's files. Create it with `open`. Only `synced` may be called from other tasks
-    at the same time.
+    """The chain of one operator's files, from `open`, on the trio loop that holds the claim. Only `synced`
+    may be called from other tasks at the same time.
     """
 
     def __init__(self, restored: TakenChain, writer: ChainWriter, rolling: Rolling | None = None) -> None:
@@ -77,9 +66,8 @@ class DirectoryStore(ChainStore):
         scratch: Scratch | None = None,
         rolling: Rolling | None = None,
     ) -> "DirectoryStore":
-        """Move to the position `at` (None: no files), and open a segment there.
-
-        The claim's epoch is the incarnation. Raises what `journal.take_over` and `ChainWriter.open` raise.
+        """Move to the position `at` (None: no files), regardless of newer data (R13), and open a segment
+        there. Raises what `journal.take_over` and `ChainWriter.open` raise.
         """
         name = directory_chain(operator)
         ordered = ORIGIN if at is None else at
@@ -87,17 +75,17 @@ class DirectoryStore(ChainStore):
         return cls(taken, await taken.open(), rolling)
 
     async def rebuild(self, path: Path) -> None:
-        """Create the files of the opened position at `path`, replacing what is there.
+        """Replace `path` by the files of the opened position; if it fails or is cancelled, `path` is
+        unchanged.
 
-        Raises what reading a chain raises; UnsafePathError and FileConflictError for a chain that no operator
-        wrote; OSError. If it fails or is cancelled, `path` is unchanged.
+        Raises what reading a chain raises; UnsafePathError, FileConflictError for a foreign chain; OSError.
         """
         claim, state, _, scratch = self._restored
         await _write_files(read_plain_batches(claim, state, scratch=scratch), path)
 
     async def append(self, records: Iterable[Record]) -> None:
-        """Record changes in the order in which they are made. Returns when they are appended, before they are
-        synced. Raises FencedError.
+        """Record changes in the order in which they are made; returns before they are synced. Raises
+        FencedError.
         """
         await self._writer.wait_room()
         mark = self._marks.due()
@@ -107,9 +95,8 @@ class DirectoryStore(ChainStore):
             self._writer.append(record)
 
     def checkpoint(self, checkpoint: int, step: int, live_bytes: int) -> FilesAt:
-        """Record that this checkpoint lies here, at the end of `step`, after everything appended so far. The
-        record lets users find it (`checkpoint:7`, `step:41`). live_bytes: the present size of the files.
-        Raises FencedError.
+        """Record that this checkpoint lies here, at the end of `step`, for users to find. live_bytes: the
+        present size of the files. Raises FencedError.
         """
         self._live_bytes = live_bytes
         self._writer.append(Record(Op.CHECKPOINT, ints=(checkpoint, step)))
@@ -126,10 +113,8 @@ class DirectoryStore(ChainStore):
         return self._due(self._live_bytes)
 
     async def snapshot(self, files: Callable[[], Iterable[Record]]) -> None:
-        """Start a new segment with all files, as of what was appended so far; a restore starts there.
-
-        Raises FencedError, and what `files` raises. If it fails or is cancelled, the chain must be opened
-        again.
+        """Start a new segment with all files, where a restore starts. Raises FencedError, and what `files`
+        raises; if it fails or is cancelled, the chain must be opened again.
         """
         await self._writer.roll(self._marked(files()))
 
@@ -141,9 +126,8 @@ class DirectoryStore(ChainStore):
 async def rebuild_files(
     store: StorePort, region: str, worker: int, operator: str, *, at: Position, path: Path
 ) -> None:
-    """Create the files of an operator on any worker at a retained checkpoint, without a claim.
-
-    Raises the errors of `inspect_chain_at`, and as `DirectoryStore.rebuild`; then `path` is unchanged.
+    """Create the files of an operator at a retained checkpoint, without a claim. Raises as `inspect_chain_at`
+    and `DirectoryStore.rebuild`; then `path` is unchanged.
     """
     directory = worker_directory(region, worker)
     chain = await inspect_chain_at(store, directory, directory_chain(operator), at)

@@ -1,14 +1,7 @@
 """An input handle: a producer's chain, which `InputLog` appends to, and `InputFollower` reads as it grows.
 
-`dataflow.producing` builds the batches, `core/records/inputs.py` decides what counts, and the caller of a
-follower decides who reads which producer. Followers claim nothing, and return only committed bytes.
-
-Opening a producer, in this order:
-
-1. Claim the producer's directory above the highest epoch seen. This fences a producer that holds it.
-2. Take the chain over (rules R1-R8), find the last complete batch, and open a segment after it.
-3. Only then check whether the handle is being closed. `close_input` first records that it is closing and then
-   lists the producers. Therefore either the closer finds this producer, or this producer finds the closer.
+`core/records/inputs.py` decides what counts, and the caller of a follower who reads which producer. Followers
+claim nothing, and return only committed bytes.
 """
 
 import logging
@@ -83,9 +76,7 @@ T = TypeVar("T")
 
 
 class InputLog(ChainStore):
-    """One producer of one input handle. Create it with `open`. Only the waits may be called from several
-    tasks at once.
-    """
+    """One producer of one input handle, from `open`. Only the waits may be called from several tasks."""
 
     def __init__(
         self,
@@ -122,12 +113,11 @@ class InputLog(ChainStore):
 
     @classmethod
     async def open(cls, store: Store, application: str, handle: str, producer: str) -> "InputLog":
-        """Open this producer. Fences its previous owner; what that one had recorded remains. Until it is
-        closed, what no consumer needs is deleted in the background.
+        """Open this producer. Fences its previous owner; what that one had recorded remains.
 
-        Raises InputClosedError, BadNameError, NotEnoughAnswersError (a new producer needs every member of the
-        store), and what `journal.take_over` raises; QuorumUnavailableError if fewer members than a quorum are
-        available for `claim_patience_s`.
+        Until it is closed, what no consumer needs is deleted in the background. Raises InputClosedError,
+        BadNameError, NotEnoughAnswersError (a new producer needs every member), what `journal.take_over`
+        raises, and QuorumUnavailableError if no quorum is available for `claim_patience_s`.
         """
         log = await cls.open_even_if_closed(store, application, handle, producer)
         # Only after the claim: a closer that this check misses finds this producer in its list.
@@ -156,6 +146,8 @@ class InputLog(ChainStore):
         view = await store.inspect(directory)
         claim = await store.claim(directory, view.epoch_seen + 1, randomness.fresh_id())
         try:
+            # Under the claim, which fences the previous owner: otherwise it could record a batch after the
+            # last one that is found here, and its number would be given twice.
             taken = await TakenChain.take(claim, INPUT_CHAIN, generation=store.record.generation)
             line = await _last_batch(claim, taken.state, producer)
             return cls(claim, taken, await taken.open(), line, planner, producer)
@@ -183,13 +175,11 @@ class InputLog(ChainStore):
         time_us: int = 0,
         late: bytes = b"",
     ) -> BatchDecision:
-        """Send a batch; `parts` are pairs (number of rows, data). time_us, late: of an entry point, the time
-        of the rows, and the rows that are late. Returns when there is room for more;
-        `recorded` waits until the batch counts.
+        """Send a batch; `parts` are pairs (number of rows, data). Returns when there is room; see `recorded`.
 
-        Raises LocalProtocolError if `number` leaves a gap, FencedError if a later producer of that name was
-        opened or the handle was closed. If cancelled in the middle, the batch does not count and can be sent
-        again.
+        time_us, late: of an entry point, the time of the rows, and the rows that are late. Raises
+        LocalProtocolError if `number` leaves a gap, FencedError if the handle was closed or a later producer
+        of that name opened. Cancelled in the middle, the batch does not count and can be sent again.
         """
 
         async def one_by_one() -> AsyncGenerator[tuple[int, bytes]]:
@@ -202,17 +192,15 @@ class InputLog(ChainStore):
     async def append_from(
         self, parts: AsyncIterator[tuple[int, bytes]], *, number: int, mark: bytes = b""
     ) -> BatchDecision:
-        """Send a batch that does not fit into memory: parts are requested when there is room. Otherwise like
-        `append`.
-
-        Also raises what iterating over `parts` raises; the batch does not count then and can be sent again.
+        """Send a batch larger than memory: parts are requested when there is room. Otherwise as `append`;
+        also raises what iterating raises, and the batch does not count then.
         """
         async with self._appending:
             return await self._append_from(parts, number, mark)
 
     async def append_mark(self, mark: OriginMark) -> None:
-        """Append a mark of an entry point: all later rows are above it. `recorded` does not wait for marks;
-        readers get it once a quorum has it. Raises FencedError.
+        """Append a mark of an entry point: all later rows are above it. `recorded` does not wait for it.
+        Raises FencedError.
         """
         async with self._appending:
             self._put_mark(mark)
@@ -258,11 +246,10 @@ class InputLog(ChainStore):
         return self._writer.append(Record(op, ints=record.ints, strings=record.strings))
 
     async def recorded(self, number: int) -> int:
-        """Wait until a batch that was sent is recorded, which means synced on the quorum. Return a position
-        up to which everything is recorded.
+        """Wait until a batch is synced on the quorum. Return a position up to which everything is recorded.
 
-        Raises LocalProtocolError if the batch was not sent; FencedError if its outcome cannot be determined
-        here any more. Opening the producer again determines it.
+        Raises LocalProtocolError if it was not sent; FencedError if its outcome is not known here any more:
+        opening the producer again determines it.
         """
         if number > self.last:
             raise LocalProtocolError(f"batch {number} was not sent; the last one sent is {self.last}")
@@ -303,8 +290,8 @@ class InputLog(ChainStore):
             pass
 
     async def trim_completely(self, wait_s: float) -> bool:
-        """Delete what no consumer needs now. Return False if a connected member has not done so within
-        `wait_s` seconds. Raises as `trim`.
+        """Delete what no consumer needs now. Return False if a member has not within `wait_s` seconds. Raises
+        as `trim`.
         """
         await self.trim()
         return await self._claim.wait_collected(wait_s)
@@ -351,11 +338,10 @@ class _Parts:
 
 
 async def close_input(store: Store, application: str, handle: str) -> InputEnds:
-    """Close an input handle permanently: no producer can write to it afterwards, and readers know where it
-    ends.
+    """Close an input handle permanently: no producer can write to it, and readers know where it ends.
 
-    Fences active producers; what they had recorded counts. Raises as `InputLog.open` does. If it is cancelled
-    or fails, the handle accepts no new producers but is not closed yet: call it again.
+    Fences active producers; what they had recorded counts. Raises as `InputLog.open`. If it is cancelled or
+    fails, the handle accepts no new producers but is not closed yet: call it again.
     """
     return await _patiently(partial(_close_once, store, application, handle))
 
@@ -380,8 +366,8 @@ async def _close_once(store: Store, application: str, handle: str) -> InputEnds:
 
 
 async def _patiently(work: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of `work`, which claims: it is repeated if another process claims too, the later one
-    wins; and for `claim_patience_s` if too few members are available to claim or to take over.
+    """Repeat `work`, which claims, if another process claims too, and for `claim_patience_s` without a
+    quorum.
     """
     until, attempt = math.inf, 0
     while True:
@@ -407,9 +393,8 @@ async def _refuse_closed(store: Store, application: str, handle: str) -> None:
 async def last_recorded(
     store: Store, application: str, handle: str, producer: str, *, whole: bool = False
 ) -> InputSequence:
-    """Return the end of a producer's recorded input; `batch` is 0 if nothing is recorded. Claims nothing.
-
-    whole: with everything that was acknowledged. Raises BadNameError, and as `inspect_chain` or `_whole`.
+    """Return the end of a producer's recorded input, `batch` 0 for none; whole: with all that was
+    acknowledged. Claims nothing. Raises BadNameError, and as `inspect_chain` or `_whole`.
     """
     directory = producer_directory(application, handle, producer)
     chain = await (inspect_whole if whole else inspect_chain)(store, directory, INPUT_CHAIN)
@@ -419,9 +404,7 @@ async def last_recorded(
 async def _last_batch(
     reader: Claim | Store, chain: ChainState, producer: str, directory: str | None = None
 ) -> InputSequence:
-    """Return the end of a chain that was taken over: an InputSequence after the last complete batch. Segments
-    start between batches, so the newest segment that contains the end of a batch, or a mark, is sufficient.
-    """
+    """Return the end of a chain that was taken over: an InputSequence after the last complete batch."""
     for index in range(len(chain.segments) - 1, -1, -1):
         one = ChainState(chain.chain, chain.segments[index : index + 1], chain.segments[index].end)
         line: InputSequence | None = None
@@ -441,10 +424,9 @@ async def _last_batch(
 class InputFollower:
     """Reads one producer's input from a position on. Not for several tasks at once.
 
-    at, digest: the position; (0, 0) is the beginning. digest None: unknown, start with the next batch.
-    from_retained: if the beginning was trimmed before this reader began, begin with the oldest row that is
-        retained.
-    pending_bytes_max: how many bytes of an incomplete batch are kept in memory.
+    at, digest: the position; (0, 0) is the beginning, digest None unknown: start with the next batch.
+    from_retained: begin with the oldest retained row if the beginning was trimmed. pending_bytes_max: how
+    many bytes of an incomplete batch are kept in memory.
     """
 
     def __init__(
@@ -476,12 +458,10 @@ class InputFollower:
         """Parts up to here may have been yielded to other readers, and are not yielded here."""
 
     async def poll(self) -> AsyncGenerator[InputPiece]:
-        """Yield the committed parts that were not yielded before, then end. The caller must iterate to the
-        end.
+        """Yield the committed parts that were not yielded before, then end; iterate to the end.
 
         Raises CorruptDataError if this input differs from what was read up to the position,
-        InputTrimmedError if the next rows were trimmed, and as `ChainFollower.poll` does; after the latter
-        errors it can be called again.
+        InputTrimmedError, and as `ChainFollower.poll`; after the latter errors it can be called again.
         """
         if self._may_move:
             await self._move_to_retained()
@@ -535,10 +515,7 @@ class InputFollower:
                 begin = end
 
     async def end(self) -> int:
-        """Return the position up to which the producer has written, committed or not.
-
-        Raises QuorumUnavailableError.
-        """
+        """Return up to where the producer has written, committed or not. Raises QuorumUnavailableError."""
         return await size_seen(self._store, self._directory, INPUT_CHAIN)
 
     async def rests(self) -> bool:
@@ -585,11 +562,10 @@ class InputHandle:
         self._time = time
 
     async def register(self, region: str, source: str) -> None:
-        """Register a source of a region as a consumer, if it is not: from then on, nothing that the region
-        needs is trimmed. Acknowledged by the quorum when this returns.
+        """Register a source of a region as a consumer, acknowledged when this returns; waits while too few
+        members answer.
 
-        Waits while too few members answer. Raises QuorumUnavailableError, CorruptDataError; EntryRefusedError
-        if its entry points mark it by another column.
+        Raises QuorumUnavailableError, CorruptDataError; EntryRefusedError if it is marked by another column.
         """
         place = input_register(self._application, self._handle)
         await register_consumer(self._store, place, region, source)

@@ -1,12 +1,8 @@
 """The manifest of a region on its store: taken over and appended to by its driver, read by anybody.
 
 One `ManifestLog` holds at most one claim. It performs OpenManifest and AppendCheckpoint, and reports by
-events of `core/coordination/vocabulary.py`; the coordinator core decides what follows from them. A
-`ManifestHost` provides the store, time and randomness; the simulator has its own, so that openings are
-tested on virtual time.
-
-Readers (`read_manifest`) claim nothing. They return only verified, committed records (R10), never a
-checkpoint that a take-over could still discard.
+events; the coordinator core decides what follows. A `ManifestHost` provides the store, time and randomness.
+Readers (`read_manifest`) claim nothing, and return only verified, committed records (R10).
 """
 
 import logging
@@ -131,12 +127,11 @@ class StoreHost(StoreStateHost):
 
 
 class ManifestLog:
-    """One region's manifest. Create it with the host of an open store; call `open` and `append` one at a
-    time.
+    """One region's manifest; call `open` and `append` one at a time.
 
-    `emit` receives the events; it is called on the thread of the store and must not block. After a
-    cancellation, release the claim with `aclose`; what was appended may be found by the next opening.
-    `driver`: recorded in checkpoints as the driver that commits them.
+    emit: receives the events, on the thread of the store, and must not block. driver: recorded in
+    checkpoints. After a cancellation, release the claim with `aclose`; the next opening may find what was
+    appended.
     """
 
     def __init__(
@@ -173,6 +168,7 @@ class ManifestLog:
             self._superseded(error)
         except DosError as error:
             newer = await self._held_by_a_newer()
+            # Also by a member that has not reported it yet.
             if newer is not None:  # the unreadable data was deleted by the newer holder (R14)
                 self._superseded(newer)
                 return
@@ -184,9 +180,7 @@ class ManifestLog:
         self._emit(ManifestSuperseded(by.epoch_held, self._host.rng(), took_s))
 
     async def _held_by_a_newer(self) -> FencedError | None:
-        """Return a FencedError if our claim was superseded while we read, possibly on members that have not
-        reported it yet.
-        """
+        """Return a FencedError if our claim was superseded while we read."""
         claim = self._claim
         if claim is None or claim.lost is not None:
             return None if claim is None else claim.lost
@@ -205,6 +199,8 @@ class ManifestLog:
         try:
             view = await self._host.inspect(self._directory)
             taken_by = _newest_segment(view.answers)
+            # A newer driver opened a segment and may have committed in it. To claim above it would fence that
+            # driver, which does the same: two drivers would take the region from each other for ever.
             if order.held and taken_by > order.held:
                 self._emit(ManifestTaken(taken_by))
                 return True
@@ -215,6 +211,8 @@ class ManifestLog:
                 return False
             above = max(view.epoch_seen, taken_by, order.above, order.held)
             epoch = (above // order.step + 1) * order.step
+            # Above every epoch seen, also those of claims that never wrote: at the same epoch, a record of
+            # the other claimer could be taken for ours.
             self._claim = await self._host.claim(self._directory, epoch, limits.claim_patience_s)
             if self._claim is None:
                 self.waiting("too few members of the store grant the claim of the manifest")
@@ -246,23 +244,21 @@ class ManifestLog:
 
     @staticmethod
     def _collect(claim: ClaimPort, writer: ChainWriter) -> None:
-        """Delete in the background what is below the chain's last snapshot: that snapshot is acknowledged, so
-        older segments hold only released checkpoints (R14).
-        """
+        """Delete in the background what is below the chain's last snapshot (R14)."""
+        # The snapshot is acknowledged, so older segments hold only released checkpoints. Deleted earlier, a
+        # crash would leave neither them nor the snapshot.
         claim.collect(below({CHAIN: writer.floor}))
 
     async def wait_collected(self, timeout_s: float) -> bool:
-        """Wait until no connected member holds anything below the chain's snapshot; False on timeout or if
-        the manifest is not held.
+        """Wait until no connected member holds anything below the snapshot; False on timeout, or if it is not
+        held.
         """
         return self._claim is not None and await self._claim.wait_collected(timeout_s)
 
     # --- Committing -----------------------------------------------------------------------------------
 
     async def append(self, order: AppendCheckpoint) -> None:
-        """Append a checkpoint and wait until it is synced on the quorum. Emits CheckpointAppended or
-        ManifestLost.
-        """
+        """Append a checkpoint and wait for the quorum. Emits CheckpointAppended or ManifestLost."""
         writer = self._writer
         if writer is None:
             return  # released in the meantime: the next opening finds out what was committed
@@ -287,8 +283,8 @@ class ManifestLog:
     # --- Waiting --------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Report when the claim loses or regains a quorum, and when it is lost while nothing is appended.
-        Runs until cancelled.
+        """Report when the claim loses or regains a quorum, or is lost while nothing is appended. Runs until
+        cancelled.
         """
         while True:
             await self._host.sleep(limits.store_poll_s)
@@ -303,6 +299,7 @@ class ManifestLog:
 
     def _lost(self, error: FencedError) -> None:
         """Report the loss once; the next opening determines who holds the manifest."""
+        # First: whatever is appended after the loss is acknowledged by nobody.
         self._writer = None
         if self._claim is not None:
             self._emit(ManifestLost(self._claim.epoch, error.epoch_held))
@@ -315,9 +312,7 @@ class ManifestLog:
 
     @property
     def held(self) -> int:
-        """The incarnation in which a checkpoint could be appended now, as far as is known here; 0 for
-        none.
-        """
+        """The incarnation in which a checkpoint could be appended now, as far as known; 0 for none."""
         claim = self._claim
         return claim.epoch if self._writer is not None and claim is not None and claim.lost is None else 0
 
@@ -338,8 +333,8 @@ def checkpoint_record(checkpoint: Checkpoint) -> Record:
 
 
 async def checkpoints_in(records: AsyncGenerator[tuple[Position, Record]]) -> AsyncGenerator[Checkpoint]:
-    """Yield the checkpoints among a manifest's records in order, each verified against its predecessor.
-    Closes `records`. Raises ManifestError.
+    """Yield the checkpoints among a manifest's records, each verified against its predecessor. Closes
+    `records`. Raises ManifestError.
     """
     before: Checkpoint | None = None
     in_snapshot = False
@@ -386,9 +381,7 @@ class ManifestView:
 
     @property
     def retained(self) -> tuple[int, ...]:
-        """Numbers of the checkpoints that can be restored, in increasing order. All others are released
-        (R14).
-        """
+        """Numbers of the checkpoints that can be restored, rising. All others are released (R14)."""
         return tuple(checkpoint.number for checkpoint in self.kept)
 
     @property
@@ -397,9 +390,7 @@ class ManifestView:
         return _kept(self.checkpoints)
 
     def restorable(self, number: int) -> Checkpoint:
-        """Return the checkpoint of that number. Raises CheckpointReleasedError, or ManifestError if it never
-        existed.
-        """
+        """Return that checkpoint. Raises CheckpointReleasedError, or ManifestError if it never existed."""
         for checkpoint in self.checkpoints:
             if checkpoint.number == number and number in self.retained:
                 return checkpoint
@@ -410,9 +401,7 @@ class ManifestView:
 
 
 async def regions_of(store: Store) -> list[str]:
-    """Return the names of the regions that have a manifest, or a claim of one. Raises
-    QuorumUnavailableError.
-    """
+    """Return the regions that have a manifest, or a claim of one. Raises QuorumUnavailableError."""
     return [name.removesuffix(_SUFFIX) for name in await store.list_directories() if name.endswith(_SUFFIX)]
 
 
@@ -422,9 +411,7 @@ async def manifest_epoch(store: Store, region: str) -> int:
 
 
 async def read_manifest(store: Store, region: str) -> ManifestView:
-    """Read the whole manifest. Raises NoRegionError, which names the existing regions; ManifestError; and
-    what reading raises.
-    """
+    """Read the whole manifest. Raises NoRegionError, ManifestError, and what reading raises."""
     directory = coordinator_directory(region)
     view = await store.inspect(directory)
     names = {name for objects in view.answers.values() for name in objects}
@@ -434,11 +421,8 @@ async def read_manifest(store: Store, region: str) -> ManifestView:
 
 
 async def retained_checkpoints(store: StorePort, region: str) -> tuple[Checkpoint, ...]:
-    """Return the retained checkpoints of a region, in increasing order, as its committed manifest states
-    them; none if it has committed none.
-
-    The manifest may be newer when this returns. Then other checkpoints are retained, and no older ones.
-    Raises ManifestError, and what reading a chain raises.
+    """Return the retained checkpoints of a region, rising, none if it has committed none. When this returns,
+    others may be retained, but no older ones. Raises ManifestError, and what reading a chain raises.
     """
     return _kept((await _read(store, region, 0)).checkpoints)
 
@@ -463,8 +447,8 @@ async def _read(store: StorePort, region: str, epoch: int) -> ManifestView:
 
 
 async def _read_once(store: StorePort, region: str, epoch: int) -> ManifestView:
-    """Read the chain once. Its first segments may be deleted during the read, if its writer restarts it with
-    a snapshot.
+    """Read the chain once. Its first segments may be deleted meanwhile, if its writer restarts it with a
+    snapshot.
     """
     directory = coordinator_directory(region)
     state = await inspect_chain(store, directory, CHAIN)
@@ -474,10 +458,9 @@ async def _read_once(store: StorePort, region: str, epoch: int) -> ManifestView:
         )
 
 
+# No checkpoint proves the newest record, because that record is the newest checkpoint.
 def _unproved_text(state: ChainState) -> str:
-    """Describe the unproved end of a manifest. No checkpoint proves the newest record of a manifest, because
-    that record is the newest checkpoint.
-    """
+    """Describe the unproved end of a manifest."""
     if not state.unproved:
         return ""
     return (

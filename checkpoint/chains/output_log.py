@@ -2,7 +2,6 @@
 
 This file performs what `core/records/outputs.py` decides. A log with publish="step" is taken over at its
 head; a log with publish="checkpoint" goes back to its position in the restored checkpoint, as state does.
-Where a line of history begins, every log goes back.
 """
 
 from collections.abc import Callable
@@ -36,9 +35,7 @@ _FIRST_SEGMENT: Final[Floor] = (1, 0)
 
 
 class OutputLog(ChainStore):
-    """An output log. Create it with `open`, on the trio loop that holds the claim. Not for several tasks at
-    once.
-    """
+    """An output log, from `open`, on the trio loop that holds the claim. Not for several tasks at once."""
 
     def __init__(
         self,
@@ -85,13 +82,13 @@ class OutputLog(ChainStore):
         rewound: bool = False,
         workers: int,
     ) -> "OutputLog":
-        """Open a segment where the log continues. after_step: the step of the restored checkpoint; at: the
-        end of the log in that checkpoint, None if it has no such log. released: the floor that the manifest
-        has released; nothing below is read. line: the line of history of what follows; rewound: it begins
-        here, or the region did not have the worker in the checkpoint, so the log goes back to `at` even if
-        later steps are visible. workers: how many workers make the steps that follow.
+        """Open a segment where the log continues.
 
-        Raises what `journal.take_over` and `ChainWriter.open` raise, CorruptDataError.
+        after_step: the step of the restored checkpoint; at: the end of the log there, None for none.
+        released: the floor that the manifest has released. line: the line of history of what follows;
+        rewound: it begins here, or the worker is new, so the log goes back to `at` even if later steps are
+        visible. workers: how many make the steps that follow. Raises as `journal.take_over` and
+        `ChainWriter.open`, CorruptDataError.
         """
         back = rewound or publish is Publish.CHECKPOINT
         chain_name = output_chain(sink)
@@ -126,6 +123,8 @@ class OutputLog(ChainStore):
         """Decide what to do with the output of a step; see `OutputSequence.judge`."""
         return self._sequence.judge(step, digest if self._publish is Publish.STEP else 0)
 
+    # With publish="step", only after the division of the step is durable at every worker: otherwise a replay
+    # of the step may show other rows than readers have.
     async def append(
         self,
         sink: str,
@@ -136,20 +135,14 @@ class OutputLog(ChainStore):
         inputs: dict[str, dict[str, int]],
         time: OutputTime | None = None,
     ) -> None:
-        """Append the output of the next step; returns when there is room for more, before it is synced. With
-        publish="step", call it only after the division of the step is durable at every worker: a replay of
-        the step then has the same input.
-
-        Raises FencedError. If cancelled, the step may be in the log: the next opening finds out.
+        """Append the output of the next step; returns when there is room, before it is synced. Raises
+        FencedError. If cancelled, the step may be in the log: the next opening finds out.
         """
         head = self._head(sink, time, inputs=inputs)
         await self._append(step, rows, digest, head, data)
 
     async def begin_after(self, sink: str, step: int, time: OutputTime | None = None) -> None:
-        """Append that this worker joins the region after a step: the log continues with the next one.
-
-        Raises FencedError.
-        """
+        """Append that this worker joins the region after a step. Raises FencedError."""
         await self._append(step, 0, 0, self._head(sink, time, begins=True), b"")
 
     def _head(self, sink: str, time: OutputTime | None, **more: Any) -> OutputHead:
@@ -169,14 +162,14 @@ class OutputLog(ChainStore):
             self._segments.note()
             digest = digest if self._publish is Publish.STEP else 0
             ints, strings = encode_output(Output(step, wall_time_ms(), rows, digest, head, data))
+            # Under the lock of the trimmer: a segment that it begins between the two would end within a step.
             end = self._writer.append(Record(Op.OUTPUT, ints=ints, strings=strings))
             self._sequence.add(step, digest, end)
         await self._writer.wait_room()
 
     async def synced(self, step: int) -> Position:
-        """Wait until the output up to `step`, which is in the log, is synced on the quorum. Return the
-        position just after it, for the checkpoint at that step. Forgets what is below. Raises FencedError,
-        LocalProtocolError.
+        """Wait until the output up to `step` is synced; return the position after it, for the checkpoint.
+        Forgets what is below. Raises FencedError, LocalProtocolError.
         """
         end = self._sequence.end_of(step)
         if end is None and step == self._sequence.last:
@@ -209,8 +202,8 @@ class OutputLog(ChainStore):
 
     @property
     def vote_floor(self) -> Floor:
-        """The lowest segment that the checkpoint of the last `synced` keeps, for its vote: the lowest that
-        anybody needs, and not above the segment that contains the position in the checkpoint.
+        """The lowest segment that the checkpoint of the last `synced` keeps: what anybody needs, or its own
+        position.
         """
         lowest = max(self._writer.released, _FIRST_SEGMENT)
         return max(lowest, min(self._needed, self._segments.holding(self._voted) or lowest))

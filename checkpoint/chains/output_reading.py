@@ -1,13 +1,9 @@
 """Follows the visible output of a region, worker by worker, for another region that reads it.
 
-This file claims nothing and returns only committed output: of a log with publish="step" what a quorum holds,
-of a log with publish="checkpoint" what the last committed checkpoint covers.
-
-A position in a worker's log is the size of its chain just after a step; its digest is the number of the step,
-so that a reader that continues from there can verify that the next step follows. A log with publish="step"
-never goes back, a log with publish="checkpoint" never to before a committed checkpoint. Only a restore to an
-older checkpoint takes visible output back. Then a line of history begins (`core/records/lines.py`), which a
-position states too, and a reader fails or follows, as it chose.
+It claims nothing and returns only committed output: of a log with publish="step" what a quorum holds, of a
+log with publish="checkpoint" what the last committed checkpoint covers. A position is the size of the chain
+just after a step, its digest the number of the step. Only a restore to an older checkpoint takes visible
+output back. Then a line of history begins (`core/records/lines.py`), and a reader fails or follows.
 """
 
 import logging
@@ -134,8 +130,8 @@ class OutputFollower:
         self._chain_begun = False
 
     async def poll(self) -> AsyncGenerator[InputPiece]:
-        """Yield the visible steps that were not yielded before, then end. Steps without rows are skipped. The
-        caller must iterate to the end. Raises as `outputs`.
+        """Yield the visible steps with rows that were not yielded before, then end; iterate to the end.
+        Raises as `outputs`.
         """
         async with aclosing(self.outputs()) as outputs:
             async for begin, end, output in outputs:
@@ -152,12 +148,11 @@ class OutputFollower:
                     )
 
     async def outputs(self) -> AsyncGenerator[FollowedOutput]:
-        """Yield the visible steps that were not yielded before, also those without rows, then end. The caller
-        must iterate to the end.
+        """Yield the visible steps that were not yielded before, also those without rows; iterate to the end.
 
-        Raises CorruptDataError if the log does not continue what was read, InputTrimmedError if the next
-        steps were trimmed, OutputRewoundError if output that was read was taken back (on_rewind="fail"), or
-        the region was deleted since and begins again.
+        Raises CorruptDataError if the log does not continue what was read, InputTrimmedError,
+        OutputRewoundError if output that was read was taken back (on_rewind="fail") or the region was deleted
+        and begins again.
         """
         await self._notice_restore(await self._output.last_checkpoint())
         if self._publish is None:
@@ -216,8 +211,8 @@ class OutputFollower:
                 begin = end
 
     async def _belongs(self, output: Output, end: int) -> bool:
-        """Return whether an output that was read up to `end` belongs to the present line of history, as far
-        as it is known. If not, it is read again, or what replaces it, by a later poll.
+        """Return whether an output read up to `end` belongs to the present line; if not, a later poll reads
+        again.
         """
         checkpoint = await self._output.last_checkpoint(fresh=output.head.of_line > self._line)
         if await self._notice_restore(checkpoint):
@@ -237,8 +232,8 @@ class OutputFollower:
         return True
 
     async def _goes_back(self, checkpoint: Checkpoint | None) -> bool:
-        """Return whether a restore explains that the log does not continue what was read; then this reader is
-        where it does. Raises as `_notice_restore`.
+        """Return whether a restore explains a gap; then this reader is where it continues. Raises as
+        `_notice_restore`.
         """
         if await self._notice_restore(checkpoint):
             return True
@@ -259,8 +254,8 @@ class OutputFollower:
         return outputs.get(int(self._split[1:]), {}).get(self._output.sink, default)
 
     async def _notice_restore(self, checkpoint: Checkpoint | None) -> bool:
-        """Return whether output that was read was taken back; then this reader is where the new line of
-        history begins. Raises OutputRewoundError if it must not follow.
+        """Return whether output that was read was taken back; then this reader is where the new line begins.
+        Raises OutputRewoundError if it must not follow.
         """
         if checkpoint is None or checkpoint.line < self._line:
             return False
@@ -288,9 +283,8 @@ class OutputFollower:
         return True
 
     async def end(self) -> int:
-        """Return up to which position the log is visible; with publish="step", up to which it was written.
-
-        Raises QuorumUnavailableError, CorruptDataError.
+        """Return up to where the log is visible; with publish="step", written. Raises QuorumUnavailableError,
+        CorruptDataError.
         """
         if self._publish is Publish.STEP:
             return await size_seen(self._store, self._directory, output_chain(self._output.sink))
@@ -354,8 +348,8 @@ class PublishedOutput:
         from_retained: bool = False,
         on_rewind: OnRewind = "fail",
     ) -> None:
-        """from_retained: a reader without a position begins with the oldest step that is retained. on_rewind:
-        what a reader does if output that it has read was taken back.
+        """from_retained: a reader without a position begins with the oldest retained step. on_rewind: what a
+        reader does if output was taken back.
         """
         self.on_rewind = on_rewind
         self._from_retained = from_retained
@@ -376,10 +370,7 @@ class PublishedOutput:
 
     async def last_checkpoint(self, *, fresh: bool = False) -> Checkpoint | None:
         """Return the last committed checkpoint, cached for `output_poll_s` unless it must be fresh. Raises as
-        reading does.
-
-        Once `splits` was called, one with a worker that it did not list does not count before it does: what
-        other workers made after that is not read before the reader knows of the new one.
+        reading.
         """
         async with self._lock:
             if fresh or trio.current_time() >= self._polled_at + limits.output_poll_s:
@@ -395,9 +386,7 @@ class PublishedOutput:
             return self._checkpoint
 
     async def splits(self) -> list[str]:
-        """Return one split per worker: the last part of its directory's name. Raises
-        QuorumUnavailableError.
-        """
+        """Return one split per worker, named by its directory. Raises QuorumUnavailableError."""
         prefix = worker_directory(self.region, 0)[:-4]
         names = await self._store.list_directories(prefix)
         found = [name.removeprefix(prefix) for name in names]
@@ -417,8 +406,8 @@ class PublishedOutput:
         return None if checkpoint is None else self._positions(checkpoint).get(int(split[1:]))
 
     async def begin(self, split: str) -> int:
-        """Return the offset from which on a worker's log is retained, according to the last checkpoint: 0 if
-        it was never trimmed. What is below may be deleted.
+        """Return the offset from which on a worker's log is retained by the last checkpoint: 0 if it was
+        never trimmed.
         """
         checkpoint = await self.last_checkpoint()
         return 0 if checkpoint is None else begin_in(checkpoint, int(split[1:]), self.sink)

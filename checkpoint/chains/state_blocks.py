@@ -49,10 +49,10 @@ _false: Final = pa.array([False])[0]
 
 
 def block_schema(keys: Any, values: Any, *, state_version: int = 1) -> Any:
-    """Return the Arrow schema of an operator's blocks, from the schemas of its key and value columns.
+    """Return the Arrow schema of an operator's blocks, from those of its key and value columns.
 
-    state_version: the version of the values, as their user declares it. Raises UnsupportedKeyTypeError for a
-    key column without canonical bytes, ValueError for a reserved or duplicate name.
+    state_version: of the values, as their user declares it. Raises UnsupportedKeyTypeError for a key column
+    without canonical bytes, ValueError for a reserved or duplicate name.
     """
     for field in keys:
         kind_of(field.type)
@@ -80,9 +80,7 @@ def state_version_of(schema: Any) -> int:
 
 
 def key_columns(schema: Any) -> list[str]:
-    """Return the names of the key columns of a block's schema. Raises ValueError if it is not a block's
-    schema.
-    """
+    """Return the names of the key columns of a block's schema. Raises ValueError if it is not one."""
     metadata = schema.metadata or {}
     if metadata.get(_VERSION_KEY) != str(BLOCK_VERSION).encode():
         raise ValueError(
@@ -102,10 +100,7 @@ def make_block(
     values: Sequence[Any],
     deleted: "npt.NDArray[np.bool_] | None" = None,
 ) -> Any:
-    """Return a block (pyarrow RecordBatch) of changed rows, sorted by hash.
-
-    The rows of the arguments may have any order. Each key occurs at most once.
-    """
+    """Return a block of changed rows in any order, sorted by hash. Each key occurs at most once."""
     order = np.argsort(hashes)
     rows = pa.array(order)
     is_deleted = np.zeros(len(hashes), np.bool_) if deleted is None else deleted
@@ -119,9 +114,8 @@ def make_block(
 
 
 def encode_block(block: Any) -> list[bytes]:
-    """Return the IPC streams of a block: one, or several if it is above a limit. An empty block has none.
-
-    Raises RecordTooLargeError if the state of one key is above the limit.
+    """Return the IPC streams of a block, several above a limit, none if it is empty. Raises
+    RecordTooLargeError if the state of one key is above the limit.
     """
     if not block.num_rows:
         return []
@@ -148,9 +142,7 @@ def encode_block(block: Any) -> list[bytes]:
 
 
 def decode_block(data: bytes, *, where: str = "a state block") -> Any:
-    """Decode and verify the block in an IPC stream. Raises CorruptDataError: the bytes passed their record's
-    checksum, so either the writer was wrong or this release cannot read them.
-    """
+    """Decode and verify the block in an IPC stream. Raises CorruptDataError."""
     try:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
             batches = list(reader)
@@ -170,10 +162,8 @@ def decode_block(data: bytes, *, where: str = "a state block") -> Any:
 
 
 def newest_rows(blocks: Sequence[Any], *, keep_deleted: bool = False) -> Any:
-    """Return one block with the newest row of each key, sorted by hash. `blocks` have one schema, oldest
-    first.
-
-    Omits deleted keys unless `keep_deleted`. Raises ValueError for no blocks or differing schemas.
+    """Return one block with the newest row of each key, sorted by hash, without deleted ones unless
+    `keep_deleted`. `blocks` are oldest first. Raises ValueError for no blocks or differing schemas.
     """
     if not blocks:
         raise ValueError("no blocks to fold: their schema is unknown")
@@ -189,10 +179,7 @@ def newest_rows(blocks: Sequence[Any], *, keep_deleted: bool = False) -> Any:
 
 
 def _newest_last(table: Any, keys: list[str], hashes: U64) -> tuple[Any, U64]:
-    """Return the order by hash, then by a second hash of all key columns, then by age; and that second hash.
-    It separates keys that share the first hash, as windows of one key do, because that hash is the
-    exchange's.
-    """
+    """Return the order by hash, by a second hash of all key columns, and by age; and that hash."""
     order = np.argsort(hashes, kind="stable")
     in_order = hashes[order]
     if not np.any(in_order[1:] == in_order[:-1]):
@@ -210,9 +197,7 @@ def _numpy(column: Any) -> Any:
 
 
 def _last_of_key(table: Any, keys: list[str], hashes: U64, second_hashes: U64, order: Any) -> Any:
-    """Return a mask of the sorted rows that are the last of their key. Rows with equal hashes are ordered by
-    age.
-    """
+    """Return a mask of the sorted rows that are the last of their key."""
     same_hash = (hashes[1:] == hashes[:-1]) & (second_hashes[1:] == second_hashes[:-1])
     same_key = same_hash.copy()
     rows = pa.array(order)
@@ -253,9 +238,7 @@ def _hashable(value: Any) -> Any:
 
 
 class StateFold:
-    """Folds the blocks of several operators, oldest first, into their state, in bounded memory: about twice
-    the state.
-    """
+    """Folds the blocks of several operators, oldest first, in memory for about twice the state."""
 
     def __init__(self, *, keep_deleted: bool = False) -> None:
         self._keep_deleted = keep_deleted
@@ -276,8 +259,8 @@ class StateFold:
         return sorted(self._blocks)
 
     def take(self, operator: str) -> Any | None:
-        """Remove and return the state of an operator as one block without deleted rows (unless they are
-        kept); None if it has no block.
+        """Remove and return the state of an operator as one block, without deleted rows unless kept; None if
+        it has none.
         """
         blocks = self._blocks.pop(operator, None)
         self._rows.pop(operator, None)

@@ -2,9 +2,8 @@
 which versions count; `state_blocks.py` has the format of blocks.
 
 `StateStore` moves to a version, regardless of longer or newer data (R13), and makes the next one durable on
-the quorum, as a vote requires. Its caller encodes blocks, because that is work for the circuit's thread; the
-class lives on the trio loop that holds the claim. `blocks_at`, `blocks_between` and `changed_state` read
-from any client of the store, and claim nothing.
+the quorum, as a vote requires. `blocks_at`, `blocks_between` and `changed_state` read from any client of the
+store, and claim nothing.
 """
 
 from collections.abc import AsyncGenerator, Iterable
@@ -50,17 +49,15 @@ class StoredStateBlock(NamedTuple):
     data: bytes
 
     def decoded(self) -> Any:
-        """Decode the block (a pyarrow RecordBatch). CPU-heavy: call it in a thread. Raises
-        CorruptDataError.
-        """
+        """Decode the block. CPU-heavy: call it in a thread. Raises CorruptDataError."""
         return decode_block(
             self.data, where=f"the block of operator {self.operator!r} in checkpoint {self.checkpoint}"
         )
 
 
 def state_block(end: int, record: Record) -> StoredStateBlock | None:
-    """Return the block in a record that ends at logical offset `end`; None if the record is not a block.
-    Raises CorruptDataError.
+    """Return the block in a record that ends at offset `end`; None if it is no block. Raises
+    CorruptDataError.
     """
     if record.op is not Op.STATE_BLOCK:
         return None
@@ -71,10 +68,7 @@ def state_block(end: int, record: Record) -> StoredStateBlock | None:
 
 
 class StateStore(ChainStore):
-    """The state of one worker at one version. Not for several tasks at once.
-
-    Invariant: everything of `version` is synced on the quorum.
-    """
+    """The state of one worker at one version, all of it synced. Not for several tasks at once."""
 
     def __init__(
         self, restored: TakenChain, writer: ChainWriter, version: int, rolling: Rolling | None = None
@@ -95,34 +89,30 @@ class StateStore(ChainStore):
         scratch: Scratch | None = None,
         rolling: Rolling | None = None,
     ) -> "StateStore":
-        """Move to `version`, which ends at the position `at` (None with version 0: no state), and open a
-        segment there.
+        """Move to `version`, at the position `at` (None with version 0: no state), and open a segment there.
 
-        The claim's epoch is the incarnation. Raises what `journal.take_over` and `ChainWriter.open` raise;
-        LocalProtocolError if version and position do not match.
+        Raises what `journal.take_over` and `ChainWriter.open` raise; LocalProtocolError if the two do not
+        match.
         """
         if (at is None) != (version == 0):
             raise LocalProtocolError(
                 f"version {version} does not match position {at}: version 0, and no other, has no position"
             )
         at = ORIGIN if at is None else at
+        # At the position of the checkpoint, not at the end of the chain: blocks after it are of a checkpoint
+        # that was never committed, and counted they would apply input twice (R13).
         taken = await TakenChain.take(claim, STATE_CHAIN, at=at, generation=generation, scratch=scratch)
         return cls(taken, await taken.open(), version, rolling)
 
     def blocks(self) -> AsyncGenerator[StoredStateBlock, None]:
-        """Yield (checkpoint, operator, encoded block) of the opened version, oldest first, from its newest
-        snapshot on.
-
-        If the iteration ends with an error, discard everything it yielded. Raises CorruptDataError and what
-        reading raises.
+        """Yield (checkpoint, operator, encoded block) of the opened version from its newest snapshot on,
+        oldest first. After an error, discard all. Raises CorruptDataError and what reading raises.
         """
         claim, state, _, scratch = self._restored
         return blocks_in(read_batches(claim, state, scratch=scratch))
 
     async def load(self) -> dict[str, Any]:
-        """Return the state of each operator as one block (pyarrow RecordBatch) without deleted rows. Folds in
-        a thread.
-        """
+        """Return the state of each operator as one block without deleted rows. Folds in a thread."""
         fold = StateFold()
         blocks = self.blocks()
         async with aclosing(blocks):
@@ -131,12 +121,11 @@ class StateStore(ChainStore):
         return {operator: await runtime().in_thread(fold.take, operator) for operator in fold.operators()}
 
     async def commit(self, checkpoint: int, blocks: Iterable[tuple[str, bytes]]) -> Position:
-        """Append (operator, encoded block) pairs of this checkpoint, wait until all are synced on the
-        quorum, and become that version.
+        """Append (operator, encoded block) pairs, wait for the quorum, and become that version; return its
+        position.
 
-        Returns the position for the vote. Raises LocalProtocolError if `checkpoint` is not above `version`,
-        FencedError. If it is cancelled or fails, the version has not changed, and the chain must be opened
-        again.
+        Raises LocalProtocolError if `checkpoint` is not above `version`, FencedError. If it is cancelled or
+        fails, the version has not changed, and the chain must be opened again.
         """
         self._check_above(checkpoint)
         for record in _records(checkpoint, blocks):
@@ -149,8 +138,8 @@ class StateStore(ChainStore):
         return end
 
     async def commit_whole(self, checkpoint: int, blocks: Iterable[tuple[str, bytes]]) -> Position:
-        """Commit the whole state of this checkpoint as a snapshot, which refers to nothing before it.
-        Returns and raises as `commit`.
+        """Commit the whole state as a snapshot, which refers to nothing before it. Returns and raises as
+        `commit`.
         """
         self._check_above(checkpoint)
         await self._roll(checkpoint, blocks)
@@ -175,10 +164,10 @@ class StateStore(ChainStore):
         return self._due(self._snapshot_bytes)
 
     async def snapshot(self, blocks: Iterable[tuple[str, bytes]]) -> None:
-        """Write the whole state of `version` at the start of a new segment, so that a restore starts there.
+        """Write the whole state of `version` at the start of a new segment, where a restore starts.
 
-        Nothing may be committed at the same time. Raises FencedError. If it fails or is cancelled, the store
-        is closed.
+        Nothing may be committed at the same time. Raises FencedError. If it fails or is cancelled, it is
+        closed.
         """
         await self._roll(self.version, blocks)
 
@@ -193,11 +182,8 @@ def _add_decoded(fold: StateFold, block: StoredStateBlock) -> None:
 
 
 async def state_chain(store: StorePort, region: str, worker: int, at: Position) -> ChainState:
-    """Return a worker's state chain up to a position from a checkpoint, starting at the newest snapshot below
-    it.
-
-    Raises LostBytesError if part of it no longer exists (the checkpoint may be released), and the errors of
-    `inspect_chain_at`.
+    """Return a worker's state chain up to a position, from the newest snapshot below it. Raises
+    LostBytesError if the checkpoint may be released, and as `inspect_chain_at`.
     """
     return await inspect_chain_at(store, worker_directory(region, worker), STATE_CHAIN, at)
 
@@ -205,9 +191,8 @@ async def state_chain(store: StorePort, region: str, worker: int, at: Position) 
 async def blocks_at(
     store: StorePort, region: str, worker: int, at: Position
 ) -> AsyncGenerator[StoredStateBlock]:
-    """Yield the blocks of a worker's state at a checkpoint, oldest first; `at` is its position there.
-
-    If the iteration ends with an error, discard everything it yielded. Raises as `state_chain`.
+    """Yield the blocks of a worker's state at a checkpoint, oldest first; `at` is its position. After an
+    error, discard all. Raises as `state_chain`.
     """
     chain = await state_chain(store, region, worker, at)
     blocks = blocks_in(read_batches(store, chain, directory=worker_directory(region, worker)))
@@ -230,10 +215,8 @@ async def blocks_in(
 async def blocks_between(
     store: StorePort, region: str, worker: int, before: Position, after: Position
 ) -> AsyncGenerator[StoredStateBlock]:
-    """Yield the blocks that a worker wrote after one checkpoint, up to another, oldest first. The blocks
-    before are not read.
-
-    Raises StateNotRecordedError if they do not describe the changes, and as `blocks_at`.
+    """Yield the blocks that a worker wrote after one checkpoint, up to another, oldest first. Raises
+    StateNotRecordedError if they do not describe the changes, and as `blocks_at`.
     """
     chain = await _chain_between(store, region, worker, before, after)
     in_snapshot = False

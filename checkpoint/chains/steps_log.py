@@ -1,11 +1,7 @@
-"""The `steps` chain of a worker: the input division of each step, recorded before the step's output becomes
-visible.
+"""The `steps` chain of a worker: the input division of each step, recorded before its output becomes visible.
 
-The chain is only rolled forward (taken over at its head): output that became visible after the last
-checkpoint needs its division after a reset. The exception is a checkpoint with which a line of history
-begins: steps that were recorded after it do not count, so they need not be readable either. So only the
-divisions of steps after the last checkpoint are kept.
-`core/records/divisions.py` has the format of the records.
+`core/records/divisions.py` has the format. The chain is only rolled forward, except where a line of history
+begins: steps recorded after that checkpoint do not count.
 """
 
 from contextlib import aclosing
@@ -57,12 +53,13 @@ class StepsLog(ChainStore):
         scratch: Scratch | None = None,
         rolling: Rolling | None = None,
     ) -> "StepsLog":
-        """Take the chain over at its head, or at the position `at`, and open a segment there. `after_step` is
-        the step of the restored checkpoint. `workers`: the number of workers, if there is no checkpoint.
+        """Take the chain over at its head, or at the position `at`, and open a segment there.
 
-        Raises what `journal.take_over` and `ChainWriter.open` raise, ManifestError for an impossible
-        division.
+        after_step: of the restored checkpoint. workers: their number, if there is no checkpoint. Raises as
+        `journal.take_over` and `ChainWriter.open`; ManifestError for an impossible division.
         """
+        # At its head: a step whose output is visible is made again with the division on record. Divided anew,
+        # its replay would show other rows.
         taken = await TakenChain.take(claim, STEPS_CHAIN, at=at, generation=generation, scratch=scratch)
         fold = DivisionFold(after_step, workers)
         async with aclosing(taken.records()) as records:
@@ -73,9 +70,7 @@ class StepsLog(ChainStore):
 
     @property
     def last_step(self) -> int:
-        """The highest step whose division is known without a gap above `after_step`; at least
-        `after_step`.
-        """
+        """The highest step whose division is known without a gap; at least `after_step`."""
         return self._fold.last_step
 
     @property
@@ -88,24 +83,21 @@ class StepsLog(ChainStore):
         return self._fold.between(after, until)
 
     def record(self, step: int, time_ms: int, sources: Sources, mark: Mark = NO_MARK) -> Position:
-        """Append the division of a step that is divided for the first time or anew. Invalidates what was
-        known of it and of later steps.
-
-        Buffers and returns immediately; `synced` waits. Raises LocalProtocolError for a step that leaves a
-        gap, FencedError, ClosedError.
+        """Append the division of a step, in place of what was known of it and of later ones; `synced` waits.
+        Raises LocalProtocolError for a gap, FencedError, ClosedError.
         """
         if not self._fold.after < step <= self.last_step + 1:
             raise LocalProtocolError(f"step {step} cannot be divided after step {self.last_step}")
         position = self._append(Division(step, time_ms, sources, self._workers, mark))
+        # They are divided anew: their old positions would vouch for divisions that no longer count.
         for later in [known for known in self._ends if known > step]:
             del self._ends[later]
         self._ends[step] = position
         return position
 
     def void(self, step: int) -> Position:
-        """Append that no division recorded so far counts: after `step`, another layout divides the input.
-
-        Raises FencedError, ClosedError.
+        """Append that no division recorded so far counts after `step`: another layout. Raises FencedError,
+        ClosedError.
         """
         position = self._append(Division(0, 0, {}))
         self._ends = {step: position}
@@ -118,10 +110,10 @@ class StepsLog(ChainStore):
 
     async def synced(self, step: int) -> Position:
         """Wait until the division of `step` is synced on the quorum; return the position just after it.
-
-        The division of a step that was replayed as recorded was synced in an earlier incarnation: the
-        position is then the chain's present end, synced. Raises FencedError if the claim is lost meanwhile.
+        Raises FencedError.
         """
+        # A step that was replayed as recorded was synced in an earlier incarnation: it is below the present
+        # end.
         position = self._ends.get(step, self._writer.end)
         await self._writer.wait_synced(position)
         return position

@@ -1,12 +1,8 @@
 """Whether a checkpoint reads whole: every chain of every worker, up to its position. Claims nothing.
 
 Damage is never concluded from a member that is unavailable: what looks damaged is read again while all
-members answer, and otherwise `QuorumUnavailableError` is raised. A member that reports a failed write does
-not count as one that answers, because its server may have the bytes again after a restart.
-
-A damaged copy makes its member's answers doubtful for the whole directory (R4), because a chain may continue
-in it. A checkpoint that is restored says where its chains continue, so a damaged segment that lies on none of
-them is *disregarded*: see `PartReading`.
+members answer, and otherwise `QuorumUnavailableError` is raised. A damaged segment that lies on none of the
+chains of a checkpoint is *disregarded* (`PartReading`).
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -57,9 +53,8 @@ def is_damage(error: BaseException) -> bool:
 
 
 class SoundStore:
-    """A store of which damaged objects are left out, for readers of positions that a checkpoint names.
-
-    of_all: `inspect` raises QuorumUnavailableError unless every member answers.
+    """A store without damaged objects, for readers of named positions. of_all: `inspect` raises
+    QuorumUnavailableError unless every member answers.
     """
 
     def __init__(self, store: Store, *, of_all: bool = False) -> None:
@@ -92,8 +87,7 @@ class PartReading(NamedTuple):
     """What the chains of one worker's part of a checkpoint need.
 
     damage: the chains that do not read whole; empty if the part can be restored. disregarded: damaged
-    segments of the directory that are not needed: they lie on none of its chains, and none of its chains can
-    continue in them.
+    segments on none of its chains, in which none can continue.
     """
 
     damage: tuple[ChainDamage, ...]
@@ -112,12 +106,10 @@ def chains_of(part: WorkerCheckpoint) -> dict[str, Position]:
 async def read_part(
     store: Store, region: str, worker: int, part: WorkerCheckpoint, *, rewound: bool, records: bool
 ) -> PartReading:
-    """Read what a restore of a worker's part reads. rewound: every chain continues at its position, also
-    those of steps and output, which otherwise continue at their heads. records: read everything; False: only
-    which segments there are.
+    """Read what a restore of a worker's part reads.
 
-    Raises QuorumUnavailableError if members are missing that may have what is not found, and the errors of
-    reading that are no damage.
+    rewound: every chain continues at its position, also steps and output. records: False: only which segments
+    there are. Raises QuorumUnavailableError if members are missing that may have what is not found.
     """
     for of_all in (False, True):
         reading = _PartReader(SoundStore(store, of_all=of_all), region, worker, part, rewound=rewound)
@@ -199,9 +191,8 @@ class _PartReader:
         return segment.order >= (at.epoch, at.size)
 
     def _of_members(self, view: DirectoryView) -> ChainDamage:
-        """Return the damage because of which the directory cannot be claimed, although its chains read whole.
-
-        Raises QuorumUnavailableError if a member has these bytes: they are not lost, and a person can decide.
+        """Return why the directory cannot be claimed, although its chains read whole. Raises
+        QuorumUnavailableError.
         """
         held = {name for objects in view.answers.values() for name in objects}
         damaged = {name for names in view.damaged.values() for name in names if self._must_be_sound(name)}
@@ -230,8 +221,8 @@ def _with_segments(damage: ChainDamage, damaged: frozenset[str]) -> ChainDamage:
 async def damage_of(
     store: Store, region: str, checkpoint: Checkpoint, *, rewound: bool
 ) -> CheckpointDamage | None:
-    """Read everything that a restore of a checkpoint reads, except the rows of output logs. Return what is
-    damaged, None if it reads whole. rewound: as for `read_part`. Raises as `read_part`.
+    """Read all that a restore reads, except rows of output logs. Return what is damaged, None if it reads
+    whole. Raises as `read_part`.
     """
     name = checkpoint.chains_of(region)
     found: list[ChainDamage] = []
@@ -241,9 +232,7 @@ async def damage_of(
 
 
 async def examine(store: Store, region: str, kept: Sequence[Checkpoint]) -> Examination:
-    """Read the last checkpoint, and if it does not read whole, older retained ones until one does.
-
-    kept: all retained checkpoints, oldest first. Those whose output was taken back are left out. Raises as
+    """Read the last checkpoint, and older ones of `kept` (oldest first) until one reads whole. Raises as
     `read_part`: then nothing is known.
     """
     last = kept[-1]

@@ -1,3 +1,1 @@
-"""Running a region: the coordinator's thread, its manifest, its listeners. Decisions are in
-`checkpoint.core`.
-"""
+"""Running a region: the coordinator's thread, its manifest, its listeners."""

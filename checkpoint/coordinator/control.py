@@ -1,10 +1,7 @@
 """Runs a region: `RegionControl`, a thread-safe facade, runs the coordinator (`shell.py`) on its own thread.
 
-It starts in two steps, `listen` and `start`, because the launcher must know the address before it starts.
-
-`RegionListener` is user code that is notified of events, like Spark's `StreamingQueryListener`. It runs on a
-separate thread, never on the coordinator's, one call at a time and in order. A slow listener delays only the
-other listeners of the same region.
+`RegionListener` is user code, on a separate thread, one call at a time and in order. A slow listener delays
+only the other listeners of the same region.
 """
 
 import logging
@@ -67,17 +64,15 @@ REPORTS_QUEUED_MAX: Final = 1_000
 
 
 class RegionListener:
-    """Base class of listeners: override the methods you need. Arguments are plain JSON values, listed in
-    docs/operating-regions.md.
+    """Base class of listeners: override the methods you need. Arguments are JSON values
+    (docs/operating-regions.md).
 
-    `onStart` is called before anything else, also for a listener that is added later; `onTerminated` is
-    called last. A region that ends before it ever ran has no `onStart`.
+    `onStart` is called first, also for a listener that is added later, and not if the region never ran;
+    `onTerminated` is called last.
     """
 
     def onStart(self, start: dict[str, Any]) -> None:  # noqa: N802  # as Spark spells such names
-        """Called when the region runs for the first time under this driver: all workers are at the last
-        checkpoint.
-        """
+        """Called when the region runs for the first time under this driver."""
 
     def onProgress(self, progress: dict[str, Any]) -> None:  # noqa: N802
         """Called after a commit of a checkpoint; the report equals `lastProgress`."""
@@ -105,9 +100,7 @@ class Listeners:
         self._dropped = 0
 
     def add(self, listener: RegionListener) -> None:
-        """Add a listener. It receives all later events, and immediately the start and end if they have
-        already happened.
-        """
+        """Add a listener. It receives all later events, and the start and end that have already happened."""
         with self._lock:
             if self._end is not None:
                 self._notify_late(listener, self._end)
@@ -227,12 +220,10 @@ __all__ = ["Observer", "RegionControl", "RegionListener"]
 class RegionControl:
     """A region whose coordinator runs in its own thread. Every method may be called from any thread.
 
-        control = RegionControl(spec, observer=show)
-        address = control.listen()          # bound before any worker is launched
-        control.start(launcher)             # takes the manifest over, calls launcher.start(0..N-1, attempt)
-        control.wait(timeout)
-
-    The launcher calls `control.worker_ended(worker, attempt, error)` when a worker's process has ended.
+    control = RegionControl(spec, observer=show)
+    address = control.listen()          # bound before any worker is launched
+    control.start(launcher)             # takes the manifest over, calls launcher.start(0..N-1, attempt)
+    control.wait(timeout)
     """
 
     def __init__(
@@ -322,10 +313,7 @@ class RegionControl:
         return store.members() if store is not None else []
 
     def request_checkpoint(self) -> int:
-        """Request a checkpoint. Return the lowest number that it can have, for `wait_checkpoint`.
-
-        If a checkpoint is under way, the number may be that one's; `checkpoint` waits for a later one.
-        """
+        """Request a checkpoint. Return the lowest number that it can have, perhaps that of one under way."""
         with self._lock:
             number = self._last_checkpoint() + 1
         self._post(CheckpointWanted())
@@ -342,11 +330,10 @@ class RegionControl:
         self._post(ResetWanted())
 
     def pause(self, timeout: float | None = None) -> int:
-        """Pause the region: all workers stop after the same step, a checkpoint of it is committed, and the
-        region is PAUSED until `resume`. Returns the number of that checkpoint, 0 if no input was ever read.
+        """Stop all workers after the same step, commit a checkpoint of it, and stay PAUSED until `resume`.
 
-        Workers, state and connections are kept; a reset leaves the region paused. Raises RegionFailedError if
-        that took longer than `timeout` seconds or the region ended; the request to pause remains in effect.
+        Returns the checkpoint's number, 0 if no input was ever read. Raises RegionFailedError if that took
+        longer than `timeout` seconds or the region ended; the request remains in effect.
         """
         self._need_checkpoints()
         self._post(PauseWanted(on=True))
@@ -368,10 +355,7 @@ class RegionControl:
         self._post(PauseWanted(on=False))
 
     def stop(self) -> None:
-        """Take a last checkpoint if the region runs, then stop all workers. Returns immediately.
-
-        `wait` waits for the end. A region that was never started ends immediately.
-        """
+        """Take a last checkpoint if the region runs, then stop all workers. Does not wait."""
         if self._launcher is None and self._thread is not None:
             self._on_loop(lambda: self._abandon.cancel())
         else:
@@ -383,9 +367,7 @@ class RegionControl:
             return self._lock.wait_for(lambda: self._over, timeout)
 
     def exception(self) -> Exception | None:
-        """Return why the region is FAILED or FENCED (RegionFailedError, RegionFencedError, ...), or None. The
-        answer is final once `wait` has returned: `status` may show FAILED a moment earlier.
-        """
+        """Return why the region is FAILED or FENCED, or None. Final once `wait` has returned."""
         with self._lock:
             return self._error
 
@@ -422,8 +404,8 @@ class RegionControl:
         self._listeners.wait_ended(listeners_end_s)
 
     def checkpoint(self, timeout: float | None = None) -> int:
-        """Commit a checkpoint now; return its number. It contains everything that was read before the call:
-        one that is under way does not count. Raises RegionFailedError after `timeout` seconds.
+        """Commit a checkpoint of everything that was read before the call; return its number. Raises
+        RegionFailedError.
         """
         self._need_checkpoints()
         begun = time.monotonic()
@@ -455,17 +437,16 @@ class RegionControl:
             return found[0] if found else self._checkpoint + 1
 
     def restore(self, to: str, timeout: float | None = None, *, republish: bool = False) -> RestoreSettled:
-        """Go back to an older checkpoint, as `lines.find_target` names it; returns once that is committed.
-
-        Raises RestoreRefusedError if nothing was changed; RegionFailedError if it is not known.
+        """Go back to an older checkpoint (`lines.find_target`). Raises RestoreRefusedError,
+        RegionFailedError.
         """
         return self._settle(
             "restore", RestoreWanted(checkpoint_named(to), republish), RestoreSettled, timeout
         )
 
     def savepoint(self, name: str, checkpoint: int = 0, timeout: float | None = None, why: str = "") -> int:
-        """Create a savepoint of a checkpoint (0: the last). Returns its number once that is committed.
-        Raises LocalProtocolError if it cannot be created, RegionFailedError after `timeout` seconds.
+        """Create a savepoint of a checkpoint (0: the last), and return its number. Raises LocalProtocolError
+        if it cannot be created, RegionFailedError.
         """
         if problem := savepoint_name_problem(name):
             raise LocalProtocolError(f"region {self.spec.name}: {problem}")
@@ -482,20 +463,16 @@ class RegionControl:
         ).checkpoint
 
     def scale(self, workers: int | None, timeout: float | None = None) -> ScaleSettled:
-        """Change the number of workers while the region runs; None gives up a change that is under way.
-
-        Raises NotScaledError if the region keeps its workers; RegionFailedError if it has ended, or too late.
-        """
+        """Change the number of workers; None gives a change up. Raises NotScaledError, RegionFailedError."""
         if workers is None:
             return self._settle("unscale", ScaleWanted(None), ScaleSettled, timeout)
         self._check_numbers("a number of workers", workers)
         return self._settle("scale", ScaleWanted(workers), ScaleSettled, timeout)
 
     def replace(self, workers: Iterable[int] = (), timeout: float | None = None) -> ReplaceSettled:
-        """Replace workers by other processes, one after the other, while the region runs; without any: all.
-
-        Raises NotReplacedError if one keeps its process: so do those that follow; RegionFailedError after
-        `timeout` seconds, and the replacement continues.
+        """Replace workers, all without any, one after the other. Raises NotReplacedError if one keeps its
+        process: so do those that follow; RegionFailedError after `timeout` seconds, and the replacement
+        continues.
         """
         self._check_numbers("a worker", *(chosen := tuple(workers)))
         return self._settle(
@@ -515,8 +492,8 @@ class RegionControl:
         self._listeners.remove(listener)
 
     def _settle(self, verb: str, wanted: UserRequest, kind: type[S], timeout: float | None) -> S:
-        """Request it and return its outcome. Raises `Verb.refusal` with the reason if it failed, and
-        RegionFailedError if no outcome is known in time.
+        """Request it and return its outcome. Raises `Verb.refusal`, or RegionFailedError if none is known in
+        time.
         """
         row, key = VERBS[verb], wanted.key
         assert key is not None, "only a request with a key has an outcome"

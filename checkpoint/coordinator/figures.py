@@ -1,8 +1,4 @@
-"""The figures of a region, as its driver knows them, for Prometheus. docs/metrics.md describes them.
-
-They are read from the status when they are scraped; only what a status does not keep is counted, from the
-events of the region.
-"""
+"""The figures of a region for Prometheus (docs/metrics.md), read from the status when they are scraped."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable

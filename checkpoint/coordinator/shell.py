@@ -1,17 +1,8 @@
-"""The coordinator's shell: listens for workers, keeps the manifest, performs the decisions of
-`core/coordination/coordinator.py`.
+"""The coordinator's shell: listens for workers, keeps the manifest, performs the effects of the core in
+order.
 
-This file passes events in and performs effects, in order; it decides nothing. Events come from links, the
-manifest, the clock and other threads; one task passes them to the core, one at a time. An effect that takes
-time (the manifest) runs in a separate task and reports back by an event.
-
-*Before the claim* (`before_claim`): a program that does not fit disturbs no other driver. What is read then
-can be out of date when the claim is granted, so the coordinator decides again by the manifest that it holds
-(`ManifestClaim`).
-
-*Savepoints of forks* (`watch_forks`): the driver of the original drops them once their regions need them no
-more. It reads the manifests of the forks, and asks nobody. A fork that does not exist keeps its savepoint,
-because it may be about to be made (`maintenance/forking.py`).
+It decides nothing. One task passes the events of links, the manifest, the clock and other threads to the
+core. An effect that takes time (the manifest) runs in a separate task and reports back by an event.
 """
 
 import logging
@@ -169,6 +160,8 @@ class RegionShell:
             self._notify(effect.event)
         elif isinstance(effect, OpenManifest | AppendCheckpoint):
             if isinstance(effect, OpenManifest) and self._opening is not None:
+                # Otherwise an opening that waits for the store could end after the newer one and fence our
+                # own claim.
                 self._opening.cancel()  # the older incarnation's pending opening is void
             self._manifest_sender.send_nowait(effect)
         elif isinstance(effect, ExamineCheckpoints):
@@ -341,9 +334,8 @@ async def run_region(
     opened: Callable[[Store], None] | None = None,
     check: Callable[[bytes, OutputIdentity | None], None] | None = None,
 ) -> End:
-    """Run the region to its end, from an older checkpoint if `spec.restore` names one. `check` is called in a
-    thread with the store's id and the region's identity before anything is claimed or launched; its
-    exceptions propagate.
+    """Run the region to its end, from an older checkpoint if `spec.restore` names one. check: called in a
+    thread with the store's id and the region's identity before anything is claimed; its exceptions propagate.
     """
     async with open_store(spec.store_url, token=spec.token, client=f"{spec.name}.coord") as store:
         shell.examine = partial(examine, store, spec.name)
@@ -382,9 +374,7 @@ async def listening(spec: RegionSpec, shell: RegionShell) -> AsyncGenerator[tupl
 async def check_places(
     spec: RegionSpec, store: Store, check: Callable[[bytes, OutputIdentity | None], None]
 ) -> None:
-    """Check the places of a region. Its manifest is read only if they are refused to the region itself: they
-    may be of the region that it replaces.
-    """
+    """Check the places of a region; if they are refused, as those of the region that it replaces."""
     try:
         await trio.to_thread.run_sync(check, store.record.store_id, None)
     except DosError:
@@ -398,12 +388,10 @@ async def check_places(
 
 
 async def before_claim(store: Store, spec: RegionSpec) -> Checkpoint | None:
-    """Read the manifest before it is claimed, and return its last checkpoint; None if there is none, or it
-    cannot be read now: then the claim decides.
+    """Read the manifest before it is claimed, and return its last checkpoint, None if there is none.
 
-    Raises RestoreRefusedError, ManifestError or FingerprintMismatchError if the region cannot begin with the
-    checkpoint that `RegionSpec.restore` names, or would begin empty instead of another one. Nothing was
-    claimed, so a driver that runs the region continues. For a hand-over, also raises what reading raises.
+    None also if it cannot be read now: then the claim decides; for a hand-over, the error is raised. Raises
+    RestoreRefusedError, ManifestError or FingerprintMismatchError if the region cannot begin with it.
     """
     try:
         view = await read_manifest(store, spec.name)
@@ -434,9 +422,8 @@ async def before_claim(store: Store, spec: RegionSpec) -> Checkpoint | None:
 async def watch_forks(
     store: Store, region: str, last: Callable[[], Checkpoint | None], post: Callable[[SavepointWanted], None]
 ) -> None:
-    """Post the end of each savepoint that its fork needs no more. Runs until it is cancelled.
-
-    last: returns the last checkpoint of the region.
+    """Post the end of each savepoint whose fork needs it no more, until cancelled. last: returns the last
+    checkpoint.
     """
     while True:
         await trio.sleep(limits.forks_poll_s)
@@ -463,8 +450,8 @@ class DropLog:
         self._next_check = 0.0
 
     def inspect(self, workers: Iterable[Mapping[str, Mapping[str, int]]], now: float) -> None:
-        """Log a warning about rows dropped since the last warning, if there are any and that warning is old
-        enough. `workers`: per worker, its operators' counters.
+        """Warn of rows dropped since the last warning, if that is old enough. workers: their operators'
+        counters.
         """
         if now < self._next_check:
             return

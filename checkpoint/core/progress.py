@@ -1,21 +1,8 @@
-"""A region's reports: status, progress and resets as JSON with stable names, dropped rows, spans. Pure: no
-I/O.
+"""A region's reports: status, progress and resets as JSON with stable names, dropped rows, spans. Pure.
 
-There is one progress report for each committed checkpoint, as Spark has one for each micro-batch. Where
-Spark's `StreamingQuery.lastProgress` has the same field, the name is Spark's; all names are spelled as
-there. docs/operating-regions.md explains each name, and a test compares. `dos region status --json` prints
-the same objects.
-
-The suffix of a counter of an operator has a meaning:
-
-| suffix | meaning |
-|---|---|
-| `RULE_rows_dropped` | rows dropped by RULE since the region began; part of the operator's state |
-| `_max` | a maximum: merged by `max`, not by addition |
-
-Spans come from the events that the region reports. A worker's phases are durations in its vote. When the
-vote arrived is known here, so its last phase is shown to end there: the time that the vote needed on the
-network is part of the phases' beginning.
+One progress report for each committed checkpoint, with the names of Spark's `StreamingQuery.lastProgress`
+where it has the same field. docs/operating-regions.md explains each name. A counter of an operator with the
+suffix `RULE_rows_dropped` counts since the region began; one with `_max` is merged by `max`.
 """
 
 import math
@@ -62,13 +49,8 @@ class ProgressMeter:
     def report(
         self, event: CheckpointCommitted, status: RegionStatus, *, now: float, timestamp: str
     ) -> dict[str, Any]:
-        """Return the report of one checkpoint, and keep it.
-
-        `now` is monotonic seconds, `timestamp` the wall clock as ISO text.
-
-        Workers count since their process began, operators since the incarnation began. A counter that began
-        again is reported with its current value. Rows that were read after the checkpoint and are read again
-        after a reset count twice.
+        """Return the report of one checkpoint, and keep it. now: monotonic seconds; timestamp: the wall clock
+        as ISO text. A counter that began again is reported with its current value.
         """
         seconds = None if self._time_before is None else now - self._time_before
         rows_in, rows_out = self._rows_since(status)
@@ -111,9 +93,8 @@ class ProgressMeter:
         return rows_in, rows_out
 
     def _operators_since(self, status: RegionStatus) -> list[dict[str, Any]]:
-        """Return the counters of each operator, summed over the workers.
-
-        Rows and time are differences since the last report; all others (such as keys) are current values.
+        """Return each operator's counters over all workers: rows and time since the last report, all others
+        as they are.
         """
         if status.incarnation != self._incarnation_before:
             self._operators_before, self._incarnation_before = {}, status.incarnation
@@ -307,10 +288,7 @@ def worker_json(worker: WorkerStatus) -> dict[str, Any]:
 
 
 def prometheus_targets(region: str, status: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the addresses of figures in a status in JSON, as a file of `file_sd_configs`.
-
-    Processes that serve none, and drivers of a version without figures, are left out.
-    """
+    """Return the addresses of figures in a status in JSON, as a file of `file_sd_configs`."""
     roles = [("driver", status.get("metrics"))]
     roles += [(f"w{one['worker']}", one.get("metrics")) for one in status.get("workers", ())]
     return [
@@ -388,9 +366,8 @@ def merge_counters(into: dict[str, int], other: Mapping[str, int]) -> None:
 
 
 def dropped_rows(workers: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    """Return rule ("late", "null", "ahead") -> operator -> rows dropped since the region began.
-
-    `workers` has the operators' counters of each worker.
+    """Return rule ("late", "null", "ahead") -> operator -> rows dropped since the region began. workers: the
+    counters of each.
     """
     found: dict[str, dict[str, int]] = {}
     for operators in workers:

@@ -1,6 +1,5 @@
 """A region's specification (`RegionSpec`), its status (`RegionStatus`), the events that its observers
-receive, and its directories. Plain values, shared by the core, the shell and the user interfaces. Nothing
-here decides anything.
+receive, and its directories. Plain values; nothing here decides anything but whether a region can continue.
 """
 
 from collections.abc import Mapping
@@ -50,16 +49,12 @@ _ENDS = {RegionState.FINISHED, RegionState.STOPPED, RegionState.FAILED, RegionSt
 class Launcher(Protocol):
     """Starts worker processes. Called on the coordinator's trio thread: it must not block and must not raise.
 
-    The launcher reports each end with `RegionControl.worker_ended(worker, attempt, error)`, exactly once per
-    start. A start may be requested before the end of the cancelled attempt is reported; the launcher keeps
-    their order.
+    It reports each end with `RegionControl.worker_ended(worker, attempt, error)`, once per start. A start may
+    be requested before the end of the cancelled attempt is reported.
     """
 
     def start(self, worker: int, attempt: int, *, beside: bool = False) -> None:
-        """Start attempt `attempt` of a worker. The numbers of one worker rise and are never reused.
-
-        beside: the attempt that runs continues to run; one of the two will be cancelled, or ends.
-        """
+        """Start an attempt; a worker's numbers rise. beside: the attempt that runs continues to run."""
 
     def cancel(self, worker: int, attempt: int) -> None:
         """End an attempt of a worker, even if it hangs. Does nothing if it does not run."""
@@ -366,9 +361,8 @@ class ScalingStatus:
 
 @dataclass(frozen=True, slots=True)
 class ScaleDecided:
-    """The policy of `RegionSpec.autoscale` requests another number of workers; a ScaleSettled follows.
-
-    If `wanted` is `present`, it does not, although the load calls for it.
+    """The policy of `RegionSpec.autoscale` requests `wanted` workers; a ScaleSettled follows, unless that is
+    `present`.
     """
 
     present: int
@@ -531,7 +525,7 @@ class WorkerJoined:
 
 
 Key: TypeAlias = tuple[str, str | int | None]
-"""What an outcome is about: the verb, and the name, number or requester by which requests are told apart."""
+"""What an outcome is about: the verb, and the name, number or requester that distinguishes requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -681,18 +675,15 @@ RegionEvent: TypeAlias = (
 
 
 def workers_wanted(spec: RegionSpec, checkpoint: Checkpoint) -> int:
-    """Return the number of workers after a checkpoint: its own, unless the program asks for another one.
-
-    A program that asks for the same number as before does not undo that the region was scaled since.
+    """Return the number of workers after a checkpoint: its own, unless the program asks for another one than
+    before.
     """
     asked = spec.workers
     return len(checkpoint.workers) if asked is None or asked == checkpoint.workers_declared else asked
 
 
 def check_continues(spec: RegionSpec, checkpoint: Checkpoint) -> None:
-    """Raise ManifestError or FingerprintMismatchError unless this region can continue from a checkpoint: with
-    its graph, its sinks and its number of workers.
-    """
+    """Raise ManifestError or FingerprintMismatchError unless a region can continue from a checkpoint."""
     check_checkpoint(checkpoint)
     if spec.keeps_workers and (wanted := workers_wanted(spec, checkpoint)) != len(checkpoint.workers):
         raise ManifestError(
@@ -711,11 +702,11 @@ def belongs_to(application: str, region: str) -> bool:
 
 
 def check_begins(spec: RegionSpec, regions: Mapping[str, Checkpoint]) -> None:
-    """Raise FingerprintMismatchError if a region of an application would begin empty, although another region
-    has its operators: a part of several is named by its first operator, so another name is another region.
+    """Raise FingerprintMismatchError if a region would begin empty although another one has its operators.
 
     regions: the last checkpoint of each other region of the store that `belongs_to` the application.
     """
+    # A part is named by its first operator: renamed, it would silently begin without its state.
     for name, last in sorted(regions.items()):
         shared = sorted(last.operators.keys() & spec.operators.keys())
         first = name.removeprefix(f"{spec.application}.")

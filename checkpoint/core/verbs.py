@@ -1,21 +1,14 @@
-"""The verbs of a region: what a person may request of it while it runs. One row each, in `VERBS`, and the
-handler of the requests that arrive through the store.
+"""The verbs of a region: what a person may request of it while it runs. One row each, in `VERBS`.
 
-A row has what is needed to pass a request on and to report its outcome, wherever it is made: through the
-store (`RequestHandler`), with the handle of a region (`coordinator/control.py`), with `dos region`
-(`cli/arguments.py`), or on the page (`dos_ui/app.py`). To add a verb: its row here, its event
-(`vocabulary.py`) with the outcome that settles it (`region.py`), and its handler in the table of
-`Coordinator`.
-
-The handler is pure: `handle(event, status, now) -> effects`, with the coordinator's monotonic clock in
-seconds. A driver carries out a request at most once, because it keeps the ids. A request is handled by the
-driver that ran when it was written: `checkpoint/requests/server.py` does not read older ones.
+The row serves all who pass a request on or report its outcome: `RequestHandler`, `RegionControl`, `dos
+region` (`cli/arguments.py`), the page (`dos_ui/app.py`). To add a verb: its row, its event (`vocabulary.py`)
+with the outcome that settles it (`region.py`), and its handler in the table of `Coordinator`.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_type_hints
 
 from checkpoint import limits
 from checkpoint.core.coordination.vocabulary import (
@@ -44,6 +37,7 @@ from checkpoint.core.requests import Request, Verdict
 from checkpoint.errors import NotReplacedError, NotScaledError, RestoreRefusedError
 from dos_protocol.errors import DosError, LocalProtocolError
 
+_FIELD_TYPES: Final = get_type_hints(Request)
 _STOPPING: Final = {RegionState.STOPPING: "the region is being stopped"}
 _STARTS: Final = "the region is already starting from its last checkpoint"
 
@@ -78,6 +72,13 @@ class Verb:
     """Whether the manifest must also show the checkpoint of the result: an answer alone is not enough."""
     on_page: bool = False
     """Whether the page of a region offers it."""
+
+    def problem_of(self, given: Mapping[str, Any]) -> str:
+        """Return why a person cannot give these fields of the request, empty if all fit."""
+        for name, value in given.items():
+            if name not in self.fields or type(value) is not _FIELD_TYPES[name]:
+                return f"{self.name} has no field {name!r} of that type, got {value!r}"
+        return ""
 
 
 _CHANGE_S: Final = limits.start_timeout_s + limits.reset_timeout_s
@@ -292,10 +293,8 @@ class _OpenRequest:
 
 
 class RequestHandler:
-    """The requests that one driver handles.
-
-    Invariants: an id in `_open` or `_status_requests` is in `_seen`; a request receives at most one
-    `accepted` and one final answer.
+    """The requests that one driver handles. Pure: `handle(event, status, now) -> effects`, `now` in monotonic
+    seconds. A request receives at most one `accepted` and one final answer.
     """
 
     def __init__(self, region: str, *, without_checkpoints: bool = False) -> None:
@@ -325,6 +324,8 @@ class RequestHandler:
 
     def _request_arrived(self, event: RequestArrived, status: RegionStatus, now: float) -> None:
         request = event.request
+        # A record may be written twice (`requests/queue.py`): carried out twice, a restore would go back
+        # again, and a scale after another one would undo it.
         if request.id in self._known:
             return
         self._remember(request.id)
@@ -352,11 +353,13 @@ class RequestHandler:
         verb = VERBS.get(request.what)
         if verb is None:
             return f"unknown request {request.what!r}; this driver supports {', '.join(VERBS)}"
+        # It was written about what the status showed then: a reset meanwhile may have made it wrong.
         if request.incarnation and request.incarnation != status.incarnation:
             return (
                 f"the request is for incarnation {request.incarnation}, and {status.incarnation} is running:"
                 " check the status, then send the request again if it still applies"
             )
+        # A request that waited while no driver ran must not surprise the one that starts hours later.
         old_ms, slack_ms = wall_ms - request.wall_time_ms, int(1000 * limits.request_clock_slack_s)
         if old_ms > request.patience_ms + slack_ms:
             return (
@@ -419,10 +422,9 @@ class RequestHandler:
         self._status_requests = []
 
     def _region_ended(self, status: RegionStatus) -> None:
-        """Send the final answers, and the status in which the region ended: who asks later reads it. A fenced
-        driver sends none: a newer driver now determines the outcome.
-        """
+        """Send the final answers, and the status in which the region ended: who asks later reads it."""
         open_requests, self._open = self._open, []
+        # A newer driver determines the outcome: an answer of this one could contradict it.
         if status.state is RegionState.FENCED:
             self._status_requests = []
             return

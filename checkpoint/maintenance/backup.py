@@ -1,18 +1,10 @@
 """Copy a region to a target: one run after the other, each a complete backup. `core/records/backups.py` has
 the rules.
 
-The order makes an interrupted run harmless:
-
-    1. write the record with which the run begins
-    2. make the savepoint: from now on nothing that the checkpoint needs is deleted
-    3. copy the segments, each verified by digest in the store and in the target
-    4. write the record of the backup. **This is the commit**: without it there is no backup
-    5. delete what older backups alone need, the records first
-    6. drop the savepoint, also after a failure
-
-A run that others fence, because they began after it, fails at 4. The bytes of a segment are read once, from
-a quorum of the store, and go to the target in pieces, while the next bytes are read. What the target has of
-a segment is not read again, except for the last block, with which its digest is continued.
+The order of `back_up` makes an interrupted run harmless: the record with which the run begins, the savepoint
+that holds the checkpoint, the segments, each verified by digest in the store and in the target, and the
+record of the backup, which is its commit. The bytes of a segment are read once, from a quorum of the store,
+and go to the target in pieces, while the next bytes are read.
 """
 
 import hashlib
@@ -113,14 +105,16 @@ async def back_up(
 ) -> BackupDone:
     """Make one backup of a region, and delete what only older backups than the newest `keep` need.
 
-    Raises BackupRefusedError if the region has no checkpoint that can be copied, or if another run began
-    meanwhile; BackupDamagedError if the newest record of the target is damaged; NoRegionError; the errors of
-    reading the store and of the target. If it fails or is cancelled, the target has the backups that it had
-    before, or the new one in addition; objects of the run are left, and the next run uses or deletes them.
+    Raises BackupRefusedError if the region has no checkpoint that can be copied, or another run began
+    meanwhile; BackupDamagedError, NoRegionError; the errors of the store and of the target. If it fails or is
+    cancelled, the target has its former backups, perhaps the new one, and objects that the next run uses or
+    deletes.
     """
     began = trio.current_time()
     await read_manifest(store, region)  # raises NoRegionError before anything is written
     run, newest = await _begin(place)
+    # Before anything is copied: otherwise a checkpoint that takes an hour to copy is released and deleted
+    # meanwhile.
     async with _savepoint(store, region, savepoints) as checkpoint:
         if newest is not None and (newest.region, newest.store) != (region, identity_of(store.record)):
             raise BackupRefusedError(
@@ -146,7 +140,9 @@ async def back_up(
             retained=retained_after(newest, run + 1, keep),
             copied_bytes=copier.copied_bytes,
         )
+        # After the pieces: a backup whose record is there is complete, whatever ended the run.
         await _commit(place, record)
+    # After the new record, and never before: with keep=1, a failed run would leave no backup.
     await _delete_old(place, record)
     before = newest.retained if newest is not None else ()
     return BackupDone(
@@ -165,9 +161,7 @@ async def back_up(
 
 
 async def _begin(place: BackupPlace) -> tuple[int, BackupRecord | None]:
-    """Write the record with which the run begins. Return its number, and the newest backup: no earlier run
-    writes another one after this.
-    """
+    """Write the record with which the run begins. Return its number, and the newest backup."""
     for _ in range(limits.backup_writes_max):
         numbers = _numbers(await place.sizes(RECORD_PREFIX))
         newest = await _newest_of(place, numbers)
@@ -219,9 +213,8 @@ async def _newest_of(place: BackupPlace, numbers: Sequence[int]) -> BackupRecord
 
 
 async def read_backup(place: BackupPlace, number: int) -> BackupRecord | None:
-    """Return the record of that number; None if it is not that of a complete backup.
-
-    Raises BackupDamagedError, also if there is none.
+    """Return the record of that number; None if it is not that of a complete backup. Raises
+    BackupDamagedError.
     """
     record = await _read(place, number)
     return record if isinstance(record, BackupRecord) else None
@@ -245,10 +238,7 @@ async def backups_of(place: BackupPlace) -> list[BackupRecord]:
 
 
 async def _delete_old(place: BackupPlace, record: BackupRecord) -> None:
-    """Delete what the record releases: first the records, then the pieces.
-
-    Nothing is deleted that another backup may need: if a record cannot be read, no piece is deleted.
-    """
+    """Delete what the record releases: first the records, then the pieces."""
     await place.delete(released_records(await place.sizes(RECORD_PREFIX), record))
     try:
         retained = await backups_of(place)
@@ -307,11 +297,11 @@ class _Segment:
 
 
 class Copier:
-    """Copies chains to a place, in one run, in its context. `copied_bytes`, `copied_objects`: what it has
-    written. Memory: `backup_copies_max` pieces that are written, and one that is read.
+    """Copies chains to a place, in one run, in its context. Memory: `backup_copies_max` pieces that are
+    written, and one that is read.
 
-    The end of the context waits until all pieces are written. It raises the first error of the store or of
-    the target. After an error or a cancellation no more pieces are begun, and there are no `chains`.
+    The end of the context waits until all pieces are written, and raises the first error of the store or of
+    the target. After an error or a cancellation there are no `chains`.
     """
 
     def __init__(self, store: Store, place: BackupPlace, run: int, known: Known, progress: Progress) -> None:
@@ -346,10 +336,8 @@ class Copier:
     async def copy(
         self, directory: str, chain: str, state: ChainState, released: tuple[int, int] | None = None
     ) -> None:
-        """Read the spans of a chain, and begin to write them. released: see SavedChain.
-
-        Raises CorruptDataError if the store returns other bytes than the chain names, and the errors of the
-        store.
+        """Read the spans of a chain, and begin to write them. released: see SavedChain. Raises
+        CorruptDataError, and the errors of the store.
         """
         segments = [await self._segment(directory, span) for span in state.segments]
         self._read.append((SavedChain(directory, chain, (), released), segments))
@@ -377,9 +365,8 @@ class Copier:
     async def _new_pieces(
         self, directory: str, span: SegmentSpan, digest: PrefixDigest, saved: SavedSegment | None
     ) -> dict[int, Piece]:
-        """Read a segment from where `digest` is, and begin to write what is not saved of it.
-
-        The result is complete after the end of the context.
+        """Read a segment from where `digest` is, and begin to write the rest. Complete after the end of the
+        context.
         """
         pieces: dict[int, Piece] = {}
         waiting: list[bytes] = []
@@ -457,10 +444,8 @@ class Copier:
 async def saved_chains(
     store: Store, region: str, checkpoint: Checkpoint, copier: Copier
 ) -> tuple[tuple[SavedChain, ...], tuple[str, ...]]:
-    """Copy everything that a restore of the checkpoint reads. Return the chains, and the regions whose output
-    logs the region reads: these are not copied.
-
-    Raises BackupRefusedError if input that the checkpoint needs is deleted already.
+    """Copy all that a restore of the checkpoint reads. Return the chains, and the regions whose output logs
+    it reads. Raises BackupRefusedError if input that it needs is deleted already.
     """
     if gone := await trimmed_since(store, region, checkpoint):
         raise BackupRefusedError(
@@ -492,8 +477,8 @@ async def _copy_chain(store: Store, needed: NeededChain, copier: Copier) -> None
 
 
 async def _copy_input(store: Store, rows: InputRows, split: str, needs: int, copier: Copier) -> None:
-    """Copy a producer's chain: what the checkpoint has not read, and at least the last recorded batch, with
-    which the producer continues.
+    """Copy a producer's chain: what was not read, and at least the last batch, with which the producer
+    continues.
     """
     directory = rows.directory(split)
     last = await last_recorded(store, rows.application, rows.handle, split, whole=True)
@@ -515,8 +500,8 @@ async def _copy_end(store: Store, rows: InputRows, copier: Copier) -> None:
 
 
 async def saved_registers(store: Store, region: str) -> tuple[tuple[SavedRegister, ...], tuple[str, ...]]:
-    """Return the part that concerns the region of the registers of its inputs and of its outputs; and the
-    consumers that are left out, each with what it reads.
+    """Return the region's part of the registers of inputs and outputs; and the consumers left out, with what
+    they read.
     """
     found, left_out = [], []
     for rows in await all_rows(store):
@@ -547,9 +532,8 @@ def _first(group: BaseExceptionGroup[DosError]) -> DosError:
 class BackupStatus:
     """One round. done: the backup, None if it failed because of `error`.
 
-    loss_window_s: how much is lost at most if the store is lost before the next backup is complete: the age
-    of the checkpoint when its copy began, the time to copy, and the interval. Infinite before the first
-    backup; after a failure it is larger by the time since the last backup.
+    loss_window_s: how much is lost at most if the store is lost before the next backup is complete; infinite
+    before the first one.
     """
 
     done: BackupDone | None
@@ -561,11 +545,9 @@ class BackupStatus:
 async def keep_backing_up(
     once: Callable[[], Awaitable[BackupDone]], every_s: float
 ) -> AsyncGenerator[BackupStatus]:
-    """Make backups until it is closed, and yield the status after each. A failed one is reported, and the
-    next one begins after the interval.
+    """Make backups until it is closed, and yield the status after each, also of a failed one.
 
-    Raises what another try would find again: BackupRefusedError, BackupDamagedError and NoRegionError of the
-    first round; later rounds report them too.
+    Raises BackupRefusedError, BackupDamagedError and NoRegionError of the first round.
     """
     first, window, since = True, math.inf, trio.current_time()
     while True:

@@ -1,14 +1,11 @@
-"""Restore a backup into a store that has nothing of the region: from the target alone. `copy_region` does a
-backup into the other store and a restore there, in place of what that store has of the region.
+"""Restore a backup into a store that has nothing of the region, from the target alone; or copy a region
+(`copy_region`).
 
-    1. read the record, and make sure that every directory is empty, or has the beginning of the same backup
-    2. claim each directory in the epoch of its newest segment, and write the segments, each verified by
-       digest
-    3. register the region as a consumer of its inputs
-    4. claim the manifest above every epoch, and append the checkpoint. **Its acknowledgement is the commit**
-
-Until 4 there is no region. The claims of 2 are made with a writer id that follows from the backup. So a run
-that continues an interrupted one takes the same claims again, and any other directory is refused by name.
+Read the record and make sure that every directory is empty, or has the beginning of the same backup; claim
+each in the epoch of its newest segment, and write the segments; register the region with its inputs; claim
+the manifest and append the checkpoint. **Its acknowledgement is the commit**: before it there is no region.
+The claims have a writer id that follows from the backup, so a run that continues an interrupted one takes
+them again, and any other directory is refused by name.
 """
 
 import hashlib
@@ -84,15 +81,11 @@ async def restore_backup(
 ) -> RestoredBackup:
     """Restore a region from a backup into a store. The next `run` of its name continues it.
 
-    old_is_gone: the region takes the place of the original as the owner of output outside of the store.
-    Otherwise such output begins anew. allow_republish: also if rows come again that a sink may have shown
-    after the backup and cannot take back. emptied: the caller has deleted what the store had of the region,
-    so that its directories have owners, and no objects; nothing else uses them.
-
-    Raises BackupRefusedError, which names them, if there are such sinks, or if a directory is not empty;
-    BackupDamagedError, which names the object, if the target has other bytes than were stored; and the errors
-    of the store and of the target. If it fails or is cancelled, there is no region; the same call continues.
-    Only if the record of the manifest is not acknowledged in time, the region may be there.
+    old_is_gone: it takes the place of the original as the owner of output outside of the store; otherwise
+    such output begins anew. allow_republish: also if rows come again that a sink cannot take back. emptied:
+    the caller has deleted what the store had of the region. Raises BackupRefusedError, BackupDamagedError,
+    and the errors of both ends. If it fails or is cancelled, there is no region, except perhaps if the last
+    record was not acknowledged in time; the same call continues.
     """
     checkpoint = record.checkpoint
     irrevocable = {} if checkpoint.irrevocable is msgspec.UNSET or not old_is_gone else checkpoint.irrevocable
@@ -258,9 +251,7 @@ class _Directory:
                 yield data
 
     async def _release(self, chain: SavedChain, epoch: int) -> None:
-        """Begin a segment that releases what the backup does not have of an input: otherwise a producer would
-        look for the lower segments.
-        """
+        """Begin a segment that releases what the backup does not have of an input."""
         generation = self._store.record.generation
         async with await self._store.claim(self._directory, epoch, self._writer) as claim:
             taken = await TakenChain.take(
@@ -316,17 +307,12 @@ async def copy_region(
     token: bytes = b"",
     patience_s: float = limits.request_patience_s,
 ) -> None:
-    """Copy the last checkpoint of a running region to another store, where the next `run` of its name
-    continues from it. What that store has of the region, which must not run there, is deleted once the
-    backup is complete.
+    """Copy the last checkpoint of a running region to another store, where the next `run` continues from it.
 
-    directory: begins the name of the directory in the target with the backup, which is deleted at the end.
-    patience_s: for a first answer of the driver. Both regions run independently afterwards; output outside of
-    the store begins anew.
-
-    Raises NoRegionError, NoAnswerError, DeletionRefusedError if a member of the target does not answer, and
-    what `back_up` and `restore_backup` raise. If it fails or is cancelled, the region is as it was in the
-    target, or gone; the same call continues.
+    What that store has of the region, which must not run there, is deleted once the backup is complete.
+    directory: of the backup in the target, until the end. patience_s: for a first answer of the driver.
+    Raises NoRegionError, NoAnswerError, DeletionRefusedError, and as `back_up` and `restore_backup`. If it
+    fails or is cancelled, the target has the region as it was, or none; the same call continues.
     """
     async with (
         open_store(target_url, token=token, client="copy of a region") as target,

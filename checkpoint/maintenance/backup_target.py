@@ -1,14 +1,8 @@
 """Where backups are stored: a bucket (s3://BUCKET/PREFIX), or another store (dos://HOSTS/DIRECTORY).
 
-Both hold the same objects, `core/records/backups.py` has their names: a record or a piece is one
-object that is written once and never changed. `BackupTarget` finds the regions, `BackupPlace` has the
-objects of one region.
-
-| | a bucket | a store |
-|---|---|---|
-| an object | the key `records/REGION/NAME`, `pieces/REGION/NAME` | NAME in `DIRECTORY.backup.REGION` |
-| written only if it is not there | a conditional request | the claim of that directory |
-| verified | by the digest that the service returns, or read back | by the digests of a quorum |
+Both hold the same objects (`core/records/backups.py`), each written once, only if it is not there, and
+verified by digest: in a bucket by a conditional request, in a store under the claim of
+`DIRECTORY.backup.REGION`. `BackupTarget` finds the regions, `BackupPlace` has the objects of one.
 """
 
 import hashlib
@@ -45,10 +39,7 @@ class BackupPlace(Protocol):
         ...
 
     async def sizes(self, prefix: str) -> dict[str, int]:
-        """Return the objects whose names begin with `prefix`, RECORD_PREFIX or PIECE_PREFIX -> their bytes.
-
-        An object whose write was interrupted may be listed with fewer bytes.
-        """
+        """Return the objects named `prefix`... -> their bytes; fewer for an interrupted write."""
         ...
 
     def contents(self, names: Sequence[str]) -> AsyncGenerator[bytes]:
@@ -56,10 +47,9 @@ class BackupPlace(Protocol):
         ...
 
     async def put(self, name: str, data: bytes, sha256: bytes) -> bool:
-        """Write an object, and return after it is durable and the target has confirmed its digest.
-
-        Returns False, with nothing changed, if there is an object of that name with other bytes. If it is
-        cancelled or fails, the object is there, or not, or is listed with fewer bytes.
+        """Write an object; durable and confirmed by its digest on return. Returns False, with nothing
+        changed, if there are other bytes. Cancelled or failed, it is there, or not, or is listed with fewer
+        bytes.
         """
         ...
 
@@ -92,9 +82,8 @@ async def content(place: BackupPlace, name: str) -> bytes:
 async def open_target(
     url: str, *, token: bytes = b"", endpoint: str | None = None
 ) -> AsyncIterator[BackupTarget]:
-    """Open a target. endpoint: of a service of S3 other than AWS. token: of a store.
-
-    Raises BadUrlError, BackupRefusedError for a store without a directory, and what opening a store raises.
+    """Open a target. endpoint: of a service of S3 other than AWS. token: of a store. Raises BadUrlError,
+    BackupRefusedError for a store without a directory, and what opening a store raises.
     """
     if url.startswith(SCHEME):
         yield BucketTarget(await in_thread(Bucket, parse_s3_url(url, endpoint)))

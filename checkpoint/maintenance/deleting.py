@@ -1,7 +1,5 @@
-"""Deletes a region that is not needed any more: its journals, its output logs, its requests and its place
-among the consumers of what it reads.
-
-The order of `delete_region` lets it be stopped at any point and repeated. Every member must answer.
+"""Deletes a region that is not needed any more: its journals, output logs, requests, and its place among the
+consumers of what it reads. It can be stopped at any point and repeated. Every member must answer.
 """
 
 from collections.abc import Collection, Sequence
@@ -38,8 +36,8 @@ class Dependent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """What the deletion of a region deletes and breaks. savepoint: (region, name) of the savepoint that holds
-    a checkpoint of the original for it, None if it needs none.
+    """What a deletion deletes and breaks. savepoint: (region, name) of the original's savepoint for it, or
+    None.
     """
 
     region: str
@@ -49,8 +47,8 @@ class Deletion:
 
 
 async def plan_deletion(store: Store, region: str) -> Deletion:
-    """Return what `delete_region` would delete. Claims nothing, unless a process died while it registered a
-    consumer. Raises NoRegionError, ManifestError, and what reading a chain raises.
+    """Return what `delete_region` would delete. Claims nothing but an interrupted register. Raises
+    NoRegionError, ManifestError, and what reading a chain raises.
     """
     view = await read_manifest(store, region)
     kept = view.kept
@@ -72,14 +70,13 @@ async def delete_region(
     patience_s: float = limits.request_patience_s,
     wait_s: float = limits.trim_wait_s,
 ) -> bool:
-    """Delete a region that does not run. Return False if a member has not deleted everything within `wait_s`
-    seconds: repeat it then. broken: dependents that may break. stopped: no driver runs the region of which it
-    is a fork; otherwise that driver is asked to drop the savepoint.
+    """Delete a region that does not run. Return False if a member has not deleted all in `wait_s` seconds:
+    repeat it.
 
-    Raises DeletionRefusedError, with nothing deleted, if the region runs, if a member of the store is
-    unavailable, or if something depends on it that `broken` does not name; NoRegionError; and what taking a
-    manifest over raises. If it is cancelled or fails later, a part is deleted, and the region cannot be run
-    until the deletion was repeated.
+    broken: dependents that may break. stopped: no driver runs the region of which it is a fork; otherwise
+    that driver is asked to drop the savepoint. Raises DeletionRefusedError, with nothing deleted;
+    NoRegionError; and what taking a manifest over raises. If it is cancelled or fails later, a part is
+    deleted, and the region cannot be run until the deletion was repeated.
     """
     await read_manifest(store, region)  # raises NoRegionError before anything is asked
     if running := await running_text(store, region, patience_s):
@@ -96,6 +93,7 @@ async def delete_region(
                 )
         if (savepoint := _held_in_original(kept)) is not None:
             await _let_go(store, *savepoint, stopped=stopped, patience_s=patience_s)
+        # After the refusals: an input that forgets the region trims what the region still needs.
         for rows, _ in await read_by(store, region):
             await change_register(StoreHost(store), rows.place, lambda found: without_consumer(found, region))
     clean = True

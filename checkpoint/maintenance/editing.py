@@ -1,16 +1,9 @@
 """Writes rows into the state of a region that no driver runs, and begins a region with a given state.
 
-`core/records/lines.py` has the records; the caller has the rows, and has validated them. The steps of an
-edit:
-
-1. Take the manifest over. A crash after it leaves a higher epoch, as that of a driver does.
-2. Claim the directory of each worker that gets rows, in that incarnation.
-3. Open its state chain at checkpoint X, append its rows as blocks, and wait until the quorum has them. A
-   crash after it leaves blocks that no record names: the next driver continues at its checkpoint beside them.
-4. Append record E, and wait for the quorum. **Its acknowledgement is the commit.**
-
-If E is on some members only, the next opening of the manifest decides whether it counts. Its blocks are on
-the quorum in any case.
+`core/records/lines.py` has the records; the caller has validated the rows. Take the manifest over; claim the
+directory of each worker that gets rows; append them as blocks at checkpoint X; append record E to the
+manifest. **Its acknowledgement is the commit.** After a crash before it, the blocks are named by no record,
+and the next driver continues beside them.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -53,15 +46,12 @@ async def edit_stopped(
     allow_republish: bool = False,
 ) -> Checkpoint:
     """Write rows into the state of a region that no driver runs, at the checkpoint that `to` names ("": the
-    last one). Return the record; the next driver begins with it.
+    last one), and return the record.
 
-    rows_for: returns the rows for that checkpoint. It is called when the manifest is held, and may raise:
-    nothing was changed then except the claim. savepoint: as for `edited`. allow_republish: as for
-    `restore_stopped`.
-
-    Raises EditRefusedError, RestoreRefusedError, SavepointRefusedError, with nothing changed;
-    RegionFencedError if a driver claimed the region meanwhile: it may then be edited or not, as when this is
-    cancelled; and what `hold_manifest` raises.
+    rows_for: returns the rows for that checkpoint; may raise: then nothing changed but the claim. savepoint,
+    allow_republish: as for `edited`, `restore_stopped`. Raises EditRefusedError, RestoreRefusedError,
+    SavepointRefusedError, with nothing changed; RegionFencedError: it may be edited or not, as when this is
+    cancelled; and as `hold_manifest`.
     """
     async with hold_manifest(host, region, above_terms=True) as held:
         kept, incarnation = held.opened.kept, held.opened.incarnation
@@ -69,6 +59,7 @@ async def edit_stopped(
         if not allow_republish:
             refuse_republishing(kept[-1], target)
         rows, edit = await rows_for(target)
+        # Before any block is written, so that a refusal changes nothing.
         edited(kept, target, incarnation, {}, edit, savepoint=savepoint)  # refuses the savepoint's name
         number = kept[-1].number + 1
         parts = {
@@ -121,12 +112,12 @@ async def begin_region(
     irrevocable: Mapping[str, str],
     edit: Edit,
 ) -> Checkpoint:
-    """Create a region whose checkpoint 1 has a given state and given positions of its input. Return the
-    record; the first driver begins with it.
+    """Create a region whose checkpoint 1 has a given state and given positions of its input; return the
+    record.
 
-    Raises EditRefusedError, with nothing changed but claims, if the region has committed a checkpoint or
-    recorded a step; RegionFencedError if a driver claimed the region meanwhile; and what `hold_manifest`
-    raises. If it is cancelled or fails, the region has no checkpoint, and the call can be repeated.
+    Raises EditRefusedError, with nothing changed but claims, if the region has committed or recorded
+    anything; RegionFencedError; and as `hold_manifest`. If it is cancelled or fails, the call can be
+    repeated.
     """
     async with hold_manifest(host, region) as held:
         if held.opened.kept:
@@ -193,13 +184,11 @@ async def _first(
 
 
 @asynccontextmanager
+# A worker that claims it in a later incarnation belongs to a driver: nothing counts then.
 async def _claimed(
     host: ManifestHost, region: str, worker: int, incarnation: int
 ) -> AsyncIterator[ManifestClaimPort]:
-    """Hold a worker's directory in the incarnation of the held manifest. Waits while too few members answer.
-
-    Raises RegionFencedError if a worker of a later incarnation claims it: nothing counts then.
-    """
+    """Hold a worker's directory in the incarnation of the held manifest. Raises RegionFencedError."""
     directory = worker_directory(region, worker)
     try:
         while (claim := await host.claim(directory, incarnation, limits.claim_patience_s)) is None:

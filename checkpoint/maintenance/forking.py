@@ -1,7 +1,5 @@
 """Forks a region: a new region that begins with a checkpoint of it, copies nothing, and runs independently.
-
-`core/records/lines.py` has the records and their order. This file reads, asks the driver of the original
-for the savepoint, and writes the first record of the new region.
+`core/records/lines.py` has the records and their order.
 """
 
 import secrets
@@ -32,10 +30,10 @@ from journal.ports import StorePort
 class Forking:
     """What a fork is to be.
 
-    region: the original. new: the name of the fork. at: its checkpoint, as `run(restore=...)` takes it; "":
-    the last one. dropped, added: operators that only the original, or only the graph of the fork has.
-    same_place: sinks that may write where the original writes. stopped: no driver runs the original, so this
-    process acts as one; otherwise its driver is asked. patience_s: for its answer.
+    region, new: the original and the fork. at: its checkpoint, as `run(restore=...)` takes it; "": the last
+    one. dropped, added: operators that only the original, or only the fork has. same_place: sinks that may
+    write where the original writes. stopped: no driver runs the original; otherwise it is asked, for
+    `patience_s` seconds.
     """
 
     region: str
@@ -70,11 +68,9 @@ async def plan_fork(store: Store, wanted: Forking) -> Forked:
 
 
 async def fork_region(store: Store, wanted: Forking) -> Forked:
-    """Fork a region, running or stopped. The first `run` with the name of the fork begins with it.
-
-    Raises NoRegionError, ForkRefusedError, with nothing changed; RegionFencedError if another process claimed
-    one of the two manifests meanwhile: then, as when this is cancelled, the savepoint or the fork may exist,
-    see `dos region savepoints`. Waits while too few members of the store answer.
+    """Fork a region, running or stopped. Raises NoRegionError, ForkRefusedError, with nothing changed;
+    RegionFencedError: then, as when this is cancelled, the savepoint or the fork may exist. Waits while too
+    few members answer.
     """
     target, plan = await _planned(store, wanted, savepoint=f"fork-{secrets.token_hex(4)}")
     origin = plan.origin
@@ -95,6 +91,7 @@ async def fork_region(store: Store, wanted: Forking) -> Forked:
         async with hold_manifest(StoreHost(store), wanted.new) as held:
             if held.opened.last_checkpoint is not None:
                 raise ForkRefusedError(f"region {wanted.new!r} was created by another process meanwhile")
+            # Under the claim: of two programs that fork to one name, only one finds no checkpoint here.
             record = forked(target, origin, held.opened.incarnation)
             check_checkpoint(record)
             await append_record(held, wanted.new, record)
@@ -186,15 +183,15 @@ def _as_refusal() -> Iterator[None]:
 async def drop_savepoint(
     store: Store, region: str, savepoint: str, *, stopped: bool, patience_s: float
 ) -> None:
-    """Drop a savepoint that no fork needs. stopped: act as the driver of the region, which no driver runs;
-    otherwise its driver is asked. Raises ForkRefusedError, RegionFencedError.
+    """Drop a savepoint that no fork needs, as the driver of a stopped region, or by asking it. Raises
+    ForkRefusedError, RegionFencedError.
     """
     with _as_refusal():
         await maker_of(store, region, stopped=stopped, patience_s=patience_s).drop(savepoint)
 
 
 async def fork_needs(store: StorePort, region: str, savepoint: str, note: SavepointNote) -> bool | None:
-    """Return whether the fork that a savepoint of a region was made for still needs it; None: there is no
-    such fork. Claims nothing. Raises ManifestError, and what reading a chain raises.
+    """Return whether its fork still needs a savepoint; None: there is no such fork. Raises ManifestError, and
+    what reading raises.
     """
     return needs_original(await retained_checkpoints(store, note.fork), region, savepoint)

@@ -1,17 +1,10 @@
-"""What nobody needs, found and deleted by processes that are not its writers: the garbage of a region that
-no driver runs, and rows that writers staged for an input and never recorded.
+"""What nobody needs, found and deleted by processes that are not its writers: the garbage of a region that no
+driver runs, and rows that writers staged for an input and never recorded.
 
-While a region runs, its workers and its driver delete garbage, with their claims. The manifest alone decides
-what is garbage (`core/records/manifest.py`, R14). `collect_stopped` acts as the driver for a moment: it
-takes the manifest over, which fences a driver that is running after all and proves the last checkpoint, and
-then claims the directory of each worker in that incarnation.
-
-Of staged rows (`Sweep`, `core/records/staged.py`), without an age only those are garbage that are recorded,
-or can never be, and active writers are not affected. With an age, the producer is fenced first, so that what
-is recorded is final; then each directory is read again, judged again, and claimed above the epoch of that
-read.
-
-If any of this is stopped at any point, nothing is lost, and the next run starts over.
+While a region runs, its workers and driver delete garbage, with their claims. The manifest alone decides what
+is garbage (`core/records/manifest.py`, R14). Of staged rows (`Sweep`, `core/records/staged.py`) only those
+are garbage, without an age, that are recorded or can never be. Stopped at any point, nothing is lost, and the
+next run starts over.
 """
 
 from collections.abc import Callable
@@ -54,10 +47,8 @@ class UnneededObject:
 
 
 async def garbage_of(store: StorePort, view: ManifestView) -> list[UnneededObject]:
-    """Return the objects below the floors and in the gaps in all directories of the region, as F members
-    report them. Claims nothing.
-
-    Raises what `inspect` of a store raises.
+    """Return the objects below the floors and in the gaps in all directories of the region. Raises as
+    `inspect`.
     """
     coordinator = coordinator_directory(view.region)
     found = await objects_below(store, coordinator, await _manifest_floor(store, coordinator))
@@ -78,11 +69,8 @@ async def _manifest_floor(store: StorePort, directory: str) -> Floors:
 
 
 async def held_by_savepoints(store: StorePort, view: ManifestView) -> dict[str, list[UnneededObject]]:
-    """Return savepoint -> the objects that only its checkpoint needs, as F members report them: they would be
-    garbage if that checkpoint were not retained. Claims nothing.
-
-    None if another savepoint holds the same checkpoint. Output logs are not included, as in `garbage_of`.
-    Raises what `inspect` of a store raises.
+    """Return savepoint -> the objects that only its checkpoint needs: none if another savepoint holds it.
+    Raises as `inspect`.
     """
     kept = view.kept
     savepoints = kept[-1].savepoints if kept else {}
@@ -122,13 +110,11 @@ def objects_that(
 
 
 async def collect_stopped(host: ManifestHost, region: str, *, wait_s: float = limits.trim_wait_s) -> bool:
-    """Delete what no retained checkpoint needs, of a region that no driver runs. Return True if all available
-    members have done so, False if some have not within `wait_s` seconds.
+    """Delete what no retained checkpoint of a stopped region needs. Return False if a member has not in
+    `wait_s` seconds.
 
-    Fences a driver or worker that is running after all. Raises RegionFencedError if another process claimed
-    the manifest meanwhile, ManifestError and what taking a manifest over raises; FencedError if a worker's
-    directory is claimed with a higher epoch, where nothing was deleted then. If cancelled, part of the
-    garbage is deleted.
+    Fences a driver or worker that is running after all. Raises RegionFencedError, ManifestError, what taking
+    a manifest over raises, FencedError if a worker's directory is claimed with a higher epoch.
     """
     # First the manifest: holding it proves the last checkpoint, whose floors decide what is deleted (R14).
     async with hold_manifest(host, region) as (log, opened, _):
@@ -149,9 +135,8 @@ async def collect_stopped(host: ManifestHost, region: str, *, wait_s: float = li
 
 @dataclass(frozen=True, slots=True)
 class StagedObject:
-    """One staged object, as F members report it. bytes: of its longest copy; copies: how many members hold
-    one; since_ms: when it was started, by its writer's clock, None if its name does not contain it; swept:
-    whether it would be deleted now.
+    """One staged object. bytes: of its longest copy; copies: of how many members; since_ms: when it was
+    started, by its writer's clock, or None; swept: whether it would be deleted now.
     """
 
     producer: str
@@ -165,8 +150,8 @@ class StagedObject:
 
 
 class Sweep:
-    """Sweeps the staged rows of one handle. abandon_s: the age in seconds above which unrecorded rows are
-    abandoned; None: never.
+    """Sweeps the staged rows of one handle. abandon_s: the age above which unrecorded rows are abandoned;
+    None: never.
     """
 
     def __init__(self, store: Store, application: str, handle: str, abandon_s: float | None = None) -> None:
@@ -175,8 +160,8 @@ class Sweep:
         self._abandon_ms = None if abandon_s is None else int(1000 * abandon_s)
 
     async def inspect(self) -> list[StagedObject]:
-        """Return the staged objects. Claims nothing. Raises NoInputError, BadNameError,
-        QuorumUnavailableError and what reading a chain raises.
+        """Return the staged objects. Raises NoInputError, BadNameError, QuorumUnavailableError and what
+        reading raises.
         """
         directories = await self._directories()
         if not directories:
@@ -192,11 +177,9 @@ class Sweep:
         ]
 
     async def apply(self, found: list[StagedObject], wait_s: float) -> None:
-        """Delete the objects in `found` that are still garbage. Leaves directories that were claimed in the
-        meantime to the claimant, and waits at most `wait_s` seconds for a member. Call `inspect` again to see
-        what is left.
-
-        Raises as `inspect`, and as `InputLog.open` does, except InputClosedError.
+        """Delete the objects in `found` that are still garbage, waiting at most `wait_s` seconds for a
+        member; `inspect` shows what is left. Raises as `inspect`, and as `InputLog.open` except
+        InputClosedError.
         """
         for producer in dict.fromkeys(one.producer for one in found if one.swept):
             own = [one for one in found if one.producer == producer and one.swept]
@@ -224,10 +207,10 @@ class Sweep:
         line = await last_recorded(self._store, self._application, self._handle, producer, whole=True)
         return ProducerFacts(line.batch, line.mark, closed)
 
+    # First, so that what is recorded is final: a writer that was only slow could record rows that are
+    # deleted.
     async def _fence_owner(self, producer: str) -> ProducerFacts:
-        """Fence the producer's owner. A producer that was never opened is not created: there is nothing to
-        fence.
-        """
+        """Fence the producer's owner, if it was ever opened."""
         directory = producer_directory(self._application, self._handle, producer)
         if directory not in await self._store.list_directories(directory):
             return ProducerFacts(0, b"", closed=False)

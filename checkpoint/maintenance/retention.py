@@ -1,8 +1,5 @@
 """The retention of an input or an output, for people: who reads it and how far, what nobody needs, and the
-changes that a person makes. `core/records/consumers.py` decides; while a writer runs, it deletes
-automatically.
-
-`InputRows` and `OutputRows` know where the chains of the two kinds are, and who deletes them if nobody runs.
+changes that a person makes. While a writer runs, it deletes automatically.
 """
 
 import logging
@@ -89,8 +86,8 @@ class RetainedRows(Protocol):
         ...
 
     async def trim_stopped(self, splits: list[str], wait_s: float) -> bool:
-        """Be the writer of these splits for a moment, and delete what nobody needs. Return False if an
-        available member has not done so within `wait_s` seconds. Fences a writer that runs after all.
+        """Delete what nobody needs of these splits, as their writer. Return False if a member has not in
+        `wait_s` seconds.
         """
         ...
 
@@ -209,9 +206,7 @@ class OutputRows:
 
 
 async def all_rows(store: Store) -> list[InputRows | OutputRows]:
-    """Return every input, and every output log, that has a register of consumers. Raises what reading a
-    manifest raises.
-    """
+    """Return every input and output log with a register of consumers. Raises what reading raises."""
     found: list[InputRows | OutputRows] = []
     for name in await store.list_directories():
         application, is_input, handle = name.rpartition(INPUT_REGISTERS)
@@ -226,9 +221,7 @@ async def all_rows(store: Store) -> list[InputRows | OutputRows]:
 
 
 async def read_by(store: Store, region: str) -> list[tuple[InputRows | OutputRows, Consumer]]:
-    """Return every input and output log in whose register a region is, with its entry. Claims nothing, unless
-    a process died while it changed a register. Raises what reading raises.
-    """
+    """Return every input and output log that a region reads, with its entry. Raises what reading raises."""
     found = []
     for rows in await all_rows(store):
         consumer = (await settled_register(store, rows.place)).consumers.get(region)
@@ -248,10 +241,8 @@ class SplitStatus:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
-    """A registered region. oldest, last: its oldest retained and its last checkpoint, 0 for none.
-
-    read: split -> the position in the last checkpoint. needs: split -> the lowest position of all retained
-    ones.
+    """A registered region. oldest, last: its oldest retained and its last checkpoint, 0 for none. read,
+    needs: split -> the position in the last one, and the lowest of all retained ones.
     """
 
     region: str
@@ -265,9 +256,8 @@ class ConsumerStatus:
 
 @dataclass(frozen=True, slots=True)
 class QueryStatus:
-    """A registered streaming query. published_ms: when it last published a position.
-
-    read: split -> the position that it published last. needs: split -> from where on it needs the split.
+    """A registered streaming query. published_ms: when it last published. read, needs: split -> the position
+    published last, and from where on it needs the split.
     """
 
     name: str
@@ -309,9 +299,8 @@ class Retention:
         self._rows = rows
 
     async def status(self) -> RetentionStatus:
-        """Return who reads it, and how far. Claims nothing, unless a process died while it registered.
-
-        Raises NoInputError or NoRegionError if it does not exist, ManifestError, and what reading raises.
+        """Return who reads it, and how far. Raises NoInputError or NoRegionError, ManifestError, and what
+        reading raises.
         """
         register = await self._register()
         names = await self._splits(register)
@@ -338,8 +327,8 @@ class Retention:
         return names
 
     async def trimmed(self, region: str, checkpoint: Checkpoint) -> list[TrimmedInput]:
-        """Return what a restore of a region to this checkpoint would read here and that is deleted; nothing
-        if the region is no consumer. Raises as `status`.
+        """Return what a restore of a region to this checkpoint would read here and that is deleted. Raises as
+        `status`.
         """
         register = await self._register()
         consumer = register.consumers.get(region)
@@ -348,8 +337,8 @@ class Retention:
         return [one for source in consumer.sources for one in await self.trimmed_of(source, checkpoint)]
 
     async def trimmed_of(self, source: str, checkpoint: Checkpoint | None) -> list[TrimmedInput]:
-        """Return what a source of a region would read here and that is deleted, if the region continued at a
-        checkpoint; None: if it began. Raises as `status`.
+        """Return what a region would read here and that is deleted, at a checkpoint; None: at its begin.
+        Raises as `status`.
         """
         found, output = [], await read_output_of(self._store, self._rows.place)
         for split in [await self._split(name) for name in await self._splits(await self._register())]:
@@ -390,11 +379,11 @@ class Retention:
         return rule
 
     async def forget(self, region: str, patience_s: float, *, apply: bool) -> None:
-        """Remove a region, or the query that `query:NAME` names, that is gone for ever from the consumers;
-        without `apply`, only check that it can be removed. What only it needs is then deleted.
+        """Remove a region, or `query:NAME`, from the consumers for ever; without `apply`, only check that it
+        is possible.
 
-        Raises ConsumerRefusedError if it is not registered, if a driver of the region answers within
-        `patience_s` seconds, or if the query published a position recently. Nothing was changed then.
+        Raises ConsumerRefusedError, with nothing changed, if it is not registered, a driver answers within
+        `patience_s` seconds, or the query published recently.
         """
         register = await self._register()
         without_consumer(register, region)
@@ -409,9 +398,7 @@ class Retention:
             )
 
     async def unneeded(self) -> list[UnneededObject]:
-        """Return the segments that nobody needs, as F members report them. Claims nothing. Raises as
-        `status`.
-        """
+        """Return the segments that nobody needs. Claims nothing. Raises as `status`."""
         planner = TrimPlanner(self._store, self._rows.place, self._rows.default)
         found = []
         for name in await self._splits(await self._register()):
@@ -430,11 +417,11 @@ class Retention:
         return found
 
     async def trim_stopped(self, unneeded: list[UnneededObject], wait_s: float) -> bool:
-        """Be the writers of these objects for a moment, and delete what nobody needs. Return False if an
-        available member has not deleted everything within `wait_s` seconds.
+        """Delete what nobody needs, as the writers of these objects. Return False if a member has not in
+        `wait_s` seconds.
 
-        Fences a writer that runs after all; what it had recorded or committed remains. Raises what taking its
-        chain over raises. If cancelled, a part is deleted.
+        Fences a writer that runs after all; what it had recorded remains. Raises what taking its chain over
+        raises.
         """
         directories = {one.directory for one in unneeded}
         splits = [name for name in await self._rows.splits() if self._rows.directory(name) in directories]
@@ -442,11 +429,8 @@ class Retention:
 
 
 async def trimmed_since(store: Store, region: str, checkpoint: Checkpoint) -> list[TrimmedInput]:
-    """Return the input in the store that a restore of this checkpoint would read and that is deleted. A limit
-    deletes it (`RetentionRule`), in spite of the checkpoints that are retained. Claims nothing.
-
-    Sources are found by the registers of inputs and outputs, in which the region is a consumer. Raises what
-    reading raises.
+    """Return the input in the store that a restore of this checkpoint would read and that a limit has deleted
+    (`RetentionRule`). Claims nothing. Raises what reading raises.
     """
     return [
         one
@@ -465,10 +449,9 @@ def _query(name: str, query: RegisteredQuery, splits: list[str], output: OutputO
     )
 
 
+# Nothing can ask a query, and one that has had no input for a while looks like one that is stopped.
 def _refuse_running(name: str, query: RegisteredQuery) -> None:
-    """Raise ConsumerRefusedError if the query published a position recently. Nothing can ask it: a query that
-    has had no input for a while looks like one that is stopped.
-    """
+    """Raise ConsumerRefusedError if the query published a position recently."""
     ago_s = (wall_time_ms() - query.published_ms) / 1000
     if 0 <= ago_s < limits.query_running_s:
         raise ConsumerRefusedError(

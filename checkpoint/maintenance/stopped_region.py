@@ -1,11 +1,8 @@
-"""Acts as a region's driver for a moment if no driver runs: to trim what the region left, to restore an
-older checkpoint, to create a savepoint. `maker_of` makes savepoints of any region: it asks the driver of one
-that runs.
+"""Acts as a region's driver for a moment if no driver runs: to trim, to restore, to make a savepoint.
 
-`core/records/lines.py` and `garbage.py` decide what is done. The manifest is taken
-over as by a driver: this fences a driver that is running after all, which then ends, and proves the last
-checkpoint. A driver that starts meanwhile claims with a higher epoch, and this one ends. If it is stopped at
-any point, nothing is lost: a record that is not acknowledged is found by the next opening, or never counts.
+The manifest is taken over as by a driver: this fences one that is running after all, and proves the last
+checkpoint. A driver that starts meanwhile claims with a higher epoch, and this one ends. Stopped at any
+point, nothing is lost: a record that is not acknowledged is found by the next opening, or never counts.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -61,11 +58,9 @@ async def hold_manifest(
     """Hold the manifest of a region that no driver runs, in an epoch above `above`. Waits while too few
     members answer.
 
-    above_terms: with an epoch above all terms of workers that local recovery has taken over, so that their
-    directories can be claimed with it.
-
-    Raises RegionFencedError if another process claimed it meanwhile, ManifestError and what taking a manifest
-    over raises; nothing was changed then except the claim.
+    above_terms: also above all terms of taken-over workers, so that their directories can be claimed with it.
+    Raises RegionFencedError, ManifestError and what taking over raises; nothing changed then except the
+    claim.
     """
     events: list[Event] = []
     log = ManifestLog(host, region, events.append, driver=this_driver())
@@ -93,9 +88,9 @@ async def hold_manifest(
 def find_restored(
     kept: Sequence[Checkpoint], to: str, *, region: str, allow_republish: bool, by_program: bool
 ) -> Checkpoint | None:
-    """Return the checkpoint that `restore_stopped` restores; None if a program requested it before. Raises
-    RestoreRefusedError.
-    """
+    """Return the checkpoint to restore; None if a program requested it before. Raises RestoreRefusedError."""
+    # A program requests it each time it starts: started again, it must not go back again and take its output
+    # back.
     if by_program and kept and kept[-1].rewinds and kept[-1].rewinds[-1].by == to:
         return None
     target = find_target(kept, to, region=region)
@@ -107,16 +102,11 @@ def find_restored(
 async def restore_stopped(
     host: ManifestHost, region: str, to: str, *, allow_republish: bool = False, by_program: bool = False
 ) -> Checkpoint:
-    """Restore a region that no driver runs: record that it continues from an older checkpoint, as
-    `lines.find_target` names it. Return the record. The next driver begins with it.
+    """Record that a region that no driver runs continues from an older checkpoint (`lines.find_target`).
 
-    allow_republish: also if rows come again that were shown. by_program: a program requests this each time it
-    starts. Nothing is done if the last restore was the same request: a program that was started again must
-    not go back again.
-
-    Raises RestoreRefusedError, with nothing changed; RegionFencedError if a driver claimed the manifest
-    meanwhile: the region may then be restored or not, as when this is cancelled; and what `hold_manifest`
-    raises.
+    allow_republish: also if rows come again that were shown. by_program: do nothing if the last restore was
+    the same request. Raises RestoreRefusedError, with nothing changed; RegionFencedError: it may be restored
+    or not, as when this is cancelled; and as `hold_manifest`.
     """
     async with hold_manifest(host, region) as held:
         kept = held.opened.kept
@@ -134,11 +124,8 @@ async def restore_stopped(
 async def append_first(
     host: ManifestHost, region: str, make: Callable[[int], Checkpoint], *, above: int
 ) -> Checkpoint | None:
-    """Append the first checkpoint of a region, in an incarnation above `above`, and return it. make: returns
-    the checkpoint for an incarnation.
-
-    If an interrupted call has appended it, it is returned. None: the region has other checkpoints, and
-    nothing is appended. Raises as `restore_stopped`.
+    """Append the first checkpoint of a region, in an incarnation above `above`, and return it, also if an
+    interrupted call has appended it. None: the region has others. Raises as `restore_stopped`.
     """
     async with hold_manifest(host, region, above=above) as held:
         first, last = make(held.opened.incarnation), held.opened.last_checkpoint
@@ -153,10 +140,11 @@ async def append_first(
 
 
 async def append_record(held: HeldManifest, region: str, record: Checkpoint) -> None:
-    """Append a record to a held manifest, and wait until the quorum has it. Raises RegionFencedError if a
-    driver took the region over before: it may count or not.
+    """Append a record to a held manifest, and wait for the quorum. Raises RegionFencedError: it may count or
+    not.
     """
     await held.log.append(AppendCheckpoint(record))
+    # Not reported as done without the acknowledgement: a driver that took over may have cut the record off.
     if not any(isinstance(event, CheckpointAppended) for event in held.events):
         raise RegionFencedError(
             f"a driver took region {region!r} over before the record was acknowledged; it may count or"
@@ -167,13 +155,11 @@ async def append_record(held: HeldManifest, region: str, record: Checkpoint) -> 
 async def savepoint_stopped(
     host: ManifestHost, region: str, name: str, checkpoint: int, *, on: bool, note: SavepointNote = NO_NOTE
 ) -> int:
-    """Create a savepoint of this checkpoint (0: the last one) of a region that no driver runs, or drop a
-    savepoint. `note`: who creates it, when and why. Return the number of its checkpoint. Done when the record
-    is on the quorum: every later driver retains the checkpoints that it names.
+    """Create a savepoint of a checkpoint (0: the last) of a region that no driver runs, or drop one; return
+    its number.
 
-    Raises SavepointRefusedError, with nothing changed; RegionFencedError if a driver claimed the manifest
-    meanwhile: the savepoint may then exist or not, as when this is cancelled; and what `hold_manifest`
-    raises.
+    Raises SavepointRefusedError, with nothing changed; RegionFencedError: the savepoint may exist or not, as
+    when this is cancelled; and as `hold_manifest`.
     """
     async with hold_manifest(host, region) as held:
         kept, last = held.opened.kept, held.opened.last_checkpoint
@@ -197,9 +183,7 @@ async def savepoint_stopped(
 
 
 def _voted(last: Checkpoint, retained: Collection[int]) -> int:
-    """Return the checkpoint whose positions the last one has: if the last one only recorded it once more,
-    that one.
-    """
+    """Return the checkpoint whose positions the last one has, if that only recorded it once more."""
     return last.voted_as if last.voted_as in retained else last.number
 
 
@@ -207,9 +191,8 @@ class SavepointMaker(Protocol):
     """Makes and drops savepoints of one region."""
 
     async def make(self, name: str, *, why: str, checkpoint: int = 0, fork: str = "") -> int:
-        """Make a savepoint of a checkpoint (0: the last one), and return its number. why, fork: for its note.
-
-        Raises SavepointRefusedError, with nothing changed, and NoAnswerError.
+        """Make a savepoint of a checkpoint (0: the last), and return its number. Raises
+        SavepointRefusedError, with nothing changed, and NoAnswerError.
         """
         ...
 

@@ -1,11 +1,7 @@
-"""Sends requests to a region from any machine that reaches its store: without Spark, and without a port of
-the driver.
+"""Sends requests to a region from any machine that reaches its store, and reads what is known of a region.
 
-An answer names the incarnation in which its driver held the manifest. If the manifest has been claimed with
-a higher epoch by the time the answer arrives, its driver may be fenced without knowing it: what it reports
-of itself is not believed, and another answer is waited for. What was `done` remains done, and is returned
-with that epoch. `RegionReader` reads what is known of a region at one moment: its manifest, and the status
-that its driver reports.
+An answer names the incarnation of its driver. If the manifest has been claimed with a higher epoch since, the
+driver may be fenced without knowing it: what it reports of itself is not believed.
 """
 
 import logging
@@ -59,8 +55,8 @@ class RequestClient:
         accepted: Callable[[Answer], None] = lambda _: None,
         **fields: Any,
     ) -> Reply:
-        """Send a request and wait for the final answer: at most `patience_s` seconds for the first answer,
-        and `wait_s` more for the final one. fields: what else the `Request` says.
+        """Send a request and wait `patience_s` seconds for the first answer, and `wait_s` more for the final
+        one. fields: of the `Request`.
 
         Raises NoAnswerError, whose text says whether the request may still be carried out;
         QuorumUnavailableError if it could not be written in time.
@@ -162,8 +158,8 @@ def _expiry_text(request: Request) -> str:
 
 
 async def running_text(store: Store, region: str, patience_s: float) -> str:
-    """Return which driver runs a region, "" if none answers within `patience_s` seconds. Raises as
-    `RequestClient.send`, except NoAnswerError.
+    """Return which driver runs a region, "" if none answers. Raises as `RequestClient.send`, except
+    NoAnswerError.
     """
     try:
         answer = (await RequestClient(store, region).send("status", patience_s=patience_s)).answer
@@ -180,8 +176,8 @@ def requester() -> str:
 
 @dataclass(frozen=True, slots=True)
 class RegionReading:
-    """One reading. `reply`: the driver's answer, None if it was not asked or is silent; `silence`: which.
-    `last_report`: of a silent driver, the last status that one has reported to anybody; None: there is none.
+    """One reading. reply: the driver's answer, None if it was not asked or is silent (`silence`).
+    last_report: of a silent driver, the last status that one has reported.
     """
 
     view: ManifestView
@@ -228,11 +224,8 @@ class RegionReader:
         """The incarnation whose driver answered last time; 0: none did."""
 
     async def read(self, *, ask: bool = True, patience_s: float = limits.request_patience_s) -> RegionReading:
-        """Read the manifest, and with `ask` the status, for which the driver has `patience_s` seconds.
-
-        The request and its answer are small records in the store. A driver that has ended the region is not
-        asked: it has written in which state. Raises as `read_manifest`, and
-        QuorumUnavailableError if the request cannot be written.
+        """Read the manifest, and with `ask` the status, for which the driver has `patience_s` seconds. Raises
+        as `read_manifest`, and QuorumUnavailableError if the request cannot be written.
         """
         view = await read_manifest(self._store, self._region)
         if not ask:

@@ -1,18 +1,8 @@
 """A directory of the store to which several parties append records, and which anyone can read.
 
-This file handles claims, objects and bytes, not the meaning of records. It is used for the requests to a
-region (many writers, its driver reads) and for the answers (its driver writes, the requesters read).
-
-Writing: claim the directory above the highest epoch seen, append, wait until the record is synced on the
-quorum, release the claim. Claims exclude each other, so writers need no other coordination. A writer that is
-superseded before the acknowledgement tries again after a random pause; its record may then appear twice.
-Objects are named by the epoch that created them, 16 hexadecimal digits. The newest object is continued if
-*every* member answered, all copies are prefixes of the longest, and there is room. Otherwise a new object is
-started, so that the tail of a writer that died on an unavailable member cannot contradict what follows
-(docs/decisions/0100).
-
-Reading: committed bytes only, from the previous position on; a read view shows how much there is. Only the
-newest few objects are examined; writers delete older ones.
+Writing: claim the directory above the highest epoch seen, append, wait for the quorum, release the claim. A
+writer that is superseded before the acknowledgement tries again, so its record may appear twice. Objects are
+named by the epoch that created them. Readers examine only the newest few, and writers delete older ones.
 """
 
 import re
@@ -51,10 +41,8 @@ class QueueReader:
         self._first_name = max(self._offsets, default="")
 
     async def poll(self) -> list[QueueItem]:
-        """Return what has arrived since the last call, in order.
-
-        Raises QuorumUnavailableError, BrokenConnectionError, and CorruptError if members contradict each
-        other. Nothing is lost then: call it again.
+        """Return what has arrived since the last call, in order. Raises QuorumUnavailableError,
+        BrokenConnectionError, CorruptError; nothing is lost then: call it again.
         """
         sizes = await self._sizes()
         for name in sorted(name for name in sizes if name >= self._first_name):
@@ -84,8 +72,8 @@ class QueueReader:
 
 
 async def newest_records(store: Store, directory: str) -> list[QueueItem]:
-    """Return the last records of the newest object, in order: those in its last `queue_tail_bytes`, or all of
-    it if no record begins there. Raises as `QueueReader.poll`.
+    """Return the last records of the newest object: in its last `queue_tail_bytes`, or all. Raises as
+    `QueueReader.poll`.
     """
     sizes = _longest((await store.inspect(directory)).answers.values())
     if not sizes:
@@ -105,9 +93,6 @@ async def newest_records(store: Store, directory: str) -> list[QueueItem]:
 class QueueRepair:
     """Brings members that were unavailable up to date with a directory's records. On the trio thread of its
     store.
-
-    A claim of a writer lasts for one write, so it does not fill a member that is unavailable at that time; a
-    later writer continues the newest object at most. Long-running readers of the records therefore run this.
     """
 
     def __init__(self, store: Store, directory: str) -> None:
@@ -116,19 +101,18 @@ class QueueRepair:
         self._behind: dict[tuple[bytes, str], int] = {}
 
     async def repair(self) -> None:
-        """Repair copies that lack what a quorum holds, if they lacked exactly that at the previous call too:
-        otherwise a writer may be about to fill them.
-
-        Raises QuorumUnavailableError, BrokenConnectionError; call it again then.
+        """Repair copies that lack what a quorum holds. Raises QuorumUnavailableError, BrokenConnectionError:
+        call it again.
         """
         before, self._behind = self._behind, await self._find_behind()
+        # Only a copy that has not moved since the last call: a writer may be about to fill the others.
         if not any(before.get(copy) == synced for copy, synced in self._behind.items()):
             return
         await repair_store(self._store, [self._directory])
 
     async def _find_behind(self) -> dict[tuple[bytes, str], int]:
-        """Return (member, object) -> durable size of each copy that is shorter than what a quorum holds, for
-        the newest objects.
+        """Return (member, object) -> durable size of each newest copy that is shorter than what a quorum
+        holds.
         """
         answers = (await self._store.inspect(self._directory)).answers
         names = sorted(_longest(answers.values()))[-limits.queue_objects_kept :]
@@ -145,11 +129,8 @@ class QueueRepair:
 async def write_records(
     store: Store, directory: str, data: bytes, *, roll_bytes: int = limits.queue_object_bytes_max
 ) -> None:
-    """Append records; they are synced on the quorum when this returns. Waits for a quorum without limit, so
-    use a timeout.
-
-    If it is cancelled or fails, the records may be present or not, and another call may write them a second
-    time.
+    """Append records, synced on the quorum on return. Waits without limit: use a timeout. If it is cancelled
+    or fails, they may be present or not, and another call may write them a second time.
     """
     attempt = 0
     while True:
@@ -172,6 +153,8 @@ async def _writer(claim: Claim, size: int, roll_bytes: int) -> ObjectWriter:
     """Return the newest object if it can be continued, otherwise a new one."""
     new = f"{claim.epoch:016x}"
     newest = max(_longest(claim.answers.values()), default="")
+    # Not if a member does not answer: the tail of a writer that died there would contradict what follows
+    # (docs/decisions/0100).
     if not newest or newest >= new or len(claim.answers) < len(claim.store.record.members):
         return claim.open_object(new)
     copies = {member: objects.get(newest, ObjectInfo(newest)) for member, objects in claim.answers.items()}
@@ -182,6 +165,7 @@ async def _writer(claim: Claim, size: int, roll_bytes: int) -> ObjectWriter:
     assert holder is not None
     session = await claim.store.reader(holder, claim.directory)
     for copy in copies.values():
+        # Its tail may be of a writer that nobody acknowledged: continued, the copies would differ.
         if copy.received != copy.synced:
             return claim.open_object(new)
         if copy.synced and (await session.stat(newest, copy.synced)).digest != copy.digest:
@@ -193,9 +177,7 @@ async def _writer(claim: Claim, size: int, roll_bytes: int) -> ObjectWriter:
 
 
 async def _delete_old(claim: Claim, newest: str) -> None:
-    """Delete objects that are no longer read: what was written is acknowledged in `newest`, and readers
-    examine only the few newest objects (R14). What is not deleted in time is left to a later writer.
-    """
+    """Delete objects that are no longer read (R14). What is not deleted in time is left to a later writer."""
     names = sorted({newest, *_longest(claim.answers.values())})
     if len(names) > limits.queue_objects_kept:
         oldest = names[-limits.queue_objects_kept]

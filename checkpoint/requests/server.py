@@ -1,14 +1,7 @@
-"""The driver's side of requests through the store: reads requests, lets the core decide, writes
-answers.
+"""The driver's side of requests through the store: performs what `core/verbs.py` decides.
 
-This file performs what `core/verbs.py` decides.
-
-1. It reads and answers only while this driver holds the manifest. A driver that lost the manifest, or does
-   not hold it yet, is silent. Its pending answers wait until it holds the manifest again (with the new
-   incarnation), or are dropped if it was fenced.
-2. A driver may have lost the manifest without knowing it. Each answer therefore names its incarnation, and
-   the requester compares it with the manifest (`requests/client.py`).
-3. Failures here are logged and never end a region.
+It reads and answers only while this driver holds the manifest; pending answers wait until it does again, or
+are dropped if it was fenced. Failures here are logged and never end a region.
 """
 
 import logging
@@ -66,8 +59,8 @@ class ServedRegion(Protocol):
 
 
 class RequestServer:
-    """Answers the requests to one driver. `run` is its task; `on_event` receives the events of the region, on
-    the same thread.
+    """Answers the requests to one driver. `run` is its task; `on_event` receives the region's events, on its
+    thread.
     """
 
     def __init__(self, store: Store, spec: RegionSpec, region: ServedRegion) -> None:
@@ -178,6 +171,7 @@ class RequestServer:
             return
         data = b"".join(encode_record(self._record_of(answer, incarnation)) for answer in pending)
         await write_records(self._store, answers_directory(self._spec.name), data)
+        # Removed earlier, an answer that is lost with a failed write would never be written again.
         for answer in pending:  # only now: answers that were not acknowledged are written again
             self._outbox.remove(answer)
 
@@ -211,7 +205,7 @@ class RequestServer:
 
 @asynccontextmanager
 async def answering(store: Store, spec: RegionSpec, region: ServedRegion) -> AsyncGenerator[RequestServer]:
-    """Answer requests in the background. Leave the context when the region has ended; it then writes the last
+    """Answer requests in the background. The end of the context, when the region has ended, writes the last
     answers.
     """
     server = RequestServer(store, spec, region)

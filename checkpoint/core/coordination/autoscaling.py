@@ -1,25 +1,9 @@
 """How many workers a region should have, by its load: settings, measurement and decision. Pure.
 
-`AutoscalePolicy` decides from samples of the workers' counters. `Autoscaling`, a part of the coordinator,
-takes the samples and requests what it decides in the way of a user (`changes.py`). While counters do not
-show the load, the policy gets the reason instead: the region does not run, is paused, waits for its store,
-or is being changed. A region without `RegionSpec.autoscale` has none of this, not even the timer. The method
-is that of DS2 and of Flink's autoscaler (docs/decisions/0232):
-
-1. *Capacity*: what the present workers could read, the input rate divided by the share of time in which the
-   busiest worker is busy. The busiest one counts, because the workers run in step.
-2. *Need*: what arrives (the input rate and the growth of the backlog), and the backlog divided by the time
-   in which it should be read.
-3. *Load*: need divided by capacity. The aim is the setting `busy`.
-
-Four rules keep it steady:
-
-- Between `busy` and the middle of `busy` and 1 nothing changes. Workers leave if fewer would be a fifth
-  below `busy`, and then so many stay that they are a tenth below it.
-- All judgments of the last `window` must agree before workers are added, because the first ones also contain
-  the load before. Those of the last `cool_down` must agree before workers leave, and the highest counts.
-- After a change the window begins anew, and `cool_down` must pass.
-- While a backlog is read, no worker leaves.
+The method is that of DS2 and of Flink's autoscaler (docs/decisions/0232). *Capacity* is what the present
+workers could read: the input rate divided by the share of time in which the busiest worker is busy, because
+they run in step. *Need* is what arrives, and the backlog divided by the time in which it should be read.
+*Load* is need divided by capacity; the aim is the setting `busy`.
 """
 
 from collections import deque
@@ -119,10 +103,8 @@ def _mean(values: Sequence[float]) -> float:
 
 
 class AutoscalePolicy:
-    """The policy of one region. Times are monotonic seconds of the caller's clock.
-
-    Call `take` for each sample, `interrupted` instead while counters do not show the load, and `settled`
-    after each change of the number of workers.
+    """The policy of one region: `take` each sample, `interrupted` while counters do not show the load, and
+    `settled` after each change of the number of workers. Times are monotonic seconds.
     """
 
     def __init__(self, spec: AutoScale) -> None:
@@ -154,9 +136,8 @@ class AutoscalePolicy:
         self._agreed_since, self.held, self.reason = None, "", reason
 
     def settled(self, workers: int, error: str, now: float) -> None:
-        """Note that a change of the number of workers ended with `workers`. error: why it failed, or empty.
-
-        Also for a change that a user requested. The cool-down begins.
+        """Begin the cool-down: a change ended with `workers`, also one that a user requested. error: why it
+        failed.
         """
         requested, self._requested = self._requested, None
         self._may_act_at = now + self.spec.cool_down
@@ -241,10 +222,7 @@ class AutoscalePolicy:
         return present, f"the load needs {workers_text(present)}; {figures}"
 
     def _unhelpful(self, load: RegionLoad) -> str:
-        """Return how the last workers that were added did not help, empty if they did.
-
-        Once they have, it does not matter any more what could be read before: rows may become more expensive.
-        """
+        """Return how the last workers that were added did not help, empty if they did."""
         if self._grown is None:
             return ""
         before, capacity = self._grown
@@ -357,10 +335,7 @@ class Autoscaling:
             self._run.timers.set("autoscale", now + self._policy.spec.sample_s)
 
     def timer_expired(self, waiting_for: str, now: float) -> None:
-        """Take a sample of the load, and request another number of workers if the policy decides it.
-
-        waiting_for: what the region waits for at the store, empty if it does not wait.
-        """
+        """Sample the load, and request what the policy decides. waiting_for: at the store, or empty."""
         policy = self._policy
         assert policy is not None
         self._run.timers.set("autoscale", now + policy.spec.sample_s)

@@ -1,34 +1,14 @@
 """Another number of workers, or another process of one. A part of the coordinator. Pure.
 
-The layout changes with a checkpoint (docs/decisions/0231):
+The layout changes with a checkpoint (docs/decisions/0231). An incarnation begins with the new layout, every
+worker restores the last checkpoint, its own part and what it takes over, and votes for the next one before
+any step runs. The acknowledgement of that checkpoint is the commit of the layout; whatever fails before it
+leaves the former one. While a region runs, the new workers are first launched and copy state ahead
+(*prepare*), and all stop after one committed step (*pause*). Another process of a worker takes the same way
+without another layout: its *successor* joins, and restores the checkpoint in place of its predecessor.
 
-1. An incarnation begins with a new layout and as many workers. Nothing is written of it.
-2. Every worker restores the last checkpoint: its own part, and what it takes over from others.
-3. It votes at once for the next checkpoint, at the same step, before any step runs.
-4. The acknowledgement of that checkpoint is the commit of the layout. Whatever fails before it leaves the
-   former layout, of which nothing was changed.
-5. Only now the workers start. The next checkpoints are as always.
-
-At a start that is all, because nothing runs. While a region runs, two steps come before it:
-
-- *Prepare*: the new workers are launched and join. They create their journals, and each worker of the new
-  layout copies the state that it takes over, as of the last checkpoint.
-- *Pause*: all workers stop after the same step, and a checkpoint of it is committed. So no output is visible
-  that this checkpoint does not cover.
-
-A reset before the commit gives the change up: the region continues with its former workers.
-
-A region that shows the output of steps before their checkpoint (`RegionSpec.shows_steps`) also changes in
-this way after a start: with its former workers, it replays first what may have been shown. Not after the
-first record of a fork or of a restore, above which no step counts.
-
-Workers are numbered from 0 without gaps, so the highest numbers leave. A worker that comes back gets its
-directory and its output again, and continues there (`Checkpoint.retired`).
-
-**Another process of a worker** takes the same way without another layout: its *successor* is launched and
-joins, the region pauses, and all restore the checkpoint, the successor in place of its predecessor. So
-workers are replaced by those of another version of this package, or leave a machine. A successor that cannot
-join changes nothing.
+Workers are numbered from 0 without gaps, so the highest numbers leave. One that comes back gets its directory
+and its output again (`Checkpoint.retired`).
 """
 
 from dataclasses import dataclass, field
@@ -160,10 +140,10 @@ class Changes:
         self._run.roster.resize(self._first(checkpoint))
 
     def _first(self, checkpoint: Checkpoint) -> int:
-        """Return the number of workers with which an incarnation begins: those that may have shown steps
-        after the checkpoint replay them before it has others. After the first record of a fork or of a line
-        of history there are no such steps.
-        """
+        """Return the number of workers with which an incarnation begins."""
+        # Those that may have shown steps after the checkpoint replay them with their own layout: divided over
+        # others, a replay would show other rows for the same step. After the first record of a fork or of a
+        # line of history no such step counts.
         replays = self._run.spec.shows_steps and not checkpoint.begins(checkpoint.layout)
         return len(checkpoint.workers) if replays else workers_wanted(self._run.spec, checkpoint)
 
@@ -256,6 +236,8 @@ class Changes:
                 self._settle("", now)
         elif reason := self._obstacle(change):
             self._give_up(reason, now)
+        # Never a switch from here: a region that is on its way has no committed step at which all workers
+        # stand.
         elif run.phase is not CoordinatorPhase.RUNNING:
             pass  # it was requested while the region starts
         elif not change.holds:
@@ -331,6 +313,7 @@ class Changes:
         text = f"the region goes from {len(run.roster)} to {workers_text(change.workers)}"
         if change.replaces is not None:
             text = f"worker {change.replaces} is replaced"
+        # Only in a new incarnation: in the present one, a late vote could still commit the former layout.
         self._rounds.reset(text, now, spend=False)
         self._rounds.not_a_reset()
         if not change.user_paused:

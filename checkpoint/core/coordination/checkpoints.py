@@ -1,32 +1,13 @@
 """The checkpoints of one region: requested, voted, appended, committed; what delays or precedes them. Pure.
 
-A part of the coordinator, which owns the checkpoint under way. Rules:
+**Pause** (distributed-dbsp, "Coordinator/worker synchronization details"). Every worker begins no step on its
+own and replies with its step. A worker that receives a peer's STEP_END makes that step too, so all reach the
+highest one. The checkpoint that is then requested belongs to the next step, which takes no input anywhere.
+The region is PAUSED when nothing has moved on since the last checkpoint, also across resets.
 
-- AppendCheckpoint is emitted only when every worker's vote of this incarnation is in.
-- At most one append is outstanding, also of the record of a restore.
-- Committed is sent only after CheckpointAppended.
-
-**Pause** (distributed-dbsp, "Coordinator/worker synchronization details"). `Pause` orders every worker to
-begin no step on its own, and interrupts its reading. Each worker replies with its step. The paper's
-coordinator then orders all workers to stop at the highest of these steps. Here that number is not sent: a
-worker that receives a peer's STEP_END of a step makes that step too, so all workers reach the highest one. A
-checkpoint that is then requested belongs to the next step, which takes no input anywhere. A worker that lags
-may flag an earlier step; then another checkpoint follows. The region is PAUSED when nothing has moved on
-since the last checkpoint. A pause stays in force across resets. Every order has a number, so a reply to an
-older order does not count.
-
-**Savepoints** are stored in the record of a checkpoint (`Checkpoint.savepoints`) and nowhere else. Once that
-record is acknowledged, the savepoint holds, whichever driver runs the region later. It is dropped by the
-record of a checkpoint without it, which releases what only the savepoint needed (R14). So a request for a
-savepoint is a request for a checkpoint. It is in force as soon as it is accepted: every checkpoint built
-after that retains the one it names. A checkpoint that an append under way releases can no longer be kept. A
-request that no checkpoint has carried yet is known to this driver only. If the driver dies, the requester
-receives no reply.
-
-**Restore** to an older checkpoint, while the region runs or when it starts (`records/lines.py`). While its
-record is appended no checkpoint is requested: one under way is given up, as in a reset. Once the record is
-acknowledged, all workers are reset to it. If the claim of the manifest is lost before that, the reopened
-manifest decides whether the region was restored.
+**Savepoints** are in the record of a checkpoint (`Checkpoint.savepoints`) and nowhere else: a request for one
+is a request for a checkpoint. A request that no checkpoint has carried is known to this driver only.
+**Restore**: once its record is acknowledged, all workers are reset to that checkpoint (`records/lines.py`).
 """
 
 from collections.abc import Collection, Mapping
@@ -89,10 +70,8 @@ from checkpoint.errors import (
 
 @dataclass(slots=True)
 class PendingCheckpoint:
-    """A checkpoint that is requested and not committed.
-
-    Invariants: every vote belongs to `incarnation`, to the present term of its worker and to `number`;
-    `appended` only when all workers have voted.
+    """A checkpoint that is requested and not committed. Every vote is of `incarnation` and of its worker's
+    present term.
     """
 
     number: int
@@ -139,10 +118,7 @@ class PendingCheckpoint:
         return [worker for worker in range(self.workers) if worker not in self.votes]
 
     def disagreement(self) -> str:
-        """Return in words how the votes differ about the step of the checkpoint, empty if they agree.
-
-        Votes for different steps form no consistent cut.
-        """
+        """Return in words how the votes differ about the step, empty if they agree."""
         steps = {worker: vote.step for worker, vote in sorted(self.votes.items())}
         if len(set(steps.values())) <= 1:
             return ""
@@ -160,9 +136,8 @@ class PendingCheckpoint:
         notes: dict[str, SavepointNote] | None = None,
         irrevocable: Mapping[str, str] = MappingProxyType({}),
     ) -> Checkpoint:
-        """Return the checkpoint of all votes. Call it when no vote is missing and they agree.
-
-        The wall time is filled in when the record is written.
+        """Return the checkpoint of all votes, when none is missing and they agree. The wall time comes with
+        the record.
         """
         assert not self.missing()
         assert not self.disagreement()
@@ -281,9 +256,7 @@ class Checkpoints:
 
     @property
     def next_number(self) -> int:
-        """The lowest number of a checkpoint that is requested from now on: one that is under way may lack
-        input that was read before now.
-        """
+        """The lowest number of a checkpoint that contains all that is read before now."""
         under_way = self.pending is not None or self._appending is not None
         return self._run.last_number + (2 if under_way else 1)
 
@@ -308,10 +281,7 @@ class Checkpoints:
         return any(worker.wants_checkpoint > self._run.last_step for worker in self._run.roster)
 
     def request_checkpoint(self, now: float, *, final: bool = False) -> None:
-        """Request the next checkpoint from all workers, if one can be requested now.
-
-        Numbers rise from the last committed one, so a checkpoint that failed leaves its number to the next.
-        """
+        """Request the next checkpoint from all workers, if one can be requested now."""
         if not self.can_checkpoint:
             return
         run = self._run
@@ -348,17 +318,12 @@ class Checkpoints:
         self.checkpoint_if_overdue(now)
 
     def on_checkpoint_wanted(self, event: CheckpointWanted, now: float) -> None:
-        """Request a checkpoint after the one that is under way, which may lack rows that were read before the
-        request.
-        """
+        """Request a checkpoint after the one that is under way."""
         del event
         self.want(self.next_number, now)
 
     def on_wants_checkpoint(self, worker: Worker, message: WantsCheckpoint, now: float) -> Refusal | None:
-        """Note that an operator waits for a checkpoint that contains a step.
-
-        A checkpoint under way may not cover the operator's step; then the next one does.
-        """
+        """Note that an operator waits for a checkpoint that contains a step."""
         if worker.state is not WorkerState.RUNNING:
             return Refusal("UNEXPECTED", f"worker {message.worker} requested a checkpoint before it runs")
         worker.wants_checkpoint = max(worker.wants_checkpoint, message.step)
@@ -380,8 +345,8 @@ class Checkpoints:
     # --- votes ----------------------------------------------------------------------------------------
 
     def expect_first_votes(self, now: float) -> None:
-        """Expect the votes that follow a restore at once: nothing of a new layout, line of history or fork
-        counts before this checkpoint of it is committed.
+        """Expect the votes that follow a restore at once: before that checkpoint, nothing of a new layout,
+        line or fork counts.
         """
         run = self._run
         self._pending = PendingCheckpoint(
@@ -439,10 +404,7 @@ class Checkpoints:
     # --- the commit -----------------------------------------------------------------------------------
 
     def on_appended(self, event: CheckpointAppended, now: float) -> bool:
-        """Commit the checkpoint and send Committed to all workers. Return whether that was done.
-
-        An acknowledgement of another incarnation's append is ignored: it proves nothing about this one's.
-        """
+        """Commit the checkpoint and send Committed to all workers. Return whether that was done."""
         run, pending = self._run, self.pending
         if pending is None or not pending.appended or event.checkpoint.incarnation != run.incarnation:
             return False
@@ -530,9 +492,7 @@ class Checkpoints:
         self._is_paused = False
 
     def settle_doubt(self, now: float) -> bool:
-        """Count the checkpoint in doubt if it is the last of the chain, and return whether it is; otherwise
-        it can never be in it.
-        """
+        """Count the checkpoint in doubt if it is the last of the chain, and return whether it is."""
         doubt, self._in_doubt = self._in_doubt, None
         last = self._run.last_checkpoint
         if doubt and last and (doubt.number, doubt.incarnation) == (last.number, last.incarnation):
@@ -541,11 +501,7 @@ class Checkpoints:
         return False
 
     def settle_after_opening(self) -> None:
-        """Answer requests by the reopened manifest.
-
-        A checkpoint that was in doubt may have carried a savepoint, or released the checkpoint that it names.
-        A restore's record is in the manifest, or can never be.
-        """
+        """Answer the requests that a checkpoint in doubt may have carried, by the reopened manifest."""
         self._appending = None
         self._settle_savepoints()
         last, target = self._run.last_checkpoint, self._restoring
@@ -623,11 +579,7 @@ class Checkpoints:
         return None
 
     def note_paused(self) -> None:
-        """Note whether the region is paused.
-
-        Once reached, PAUSED lasts until the next order: a checkpoint that is requested meanwhile commits
-        nothing new.
-        """
+        """Note whether the region is paused. Once reached, that lasts until the next order."""
         run = self._run
         runs = run.phase is CoordinatorPhase.RUNNING
         if runs and self.all_paused and self._pending is None and not run.has_new_steps:
@@ -691,10 +643,7 @@ class Checkpoints:
         return kept if appending is None else [number for number in kept if number in appending.retained]
 
     def _settle_savepoints(self) -> None:
-        """Answer each request that is carried out, or that can no longer be.
-
-        A checkpoint that is being appended may undo what the last one holds. Then the request waits for it.
-        """
+        """Answer each request that is carried out, or that can no longer be."""
         run, appending = self._run, self._appending
         held = self.held_savepoints
         kept = {checkpoint.number for checkpoint in run.kept}
@@ -766,9 +715,9 @@ class Checkpoints:
         return record.rewound and record.incarnation == self._run.incarnation and self.restoring
 
     def on_restore_appended(self, record: Checkpoint) -> bool:
-        """Commit the restore. Return False if a reset came first: the manifest that it opens has this
-        record.
-        """
+        """Commit the restore. Return False if a reset came first, whose manifest has this record."""
+        # A reset reads the manifest again and finds the record there: committed here too, it would be counted
+        # twice.
         if self._run.phase not in (CoordinatorPhase.RUNNING, CoordinatorPhase.GATHERING):
             return False
         self._appending = None

@@ -1,39 +1,16 @@
 """The coordinator of a region: when a checkpoint is requested, when it commits, what follows a failure.
 
-Pure: `handle(event, now) -> effects`. `now` is a monotonic clock in seconds. The coordinator knows no
-sockets, threads, journals or launchers: its shell (`checkpoint/coordinator/shell.py`) performs the effects
-in order and reports the results as events.
+Pure: `handle(event, now) -> effects`, with a monotonic clock in seconds. Its shell
+(`checkpoint/coordinator/shell.py`) performs the effects in order. The order that keeps checkpoints safe
+(decision 0003, R8-R13):
 
-The order that keeps checkpoints safe (decision 0003, R8-R13):
-
-1. OpenManifest. Nothing is ordered until ManifestOpened reports that the start of the new segment is on the
-   quorum. The segment's epoch is the incarnation. The last checkpoint in the manifest is the one to restore,
-   even if its commit was never seen here.
-2. Restore to all workers once all have joined. Each worker claims its directory with the incarnation as
-   epoch.
-3. Start to all workers once all have restored the checkpoint.
-4. RequestCheckpoint. Only votes of this incarnation count. When all are in and agree: AppendCheckpoint.
-   Nothing else is appended before CheckpointAppended. That acknowledgement is the commit: Committed is sent
-   only after it.
-5. Any loss leads back to 1 with a higher epoch, unless the region has local recovery (`TakeOvers`). A
-   checkpoint in doubt is found in the manifest, or can never be there.
-
-A *round* leads from one RUNNING phase to the next. Several workers lost at one time are one round and spend
-one reset attempt; a worker that is lost in the round that launched it begins another. A committed checkpoint
-forgives all attempts. Launching a worker needs no incarnation, because it only joins, so it does not wait
-for 1; cancelling a suspect does.
-
-The machine has these parts. Each owns its fields, and calls only parts above it in this table:
-
-| part | module | owns |
-|---|---|---|
-| RegionRun | run.py | the phase, what is committed, the workers (workers.py), the outcome |
-| Checkpoints | checkpoints.py | the checkpoint under way, its votes and commit; pause, savepoints, restores |
-| Recovery, TakeOvers, Gathering | rounds.py | resets, attempts; a worker taken over; who has joined |
-| Changes | changes.py | the layout, another number of workers, other processes of them |
-| Autoscaling | autoscaling.py | the policy by which the number of workers follows the load |
-| FallingBack, Losses | losses.py | a damaged checkpoint; workers that fail, are silent or slow |
-| ManifestClaim, StatusReporter | here | the claim of the manifest; what users see |
+1. OpenManifest. Nothing is ordered until ManifestOpened: the start of the new segment is on the quorum. Its
+   epoch is the incarnation; its last checkpoint is the one to restore.
+2. Restore to all workers once all have joined; each claims its directory in the incarnation.
+3. Start to all workers once all have restored.
+4. RequestCheckpoint. When all votes of this incarnation are in and agree: AppendCheckpoint. Its
+   acknowledgement is the commit; only then is Committed sent.
+5. Any loss leads back to 1 with a higher epoch, unless the region has local recovery (`TakeOvers`).
 """
 
 from collections.abc import Callable, Iterator
@@ -105,9 +82,10 @@ class ManifestClaim:
         """Attempts to open the manifest that were superseded in a row."""
 
     def may_begin(self, seen: Checkpoint | None, now: float) -> bool:
-        """Return whether this region can continue from the checkpoint that was read before the claim. If not,
-        it fails now, and no driver that runs it is fenced off.
+        """Return whether this region can continue from the checkpoint that was read before the claim; if not,
+        it fails.
         """
+        # Before the claim: a program that does not fit must not fence off the driver that runs the region.
         if not self._restorable(seen, now):
             return False
         if seen is not None:
@@ -126,7 +104,9 @@ class ManifestClaim:
         """Begin the incarnation: from now on, and not before, the coordinator may send orders in it."""
         run = self._run
         if run.phase is not CoordinatorPhase.OPENING:
+            # A late claim must not revive a region whose end was reported: its handle has returned already.
             return  # the outcome was decided meanwhile; the shell closes the manifest that it opened
+        # An epoch that some worker has claimed already would fence nothing: its old process could vote on.
         assert event.incarnation > max(run.incarnation, self._rounds.epoch_floor), "epochs only rise"
         if not self._restorable(event.last_checkpoint, now):
             return
@@ -146,12 +126,12 @@ class ManifestClaim:
         self._falling_back.examine_or_order(now)
 
     def _check_restorable(self, checkpoint: Checkpoint | None) -> None:
-        """Raise ManifestError or FingerprintMismatchError if this region cannot be restored to
-        `checkpoint`.
-        """
+        """Raise ManifestError or FingerprintMismatchError if it cannot be restored to `checkpoint`."""
         run = self._run
         if checkpoint is None:
             return
+        # A manifest that lacks an acknowledged checkpoint has lost it: to continue would silently undo its
+        # output.
         if run.last_checkpoint is not None and checkpoint.number < run.last_checkpoint.number:
             raise ManifestError(
                 f"it is the last in the manifest, but checkpoint {run.last_checkpoint.number} was committed",
@@ -160,16 +140,14 @@ class ManifestClaim:
         check_continues(run.spec, checkpoint)
 
     def on_manifest_superseded(self, event: v.ManifestSuperseded, now: float) -> None:
-        """Try again after a random delay whose bound doubles: two coordinators start at one time (R17).
-
-        The bound is several times what an attempt takes on this network. With a smaller one, attempts over
-        slow paths would always overlap and none would succeed.
-        """
+        """Try again after a random delay whose bound doubles: two coordinators start at one time (R17)."""
         run = self._run
         if run.phase is not CoordinatorPhase.OPENING:
             return
         run.move(PhaseEvent.SUPERSEDED)
         self._superseded += 1
+        # Several times what an attempt takes on this network: with a smaller bound, attempts over slow paths
+        # would always overlap, and none would succeed.
         attempt_s = min(event.attempt_s, limits.claim_patience_s)
         longest = min(
             (limits.manifest_backoff_s + attempt_s) * 2.0**self._superseded,
@@ -189,10 +167,7 @@ class ManifestClaim:
         self._run.decide(RegionState.FENCED, reason, now, kind="fenced", error=error)
 
     def on_manifest_lost(self, event: v.ManifestLost, now: float) -> None:
-        """Open the manifest again in a new round.
-
-        That finds out whether a newer driver holds it, or whether one died after it claimed it (R18).
-        """
+        """Open the manifest again: a newer driver may hold it, or have died after it claimed it (R18)."""
         run = self._run
         if event.incarnation != run.incarnation:
             return
@@ -309,9 +284,7 @@ class StatusReporter:
         )
 
     def _long_call(self) -> str:
-        """Return which operator has run for long, of the one that has run longest, or waits for something
-        outside of the region; empty if none does.
-        """
+        """Return which operator has run or waited for longest, empty if none is worth a line."""
         linked = (one for one in self._run.roster if one.state in LINKED)
         longest = max(linked, key=lambda one: (bool(one.waits), one.running[1]), default=None)
         if longest is None:
@@ -392,10 +365,12 @@ def _phase_of(change: Scaling) -> ScalingPhase:
 
 
 class Coordinator:
-    """The state machine of one run of a region.
+    """The state machine of one run of a region. The parts in `__init__` own their fields, and call only parts
+    above them.
 
     Call `handle` for every event, perform the effects in order, and call it with Tick at `deadline`. Nothing
-    follows the effect End.
+    follows the effect End. A *round* leads from one RUNNING phase to the next: workers lost at one time are
+    one round and spend one reset attempt; a committed checkpoint forgives all attempts.
     """
 
     def __init__(self, spec: RegionSpec, run: RegionRun | None = None) -> None:
@@ -535,11 +510,8 @@ class Coordinator:
     # --- the request to stop --------------------------------------------------------------------------
 
     def _on_stop_wanted(self, event: v.StopWanted, now: float) -> None:
-        """Stop after a last checkpoint, if the region did anything since the one before; at once if it takes
-        none or does not run.
-
-        It is paused first: so the last checkpoint covers every step, outputs end with its rows, and any
-        program that runs next begins after all steps that were shown.
+        """Stop after a last checkpoint, if there is anything to commit; at once if the region takes none or
+        does not run.
         """
         del event
         run = self.run
@@ -549,6 +521,8 @@ class Coordinator:
         if run.phase is not CoordinatorPhase.RUNNING or not takes_one:
             run.decide(RegionState.STOPPED, "stopped", now, kind="stopped")
             return
+        # Paused first: otherwise steps run on after the last checkpoint, outputs show their rows, and the
+        # next program begins before steps that readers have seen.
         if not self.checkpoints.pause:
             self.checkpoints.order_pause(on=True)
         run.move(PhaseEvent.STOP)
@@ -594,6 +568,8 @@ class Coordinator:
         if run.over:
             return None
         stale = m.check_address(message, job=job, incarnation=incarnation)
+        # A vote of an older incarnation names positions that a newer claim has cut off (V11): counted, it
+        # would commit a checkpoint that cannot be restored.
         if stale is not None and not _counts_when_stale(message):
             return stale
         return self._on_message[type(message)](worker, message, now)
@@ -617,9 +593,9 @@ class Coordinator:
 
 
 def _counts_when_stale(message: m.ToCoordinator) -> bool:
-    """Return whether a message of an older incarnation counts: a heartbeat, the failure of an attempt, or
-    what a worker that has only joined has copied.
-    """
+    """Return whether a message of an older incarnation counts."""
+    # A worker that cannot start its incarnation fails in the one before: ignored, the region would wait for
+    # it until a timeout.
     if isinstance(message, m.Failed):
         return message.kind == "internal"
     return isinstance(message, m.Progress | m.CopiedAhead)

@@ -1,19 +1,11 @@
 """Workers fail, fall silent, end or take too long; the last checkpoint is damaged; and what follows. Pure.
 
-A part of the coordinator. Rule: a suspect is cancelled only when the manifest is held in a newer incarnation
-than the one in which it may vote.
-
-**A damaged checkpoint** (`FallingBack`, `RegionSpec.on_damaged`). A worker that meets damage in its restore
-reports it, which proves nothing: another member may have the bytes. So the region is reset, and before any
-worker is ordered, the driver reads the retained checkpoints from the newest on (`ExamineCheckpoints`). It
-concludes damage only while every member answers; until then the region waits.
-
-    the last checkpoint   "fail"                       "previous"
-    reads whole           the workers are ordered to it; from the second time on, the reset spends an attempt
-    is damaged            the region fails: what is    a restore of the newest older one that reads whole is
-                          damaged, what is whole       recorded (`Checkpoints`); without one it fails
-
-A restore takes back no output that its sink cannot take back: then the region fails, unless that is allowed.
+A worker that meets damage in its restore reports it, which proves nothing: another member may have the bytes.
+So the region is reset, and before any worker is ordered, the driver reads the retained checkpoints from the
+newest on (`ExamineCheckpoints`), while every member answers. If the last one reads whole, the workers are
+ordered to it; from the second time on, that reset spends an attempt. If it is damaged, the region fails
+(`on_damaged` "fail"), or goes back to the newest older one that reads whole ("previous"), unless that takes
+back output that its sink cannot take back.
 """
 
 from typing import Final
@@ -69,8 +61,8 @@ class FallingBack:
         self._suspected = report
 
     def examine_or_order(self, now: float) -> None:
-        """Examine the checkpoints if a worker has reported damage; otherwise order the workers to the last
-        one once all have joined. Call when an incarnation begins.
+        """Examine the checkpoints if a worker has reported damage; otherwise order the workers. When an
+        incarnation begins.
         """
         run = self._run
         examine = bool(self._suspected and run.kept)
@@ -165,6 +157,7 @@ class Losses:
         self._rounds = rounds
         self._take_overs = take_overs
         self._falling_back = falling_back
+        # Two that suspect it, or silence here as well: one bad link must not cost a worker that works.
         self._suspected: dict[tuple[int, int], dict[int, tuple[float, float]]] = {}
         """(worker, term) -> who suspects it -> since when, and when it said so last."""
 
@@ -189,6 +182,8 @@ class Losses:
                 worker.error = (
                     event.error
                 )  # otherwise the cause is known, and the process was killed after it
+            # Not before its end was reported: two processes of one attempt would claim the same directory in
+            # turn.
             if worker.state is WorkerState.LOST and not run.over:
                 run.roster.schedule(worker, now)
         elif worker.state is not WorkerState.ABSENT:
@@ -266,10 +261,7 @@ class Losses:
         return None
 
     def _unreachable(self, worker: Worker, message: Failed, reason: str, now: float) -> None:
-        """Reset without spending an attempt, and place one of the two workers on another host.
-
-        A network may take longer to heal than any number of attempts, so time decides when the region fails.
-        """
+        """Reset without spending an attempt, and place one of the two workers on another host."""
         run = self._run
         if not 0 <= message.peer < len(run.roster):
             self._rounds.reset(reason, now, worker=worker.index)
@@ -304,11 +296,8 @@ class Losses:
     # --- the loss of a worker -------------------------------------------------------------------------
 
     def lose(self, worker: Worker, reason: str, now: float, *, ended: bool, text: str = "") -> None:
-        """Count the current attempt of a worker as over; what follows depends on the phase.
-
-        - `ended`: whether the launcher reported its end. If not, the attempt is cancelled, but not before it
-          can commit nothing more.
-        - `text`: more about the reason, such as a traceback, kept as the worker's error.
+        """Count a worker's attempt as over. ended: the launcher reported its end. text: kept as the worker's
+        error.
         """
         run = self._run
         ended = ended or worker.host is not None  # the launcher knows nothing of it, and reports no end
@@ -345,8 +334,8 @@ class Losses:
             self._rounds.relaunch(worker, now)
 
     def on_suspects(self, worker: Worker, message: Suspects, now: float) -> Refusal | None:
-        """Take a worker's report that a peer does not answer. The peer is lost if another worker reports it
-        too, or if it is silent here as well. Only the coordinator decides: a bad link proves nothing.
+        """Take the report that a peer does not answer. It is lost if another worker, or its silence here,
+        confirms it.
         """
         run = self._run
         if run.spec.recovery != "local" or not 0 <= message.peer < len(run.roster):
@@ -410,8 +399,8 @@ class Losses:
         return f"{text}; operator {operator!r} has been in user code for {seconds:.0f} s, above {limit}"
 
     def restore_timed_out(self, now: float) -> None:
-        """Count the workers that did not restore as lost; if their layout is not committed, also those that
-        did not vote. If all voted, keep waiting for the manifest.
+        """Count the workers that did not restore, or did not vote for a layout that is not committed, as
+        lost.
         """
         run = self._run
         timeout_s = run.spec.reset_timeout_s

@@ -1,17 +1,8 @@
 """How long a recovery would take now: from what earlier rounds took, and what there is to restore. Pure.
 
-A recovery is a reset after the loss of one worker's process, from the detection of the loss until the region
-has computed again what it had computed before. Its parts follow each other:
-
-| part | what happens | estimated from |
-|---|---|---|
-| launch | a new process starts and joins; meanwhile the manifest is claimed | the last launch and claims |
-| claim | the workers claim their directories; at the end they start | the median of the last rounds |
-| state | the slowest worker opens its chains and loads their content | its bytes, and the last rounds |
-| replay | the steps after the last checkpoint are computed again | their number, and recent steps |
-
-The first round of a region, its start, counts as a measured one. Times of a store or a host that is not
-available are not part of the estimate, and neither is the time until the loss is detected.
+Its parts follow each other: *launch* (a process starts and joins; the manifest is claimed), *claim* (the
+workers claim their directories), *state* (the slowest worker loads its chains), *replay* (the steps after the
+last checkpoint). Outages of a store or host, and the time until a loss is detected, are not part of it.
 """
 
 from collections import deque
@@ -73,11 +64,7 @@ def estimate(given: RecoveryInputs) -> RecoveryEstimate | None:
 
 
 def restore_seconds(measured: Sequence[RestoreSample], size: int) -> float:
-    """Return the seconds that a restore of `size` bytes takes: a constant part, and one for each byte.
-
-    The time for a byte is taken from the smallest and the largest measured restore, if they differ clearly,
-    and is otherwise `restore_bytes_per_s`. The constant part is what the measured restores took beyond it.
-    """
+    """Return the seconds that a restore of `size` bytes takes: a constant part, and one for each byte."""
     least, most = min(measured), max(measured)
     s_per_byte = 1 / restore_bytes_per_s
     if most.bytes - least.bytes >= restore_bytes_apart and most.seconds > least.seconds:
@@ -108,9 +95,7 @@ class StepMeter:
     _last: tuple[int, float] = (0, 0.0)
 
     def note(self, step: int, busy_s: float) -> None:
-        """Take the counters of a heartbeat. Counters that went back are those of another incarnation or
-        process.
-        """
+        """Take the counters of a heartbeat."""
         (step_before, busy_before), self._last = self._last, (step, busy_s)
         if step <= step_before or busy_s < busy_before:
             return
@@ -149,9 +134,7 @@ class RecoveryHistory:
         self.claims_s.append(max(0.0, phases_s.get("claim", 0.0) + phases_s.get("start", 0.0)))
 
     def inputs(self, checkpoint: Checkpoint | None, step: int, meters: Iterable[StepMeter]) -> RecoveryInputs:
-        """Return the inputs of an estimate. checkpoint: the last checkpoint; step: the last step of the
-        region.
-        """
+        """Return the inputs of an estimate. step: the last step of the region."""
         return RecoveryInputs(
             launch_s=self.launch_s,
             manifests_s=tuple(self.manifests_s),

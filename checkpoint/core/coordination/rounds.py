@@ -1,25 +1,11 @@
 """Rounds: how a region starts, is reset to its last checkpoint, and how one lost worker is replaced. Pure.
 
-A part of the coordinator. A *round* (`Recovery`) leads from one RUNNING phase to the next: open the manifest
-with a higher epoch, gather all workers (`Gathering`), order them to the last checkpoint, start them. Rules:
-
-- No order is sent before the manifest is held in its incarnation.
-- Every worker receives at most one Restore in an incarnation.
-
-**Local recovery** (`TakeOvers`): another process takes a lost worker over while the others continue. The
-protocol and why each of its rules is needed: docs/decisions/0233. Here the coordinator
-
-1. raises the term of the lost worker, so that nothing of its old process counts: no vote, no claim, no
-   frame,
-2. launches another process, and waits until it has joined and an append to the manifest is settled,
-3. orders it to the last checkpoint, and shows it to the others (`View`),
-4. starts it as soon as it has restored. It makes the steps of its chain again; the others have run as far as
-   they could without it.
-
-If no stand-by waits, the process of its predecessor in the ring runs the worker for a while. Meanwhile a
-process of its own is launched. Once that has joined, it takes the worker back in the same way, just after a
-checkpoint is committed: the worker is *reinstated* (DADSTORM, section 4). What cannot be recovered in this
-way resets the region; the reason is part of the reset's.
+A *round* (`Recovery`): open the manifest with a higher epoch, gather all workers (`Gathering`), order them to
+the last checkpoint, start them. **Local recovery** (`TakeOvers`, docs/decisions/0233) takes over one lost
+worker while the others continue: its term rises, another process joins, restores the last checkpoint, and
+makes the steps of its chain again. If no stand-by waits, the process of its predecessor in the ring hosts the
+worker until a process of its own has joined, which takes it back after a commit: it is *reinstated*
+(DADSTORM, section 4). What cannot be recovered in this way resets the region.
 """
 
 from collections import deque
@@ -67,10 +53,7 @@ RESETS_KEPT_MAX: Final = 100
 
 @dataclass(slots=True)
 class Round:
-    """The way from one RUNNING phase to the next: what began it, and when each part of it was reached.
-
-    Times are monotonic seconds.
-    """
+    """What began a round, and when each part of it was reached, in monotonic seconds."""
 
     number: int = 0
     """Also rises when a worker is lost that this round launched: its next attempt counts separately."""
@@ -136,11 +119,7 @@ class Recovery:
     # --- a round begins -------------------------------------------------------------------------------
 
     def start(self, now: float) -> None:
-        """Begin the first round. Open the manifest and launch the workers concurrently: both take seconds.
-
-        For a hand-over the manifest is opened when all workers have joined (`Gathering`): until then the
-        driver that runs the region continues.
-        """
+        """Begin the first round; for a hand-over, claim nothing before all have joined (`Gathering`)."""
         run = self._run
         run.move(PhaseEvent.BEGUN)
         self._round.number, self._round.began = 1, now
@@ -164,17 +143,14 @@ class Recovery:
     ) -> None:
         """Reset to the last committed checkpoint in a new incarnation, or fail if no attempt is left.
 
-        The manifest is opened first: after that nothing can be committed in the old incarnation. After
-        several attempts in a row it is opened with a delay, so that the attempts outlast a short outage.
-
-        - `worker`: the worker whose loss is the reason, -1 for none.
-        - `spend`: whether the reset counts as an attempt.
-        - `delay_s`: the least delay before the manifest is opened.
+        worker: whose loss is the reason, -1 for none. spend: it counts as an attempt. delay_s: the least
+        delay before the manifest is opened.
         """
         if not self.begin_round(reason, now, worker=worker, spend=spend):
             return
         run = self._run
         self._checkpoints.forget_incarnation()
+        # All terms lie below the new incarnation, in which every worker claims anew.
         run.forget_terms()
         run.timers.clear("restore", "drain", "checkpoint", "take over")
         run.roster.release()
@@ -183,6 +159,8 @@ class Recovery:
             if finished.state is WorkerState.DONE:
                 run.roster.schedule(finished, now)
         run.move(PhaseEvent.RESET)
+        # With a delay after several attempts in a row, so that they outlast a short outage instead of failing
+        # the region.
         delay_s = max(delay_s, launch_delay_s(self._attempts))
         if delay_s:
             run.timers.set("open", now + delay_s)
@@ -190,8 +168,8 @@ class Recovery:
             self.open_manifest()
 
     def launch_unhosted(self, now: float) -> None:
-        """Launch the workers that a process of another worker was to run and that have not joined: after a
-        reset nobody hosts a worker, and that process may be gone, so that nobody reports their end.
+        """Launch the workers that another one's process was to run: after a reset nobody hosts, or reports
+        their end.
         """
         for worker in self._run.roster:
             if worker.host is not None and worker.state is WorkerState.LAUNCHED:
@@ -199,9 +177,8 @@ class Recovery:
                 self._run.roster.schedule(worker, now)
 
     def begin_round(self, reason: str, now: float, *, worker: int, spend: bool) -> bool:
-        """Begin a round, or continue the open one for a new reason; count the attempt if `spend` is set.
-
-        Return False if no attempt is left; the region has then failed.
+        """Begin a round, or continue the open one for a new reason. Return False if no attempt is left: it
+        has failed.
         """
         run, current = self._run, self._round
         # Without checkpoints no commit forgives attempts; time in RUNNING does.
@@ -299,11 +276,7 @@ class Recovery:
         self._run.report(report)
 
     def relaunch(self, worker: Worker, now: float) -> None:
-        """Schedule the next attempt of a lost worker, and cancel the old one.
-
-        Call this only when the old attempt is over or can commit nothing more, because the manifest is held
-        in a higher incarnation.
-        """
+        """Cancel the old attempt of a lost worker, and schedule the next one."""
         if not worker.ended:
             self._run.emit(CancelWorker(worker.index, worker.attempt))
         self._run.roster.schedule(worker, now)
@@ -342,8 +315,10 @@ class TakeOvers:
             return "the workers of the region are being changed"
         if under_way is not None and under_way.worker is not worker:
             return f"worker {under_way.worker.index} was being taken over"
+        # The cause is then likely a row: taken over again and again, it would hide the error from everybody.
         if worker.failures > 1:
             return "it was lost before, and no checkpoint was committed since"
+        # A term that reaches the next incarnation would pass for one: an old process could vote in it.
         if self._next_term() >= run.incarnation + limits.terms_per_incarnation:
             return "workers were taken over too often since the last reset"
         return "" if len(run.roster) > 1 else "it is the only worker"
@@ -353,6 +328,8 @@ class TakeOvers:
         run = self._run
         self._under_way = WorkerTakeOver(worker, reason, now)
         term = self._next_term()
+        # Before another process is launched: a late vote of the old one would name positions that its
+        # successor cuts off.
         run.raise_term(worker.index, term)
         self._checkpoints.taken_over(worker, term)
         run.reason = reason
@@ -362,8 +339,8 @@ class TakeOvers:
             self._rounds.relaunch(worker, now)
 
     def host_of(self, worker: Worker) -> Worker | None:
-        """Return the worker whose process may run this one, which is to be launched: its predecessor in the
-        ring. None: it needs a process of its own.
+        """Return the worker that may host this one, its predecessor in the ring; None: it needs a process of
+        its own.
         """
         if not self.is_of(worker):
             return None
@@ -391,8 +368,8 @@ class TakeOvers:
             run.roster.schedule(run.roster.coming[0], now)
 
     def reinstate(self, now: float) -> None:
-        """Let a process that has joined take its worker back from the host. Call it after a commit, when the
-        new process has the least to make again.
+        """Let a process that has joined take its worker back, just after a commit: there is the least to make
+        again.
         """
         run = self._run
         back = [one for one in run.roster.coming if one.state is WorkerState.JOINED]
@@ -484,9 +461,7 @@ class TakeOvers:
         )
 
     def timed_out(self, now: float) -> None:
-        """Reset the region: the worker could not be taken over in time. A region that is being stopped ends
-        by its own timer instead.
-        """
+        """Reset the region: the worker could not be taken over in time."""
         under_way = self._of_now()
         if under_way is not None and self._run.phase is CoordinatorPhase.RUNNING:
             text = f"it was not taken over within reset_timeout {self._run.spec.reset_timeout_s:g} s"
@@ -519,10 +494,7 @@ class Gathering:
         self._examining = on
 
     def launch_due(self, now: float) -> None:
-        """Launch every worker whose launch time is reached.
-
-        This needs no incarnation, because a launched worker only joins.
-        """
+        """Launch every worker whose time is reached. It only joins, so it needs no incarnation."""
         run = self._run
         for worker in run.roster.ever():
             if worker.launch_at is not None and worker.launch_at <= now:
@@ -625,8 +597,8 @@ class Gathering:
         self._run.fail(error, now, text)
 
     def on_restored(self, worker: Worker, message: Restored, now: float) -> Refusal | None:
-        """Note that a worker has restored the checkpoint. With the last one, start all workers, unless their
-        layout is not committed yet.
+        """Note that a worker has restored; with the last one, start all, unless their layout is not committed
+        yet.
         """
         if worker.state is not WorkerState.ORDERED:
             return Refusal("UNEXPECTED", f"worker {worker.index} reported Restored without an order")
@@ -641,11 +613,7 @@ class Gathering:
         return None
 
     def start_all(self, now: float) -> None:
-        """Start all workers.
-
-        Steps that all workers have on record are replayed exactly. The first step that one of them lacks gets
-        new input ranges.
-        """
+        """Start all workers. Steps that all have on record are replayed exactly."""
         run = self._run
         run.move(PhaseEvent.RESTORED)
         self._rounds.running(now)

@@ -1,18 +1,7 @@
 """What the parts of one coordinator stand on: its phase, what is committed, its workers, its outbox, its end.
-Pure.
 
-Every field has one owner, which alone writes it. The fields of `RegionRun` are written by its methods:
-
-| field | written by |
-|---|---|
-| phase | `move`, by the table PHASES |
-| incarnation, last_checkpoint, kept | `opened` (the manifest is held), `committed` (acknowledged) |
-| terms | `raise_term` (a worker is taken over), `forget_terms` (all are reset) |
-| layout, declared | `set_layout`, when an incarnation begins |
-| outcome | `decide`, once |
-
-The other parts have their own: `Checkpoints` the checkpoint under way, savepoints and the pause, `Recovery`
-the resets, `Changes` the change of the workers.
+Pure. Every field has one owner, which alone writes it: `move` the phase, `opened` and `committed` what is
+acknowledged, `raise_term` and `forget_terms` the terms, `set_layout` the layout, `decide` the outcome, once.
 """
 
 from collections.abc import Mapping
@@ -108,11 +97,8 @@ PHASES: Final[dict[CoordinatorPhase, dict[PhaseEvent, CoordinatorPhase]]] = {
 
 
 class RegionRun:
-    """One run of a region.
-
-    Invariants: `incarnation` only rises, and only ManifestOpened sets it; `last_checkpoint` is acknowledged
-    on the quorum, and `kept` are the checkpoints that it retains, oldest first; after `decide` nothing is
-    ordered or committed.
+    """One run of a region. `last_checkpoint` is acknowledged, and `kept` are the checkpoints that it retains,
+    oldest first; `incarnation` only rises; after `decide` nothing is ordered.
     """
 
     def __init__(self, spec: RegionSpec) -> None:
@@ -257,8 +243,8 @@ class RegionRun:
 
     @property
     def layout_changes(self) -> bool:
-        """Whether the next checkpoint is the one that makes `layout` the layout of the region, or the first
-        one of a line of history or of a fork: it is voted before any worker starts.
+        """Whether the next checkpoint commits `layout`, or begins a line or fork: it is voted before any
+        worker starts.
         """
         return self._last is not None and self._last.begins(self._layout)
 

@@ -245,10 +245,10 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class OpenManifest:
-    """Drop the manifest claim, if any, and take the manifest over with an epoch above `above` and all seen.
+    """Take the manifest over with an epoch above `above` and all seen.
 
-    The answer is ManifestOpened, ManifestSuperseded, ManifestTaken or ManifestUnreadable. `held` is the last
-    incarnation that this driver held, 0 for none: a segment of a higher epoch means that a newer driver took
+    Answer: ManifestOpened, ManifestSuperseded, ManifestTaken or ManifestUnreadable. held: the last
+    incarnation that this driver held, 0 for none; a segment of a higher epoch means that a newer driver took
     the manifest.
     """
 
@@ -260,18 +260,14 @@ class OpenManifest:
 
 @dataclass(frozen=True, slots=True)
 class AppendCheckpoint:
-    """Append this checkpoint to the manifest of its incarnation. Answer: CheckpointAppended or
-    ManifestLost.
-    """
+    """Append to the manifest of its incarnation. Answer: CheckpointAppended or ManifestLost."""
 
     checkpoint: Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class ExamineCheckpoints:
-    """Read the retained checkpoints (oldest first) from the newest on until one reads whole, however long
-    that takes. Answer: CheckpointsExamined. A later one replaces it.
-    """
+    """Read these, oldest first, from the newest on until one reads whole. Answer: CheckpointsExamined."""
 
     incarnation: int
     kept: tuple[Checkpoint, ...]

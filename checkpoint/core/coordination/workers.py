@@ -1,15 +1,8 @@
-"""The coordinator's workers: their states, attempts, links and heartbeats, and the hosts that they run on.
-Pure.
+"""The coordinator's workers: their states (table WORKERS), attempts, links, heartbeats, and hosts. Pure.
 
-The state of each worker follows the table WORKERS. The parts of the coordinator decide when to reset and
-what to order.
-
-*Placement.* Workers report peers that they cannot connect to. A worker that joins from a host that a peer
-could not reach is rejected and launched again, until the launcher has placed it on another one. The launcher
-chooses hosts freely, so a rejected worker may return on the same host (on Spark its slot is still occupied
-then, see docs/decisions/0229). After `placement_tries_max` rejections no other host seems to be available.
-Then the placement is accepted and kept for `placement_pause_s`: the hosts may reach each other again before
-another host is free.
+*Placement.* A worker that joins from a host that a peer could not reach is rejected and launched again. The
+launcher chooses hosts freely, so it may return on the same one (docs/decisions/0229). After
+`placement_tries_max` rejections the placement is accepted and kept for `placement_pause_s`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -94,10 +87,7 @@ STARTED: Final = frozenset({WorkerState.RUNNING, WorkerState.FINISHED})
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One worker. A successor that is to replace it is another object with the same index.
-
-    Invariants: `link` is set if and only if the state is one of LINKED; `attempt` only rises.
-    """
+    """One worker. A successor is another object with the same index. `attempt` only rises."""
 
     index: int
     state: WorkerState = WorkerState.ABSENT
@@ -188,11 +178,8 @@ class Worker:
 
 
 class Roster:
-    """All workers of a region, by index and by link.
-
-    Workers that the present layout does not have are kept until the region ends, with their attempt numbers:
-    their processes may still run, and another layout may have them again. So are the processes that a
-    successor has replaced, until they end.
+    """All workers of a region, by index and by link, and those that have left and whose processes may still
+    run.
     """
 
     def __init__(self, workers: int) -> None:
@@ -353,8 +340,8 @@ class Roster:
             worker.vouched_at += seconds
 
     def silent(self, now: float, seconds: float, vouched_s: float) -> Worker | None:
-        """Return a linked worker that sent nothing for more than `seconds`, None if there is none; for more
-        than `vouched_s` if its companion reports that its process lives.
+        """Return a worker silent for more than `seconds`, or `vouched_s` if its companion reports that it
+        lives.
         """
 
         def is_silent(worker: Worker) -> bool:
@@ -382,10 +369,7 @@ class Placement:
         self._since = inf
 
     def report(self, worker: Worker, peer: Worker, now: float) -> float:
-        """Note that a worker could not connect to a peer.
-
-        Return for how many seconds some pair could not, without a committed checkpoint.
-        """
+        """Note that a worker could not connect to a peer. Return for how many seconds some pair could not."""
         self._since = min(self._since, now)
         hosts = frozenset((host_of(worker), host_of(peer)))
         if len(hosts) == 2 and "" not in hosts:
@@ -393,9 +377,8 @@ class Placement:
         return now - self._since
 
     def worker_to_move(self, worker: Worker, peer: Worker, now: float) -> Worker | None:
-        """Return which of a pair that cannot connect should run on another host, None if neither.
-
-        It is the one whose host fails to reach more hosts; if both fail equally often, the peer.
+        """Return which of a pair should run on another host: whose host fails to reach more, or the peer;
+        None: neither.
         """
         if now < self._kept_until or not self._separated(host_of(worker), host_of(peer), now):
             return None

@@ -1,19 +1,12 @@
-"""Barrier alignment of one channel: when a step is complete, its processing order, and its checkpoint.
-
-Pure. One `Alignment` serves one consumer, one channel (exchange) and all its senders. It keeps batches that
-arrive early and returns whole steps. It knows no bytes, sockets or operators. A circuit with several
-exchanges has one `Alignment` for each, and merges their checkpoints with `checkpoint_of_step`.
-
-Theory:
+"""Barrier alignment of one channel: when a step is complete, its processing order, and its checkpoint. Pure.
 
 1. Every sender ends step n on a channel with STEP_END(n).
-2. The consumer processes step n only after STEP_END(n) of *all* senders has arrived, in the order (sender,
-   seq), whatever the order of arrival. Therefore a replay does what the first run did.
-3. A checkpoint happens at the end of step n if and only if *any* sender's STEP_END(n) requests a number
-   above the
-   last checkpoint. All consumers receive the same STEP_ENDs, so all decide alike without a round trip.
-4. A worker that receives the request late may request the same number in a later step. That has no effect,
-   because the number is then no longer above the last checkpoint.
+2. The consumer processes step n only after STEP_END(n) of *all* senders, in the order (sender, seq).
+   Therefore a replay does what the first run did.
+3. A checkpoint happens at the end of step n if and only if *any* STEP_END(n) requests a number above the last
+   checkpoint. All consumers receive the same STEP_ENDs, so all decide alike without a round trip.
+4. A request that a worker makes too late, in a later step, has no effect: its number is not above the last
+   one.
 """
 
 from collections.abc import Iterable
@@ -47,14 +40,9 @@ class _SenderStep(Generic[T]):
 
 
 class Alignment(Generic[T]):
-    """What has arrived on one channel from each of `senders` senders.
-
-    Invariants:
-
-    - `step` is the step being aligned; each step below it was returned once, in order.
-    - Nothing is kept for a step at or above `step + steps_ahead_max`.
-
-    After an error the alignment must not be used again: the region resets.
+    """What has arrived on one channel from each sender. Each step below `step` was returned once, in order;
+    nothing is kept at or above `step + steps_ahead_max`. After an error it must not be used again: the region
+    resets.
     """
 
     def __init__(
@@ -86,17 +74,16 @@ class Alignment(Generic[T]):
         entry.final = final
 
     def restart(self, sender: int) -> int:
-        """Forget what a sender sent for steps that were not returned yet: it sends them again. Return the
-        last step that was returned.
+        """Forget what a sender sent for later steps: it sends them again. Return the last step that was
+        returned.
         """
         for senders in self._steps.values():
             senders[sender] = _SenderStep()
         return self.step - 1
 
     def first_sight(self) -> int | None:
-        """Return the highest step that a peer has ended and that was not returned yet, None for none.
-
-        The worker ends its own sources' steps up to this one, because its peers wait for them.
+        """Return the highest step that a peer has ended and that was not returned yet, None for none: the
+        peers wait for it.
         """
         ended = [step for step, senders in self._steps.items() if any(entry.ended for entry in senders)]
         return max(ended, default=None)
@@ -155,11 +142,8 @@ class Alignment(Generic[T]):
 
 
 def checkpoint_of_step(requested: Iterable[int], last_checkpoint: int) -> int:
-    """Return the checkpoint at the end of a step: the highest of `requested` if above the last checkpoint,
-    otherwise 0.
-
-    Use it to merge the requests of the senders on one channel, and the checkpoints of the channels of one
-    step.
+    """Return the checkpoint at the end of a step: the highest of `requested`, of its senders or channels, if
+    above the last checkpoint, otherwise 0.
     """
     highest = max(requested, default=0)
     return highest if highest > last_checkpoint else 0

@@ -134,9 +134,8 @@ class ChannelFrame(NamedTuple):
 
 
 def encode_header(frame: ChannelFrame) -> bytes:
-    """Return the 64 header bytes. The caller sends the payload after them, without a copy.
-
-    Raises ValueError for a payload above the limit of its type: a bug, because senders split batches first.
+    """Return the 64 header bytes; the payload follows without a copy. Raises ValueError above the limit of
+    its type.
     """
     payload = frame.payload
     size = len(payload)
@@ -202,13 +201,8 @@ def _check_header(head: Buffer) -> _Header:
 
 
 class ChannelFrameDecoder:
-    """An incremental decoder: takes bytes in any pieces, returns whole frames.
-
-    Invariants:
-
-    - It keeps at most one frame's payload (within the limit of its type) and the bytes of one `receive_data`.
-    - It rejects an invalid header before it waits for the payload.
-    - After an error it raises the same error again.
+    """An incremental decoder: takes bytes in any pieces, returns whole frames. After an error it raises it
+    again.
     """
 
     def __init__(self, *, handshake: bool = False) -> None:
@@ -296,10 +290,7 @@ def job_digest(job: str) -> int:
 
 
 def control_frame(message: ToCoordinator | ToWorker) -> ChannelFrame:
-    """Return the CONTROL frame of a message.
-
-    Its header repeats the address, so that a stray frame is detected without decoding JSON.
-    """
+    """Return the CONTROL frame of a message."""
     payload = _encoder.encode(message)
     if len(payload) > limits.control_bytes_max:
         raise RecordTooLargeError(
@@ -318,10 +309,7 @@ def control_frame(message: ToCoordinator | ToWorker) -> ChannelFrame:
 
 
 def decode_from_worker(frame: ChannelFrame) -> ToCoordinator:
-    """Return the message in a worker's CONTROL frame.
-
-    Raises ControlMessageError; the link must then be closed.
-    """
+    """Return the message in a worker's CONTROL frame. Raises ControlMessageError; close the link then."""
     message: ToCoordinator = _decode(_to_coordinator, frame)
     if frame.sender != message.worker:
         raise ControlMessageError(

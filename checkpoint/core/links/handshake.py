@@ -1,26 +1,15 @@
 """The handshake of a new link: both ends prove that they have the job's key. Pure: nonces are arguments.
 
-The key itself is in no message, no error text and no repr.
-
     dialler                                       acceptor
     Hello(role, job, worker, ..., nonce_c)   ->
                                              <-   Challenge(nonce_s, proof_s)
     Proof(proof_c)                           ->
                                              <-   Accepted(), or Refused(reason) and the link closes
 
-    transcript = the bytes of Hello as sent + nonce_s
-    mac        = HMAC-SHA256 under the job key, with the label before the transcript
-    proof_s    = mac("acceptor", transcript)
-    proof_c    = mac("dialler", transcript)
+    proof_s, proof_c = HMAC-SHA256 under the job key, of "acceptor" or "dialler", Hello as sent and nonce_s
 
-The two labels differ, so a proof cannot be mirrored. Both nonces are fresh, so a proof cannot be replayed.
-Hello and Challenge state the versions of messages that each end speaks (`messages.py`). An end that
-speaks none of the other's refuses the link.
-
-The dialler sends its proof only after it has verified the acceptor's. After the handshake, frames carry
-checksums and not MACs: the network between workers is loopback, TLS, or declared insecure by the user.
-
-On a link of the role "standby" an assignment follows, at any later time (`checkpoint/link.py`).
+The labels differ, so a proof cannot be mirrored. Both nonces are fresh, so none can be replayed. An end that
+speaks none of the other's versions of messages refuses the link. The key is in no message, error or repr.
 """
 
 import hashlib
@@ -91,9 +80,7 @@ class LinkRefused(msgspec.Struct, frozen=True, kw_only=True, tag="Refused"):
 
 
 class LinkAssigned(msgspec.Struct, frozen=True, kw_only=True, tag="Assigned"):
-    """The worker that a stand-by becomes: offered by the coordinator, returned by a stand-by that accepts it,
-    and sent once more to confirm it.
-    """
+    """The worker that a stand-by becomes: offered, accepted, and sent once more to confirm it."""
 
     worker: int
     attempt: int
@@ -167,11 +154,10 @@ class Dialler:
     def hello(self) -> ChannelFrame:
         return self._hello_frame
 
+    # The acceptor's proof is verified first: an impostor must not collect ours.
     def challenged(self, frame: ChannelFrame) -> ChannelFrame:
-        """Return the proof to send.
-
-        Raises HandshakeError if the acceptor's proof is wrong, or its version does not fit; then no proof
-        was made.
+        """Return the proof to send. Raises HandshakeError if the acceptor's proof is wrong, or its version
+        does not fit.
         """
         payload = _decode(frame)
         if not isinstance(payload, Challenge) or len(payload.nonce) < NONCE_BYTES:
@@ -216,9 +202,8 @@ class Acceptor:
         return _frame(self._job, Challenge(nonce=self._nonce, proof=proof, **self._party._asdict()))
 
     def proved(self, frame: ChannelFrame) -> tuple[LinkHello, ChannelFrame]:
-        """Return the authenticated Hello and the acceptance to send.
-
-        Raises HandshakeError if the proof is wrong; then nothing that the peer sent counts.
+        """Return the authenticated Hello and the acceptance to send. Raises HandshakeError if the proof is
+        wrong.
         """
         payload = _decode(frame)
         if self._hello is None or not isinstance(payload, Proof):

@@ -1,29 +1,11 @@
 """The control messages between a region's coordinator and its workers. Each is one CONTROL frame of JSON.
 
-Pure: structs, encoding, decoding and the address check. `core/coordination/coordinator.py` and
-`core/links/participation.py` decide which message may be sent when.
+Every message carries its address: `job`, the region's name; `incarnation`, the manifest epoch in which the
+sender acts; `epoch`, that of its directory's claim; `checkpoint`, 0 where none is meant.
 
-Every message carries its address:
-
-| field | content |
-|---|---|
-| `job` | the region's name |
-| `incarnation` | the manifest epoch in which the sender acts, 0 before it has one |
-| `epoch` | the sender's directory epoch: a worker's claim (0 before it has one), or the manifest's |
-| `checkpoint` | the number of a checkpoint, 0 where none is meant |
-
-A message of another job or another incarnation is refused by name. Otherwise a vote of an earlier
-incarnation could complete a checkpoint of the current one (V11).
-
-*Versions.* The processes may run different versions of this package, for a rolling upgrade. Messages,
-frames, blocks and routing have a version of their own, `VERSIONS`:
-
-- A field that a reader may ignore is added with a default, and changes no version: readers skip what they do
-  not know.
-- Any other change raises the newest version. The older ones stay as long as this package can send them to a
-  process that speaks nothing newer.
-
-Two ends whose versions do not overlap refuse the link by name (`handshake.py`).
+*Versions.* For a rolling upgrade, messages, frames, blocks and routing have a version, `VERSIONS`. A field
+that a reader may ignore is added with a default and changes no version. Any other change raises the newest
+version. Two ends whose versions do not overlap refuse the link (`handshake.py`).
 """
 
 from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias
@@ -111,9 +93,7 @@ class Join(FromWorker, frozen=True, kw_only=True):
 
 
 class Restored(FromWorker, frozen=True, kw_only=True):
-    """The worker has restored the ordered checkpoint: its chains are open in this incarnation, and their
-    starts are acknowledged.
-    """
+    """The worker is at the ordered checkpoint: the starts of its chains are acknowledged."""
 
     last_step: int
     """The highest step whose input division is recorded, at least the step of the checkpoint."""
@@ -170,9 +150,7 @@ class Progress(FromWorker, frozen=True, kw_only=True):
 
 
 class Vote(FromWorker, frozen=True, kw_only=True):
-    """The vote: everything of `checkpoint` is synced on the quorum, at these positions. Never sent
-    earlier.
-    """
+    """The vote: everything of `checkpoint` is synced at these positions. Never sent earlier."""
 
     step: int
     positions: WorkerCheckpoint
@@ -202,20 +180,13 @@ class Failed(FromWorker, frozen=True, kw_only=True):
 
 
 class WantsCheckpoint(FromWorker, frozen=True, kw_only=True):
-    """A start operator requests a checkpoint at the end of `step`.
-
-    It emits nothing more until one is taken there or later. The request counts only where operators trigger
-    checkpoints.
-    """
+    """A start operator emits nothing more until a checkpoint is taken at the end of `step` or later."""
 
     step: int
 
 
 class Paused(FromWorker, frozen=True, kw_only=True):
-    """Pause order `pause` is carried out: this worker ended `step` and takes no input in later steps.
-
-    It contains the counters, so that the status of a paused region has no older ones.
-    """
+    """Pause order `pause` is carried out: this worker ended `step` and takes no input in later steps."""
 
     pause: int
     step: int
@@ -250,7 +221,7 @@ class CopiedAhead(FromWorker, frozen=True, kw_only=True):
 
 class CompanionReport(FromWorker, frozen=True, kw_only=True):
     """What the companion of a worker sees of its process, twice a second, also while user code holds the
-    interpreter lock and no thread of the worker runs. On a link of the role "companion"; of any incarnation.
+    interpreter lock. On a link of the role "companion"; of any incarnation.
     """
 
     attempt: int
@@ -293,11 +264,10 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Restore(Releasing, frozen=True, kw_only=True):
-    """Go to this checkpoint (`restore` None and `checkpoint` 0: to the beginning).
+    """Go to this checkpoint; with `restore` None and `checkpoint` 0, to the beginning.
 
-    Sent only after the start of the manifest's segment is acknowledged (R8, R11). The worker claims its
-    directory with epoch = incarnation and opens its state chain at the position in the checkpoint, even if
-    longer or newer segments exist (R13).
+    The worker claims its directory with epoch = incarnation and opens its state chain at the position in the
+    checkpoint, even if longer or newer segments exist (R13).
     """
 
     worker: int
@@ -323,9 +293,8 @@ class Restore(Releasing, frozen=True, kw_only=True):
 
     @property
     def moves(self) -> bool:
-        """Whether the region begins anew with the checkpoint (`Checkpoint.begins`), or with another layout:
-        then the answer is Restored, and at once the vote for the next checkpoint, at the same step. Start
-        follows when that one is committed.
+        """Whether a new line, fork or layout begins: then the vote for the next checkpoint follows Restored
+        at once, and Start follows its commit.
         """
         return self.restore is not None and self.restore.begins(self.layout)
 
@@ -347,10 +316,8 @@ class View(ControlMessage, frozen=True, kw_only=True):
 
 
 class CopyAhead(ControlMessage, frozen=True, kw_only=True):
-    """Prepare for another layout while the region runs: create journals, copy state of checkpoint
-    `checkpoint`.
-
-    A worker of the present layout, or one that has only joined, answers with CopiedAhead, again and again.
+    """Prepare for another layout: create journals, copy state of `checkpoint`. Answer: CopiedAhead, again and
+    again.
     """
 
     worker: int
@@ -365,26 +332,20 @@ class CopyAhead(ControlMessage, frozen=True, kw_only=True):
 
 
 class Start(ControlMessage, frozen=True, kw_only=True):
-    """All workers have restored the checkpoint: start.
-
-    Steps up to `replay_until_step` are replayed as recorded; later steps get new input ranges.
-    """
+    """Steps up to `replay_until_step` are replayed as recorded; later steps get new input ranges."""
 
     replay_until_step: int
 
 
 class RequestCheckpoint(ControlMessage, frozen=True, kw_only=True):
-    """Request checkpoint `checkpoint` with the next STEP_END. A worker that already took that checkpoint
-    ignores it.
-    """
+    """Request it with the next STEP_END. A worker that already took that checkpoint ignores it."""
 
     final: bool = False
 
 
 class Committed(Releasing, frozen=True, kw_only=True):
-    """Checkpoint `checkpoint` is in the manifest on the quorum: sinks publish.
-
-    After a final one the worker answers FINISHED.
+    """The checkpoint is in the manifest on the quorum: sinks publish. After a final one the worker answers
+    FINISHED.
     """
 
     step: int
@@ -402,10 +363,7 @@ class Heartbeat(ControlMessage, frozen=True, kw_only=True):
 
 
 class Stop(ControlMessage, frozen=True, kw_only=True):
-    """End this worker now, in an orderly way. Accepted in any incarnation.
-
-    If kind is finished, stopped or failed, it first publishes what an earlier Committed names.
-    """
+    """End this worker now, in any incarnation. Unless fenced, it first publishes what Committed names."""
 
     kind: StopKind
     reason: str

@@ -1,16 +1,9 @@
-"""The worker's end of the control protocol: which orders are accepted, which reports are sent.
+"""The worker's end of the control protocol: which orders are accepted, which reports are sent. Pure.
 
-Pure: `handle(event, now) -> effects`. It knows no sockets and no operators. The runtime carries out the
-orders. This module ensures that a worker never votes or reports for an incarnation that is over:
-
-1. An order counts only in the incarnation of the newest Restore. A Restore counts only above that
-   incarnation.
-2. A vote needs the state RUNNING, the requested checkpoint or a later one, and positions of this incarnation
-   (R12). Only if the layout changes, the first vote follows in the state RESTORED.
-3. A Restore voids every order that was not taken yet.
-4. If nothing arrives from the coordinator for `orphan_timeout`, the worker ends itself. Time in which the
-   worker's own loop was late does not count. A broken link is not dialled again: the coordinator counts this
-   attempt as lost.
+A worker never votes or reports for an incarnation that is over: an order counts only in the incarnation of
+the newest Restore, which counts only above that incarnation and voids every order that was not taken yet. A
+vote needs the state RUNNING and a requested checkpoint (R12); only if the layout changes, the first vote
+follows in the state RESTORED. A broken link is not dialled again.
 """
 
 from collections import deque
@@ -160,9 +153,8 @@ ParticipantEffect: TypeAlias = SendReport | OrderRefused | ParticipantEnded
 class ParticipantCore:
     """The state machine of one worker's end.
 
-    Call `handle` for every input and perform the effects, take orders from `orders`, and call it with Tick at
-    `deadline`. Invariants: `incarnation` only rises; `orders` belong to `incarnation`; after ENDED nothing is
-    sent.
+    `handle` every input and perform the effects, take orders from `orders`, call it with Tick at `deadline`.
+    `orders` belong to `incarnation`, which only rises; after ENDED nothing is sent.
     """
 
     def __init__(
@@ -189,10 +181,8 @@ class ParticipantCore:
         self._out: list[ParticipantEffect] = []
 
     def handle(self, event: ParticipantInput, now: float) -> list[ParticipantEffect]:
-        """Take one input and return what to do about it, in order.
-
-        Raises LocalProtocolError or StaleIncarnationError for a Report that must not be sent; then nothing
-        was sent.
+        """Return what to do about an input, in order. Raises LocalProtocolError, StaleIncarnationError:
+        nothing is sent.
         """
         if self.state is not ParticipantState.ENDED:
             if isinstance(event, MessageIn):
@@ -369,6 +359,7 @@ class ParticipantCore:
 
     def _tick(self, tick: ParticipantTick, now: float) -> None:
         late = now - tick.due
+        # A laptop that slept, or a loop that was busy, is no silence of the coordinator.
         if late > limits.tick_late_s:
             self._received_at += late
         if now - self._received_at > self._orphan_timeout_s:
