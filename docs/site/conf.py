@@ -1,8 +1,8 @@
 """How Sphinx makes a site of the Markdown of this repository: `./run docs`.
 
-The Markdown is the source, as it is read in the repository; nothing is written for the site alone. The source
-directory is the root of the repository, so that links between documents are the same in both. A link or an
-anchor that leads nowhere is an error.
+The Markdown is the source, as it is read in the repository; only the signatures on docs/api are added here.
+The source directory is the root of the repository, so that links between documents are the same in both. A
+link or an anchor that leads nowhere is an error.
 """
 
 from pathlib import Path
@@ -51,13 +51,17 @@ CONTENTS = (
 
 
 def add_contents(app: Sphinx, document: str, source: list[str]) -> None:
-    """Append the navigation to the first page, which the repository shows without it."""
+    """Append the navigation to the first page, and the signatures to docs/api."""
     del app
     if document == root_doc:
         source[0] += "".join(contents(title, each) for title, each in CONTENTS)
     elif document == "docs/decisions/README":
         pages = sorted(path.stem for path in (ROOT / "docs" / "decisions").glob("[0-9]*.md"))
         source[0] += contents("", pages)
+    elif document == "docs/api":
+        from tests.dataflow.api_page import signatures  # only here: it imports all packages
+
+        source[0] += signatures()
 
 
 def contents(title: str, documents: list[str]) -> str:

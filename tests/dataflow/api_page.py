@@ -1,6 +1,6 @@
-"""Generate docs/api.md: the signatures of everything that users call to build a graph, from the source.
+"""The signatures of everything that users call to build a graph, from the source.
 
-`test_api_page.py` checks that the page is current.
+docs/api.md has the names; the site (`./run docs`) adds the signatures. `test_api_page.py` checks both.
 """
 
 import ast
@@ -29,15 +29,26 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "api.md"
 _WIDTH: Final = 110
 Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _HEAD: Final = """\
-# Signatures
+# Names and signatures
 
-This page lists the signatures of everything that is called to run, build and test a graph, by class. It is
-generated from the source by `./run test tests/dataflow/test_api_page.py --rewrite`, and a test fails if it
-is not current. [operating-regions.md](operating-regions.md) describes regions and their handle,
-[operators.md](operators.md) the operators,
-[sources-and-sinks.md](sources-and-sinks.md) the sources and sinks, [testing.md](testing.md) the tests. Each
-name has a docstring that explains its arguments: `help(dos.Stream.map)`.
+Everything that is called to run, build and test a graph. The site of the documentation (`./run docs`) has all
+signatures and docstrings on this page, generated from the source. In Python, `help(dos.Stream.map)` shows the
+same. `./run test tests/dataflow/test_api_page.py --rewrite` writes this page.
+
+| what | names | described in |
+|---|---|---|
 """
+_DESCRIBED: Final = {
+    "Regions": "[operating regions](operating-regions.md), [Spark](spark.md#through-a-region)",
+    "Graphs": "[operators](operators.md)",
+    "Streams": "[operators](operators.md)",
+    "Sources": "[sources and sinks](sources-and-sinks.md)",
+    "Sinks": "[sources and sinks](sources-and-sinks.md)",
+    "Windows": "[windows](operators.md#event-time-and-windows), [count windows](operators.md#count-windows)",
+    "Aggregates": "[aggregates](operators.md#aggregates-of-a-key)",
+    "Everything else": "[operators](operators.md), [inputs](inputs.md), [sites](sites.md),"
+    " [testing](testing.md)",
+}
 _MACHINERY: Final = ("dataflow.operators.base", "dataflow.sources.base", "dataflow.sinks.base")
 """Modules with the methods of sources and sinks that workers call, and users do not."""
 _LEFT_OUT: Final = {
@@ -51,9 +62,34 @@ _LEFT_OUT: Final = {
 
 
 def api_page() -> str:
-    """Return the text of docs/api.md."""
+    """Return the text of docs/api.md: the names."""
+    groups, _ = _grouped()
+    rows = [
+        f"| {title} | {', '.join(f'`{name}`' for name in names)} | {_DESCRIBED[title]} |"
+        for title, names in groups.items()
+    ]
+    return _HEAD + "\n".join(rows) + "\n"
+
+
+def signatures() -> str:
+    """Return what the site adds to the page."""
+    groups, every = _grouped()
+    known = _Aliases()
+    parts = [""]
+    for title, names in groups.items():
+        parts.append(f"## {title}\n")
+        parts += [_entry(every[name], name, known) for name in names]
+    parts.append("## Names of types\n\n```text\n" + "\n".join(known.lines()) + "\n```\n")
+    return "\n".join(parts)
+
+
+def _grouped() -> tuple[dict[str, list[str]], dict[str, Any]]:
+    """Return the names by group, and what each name is."""
     groups: dict[str, list[str]] = {
-        "Regions": ["run", "run_local", "through", "RegionHandle", "AutoScale"],
+        "Regions": [
+            *("run", "run_local", "through", "RegionHandle", "AutoScale"),
+            *("edit_state", "bootstrap_state", "fork", "delete_region"),
+        ],
         "Graphs": ["Graph"],
         "Streams": ["Stream", "KeyedStream"],
         "Sources": _named("Source"),
@@ -71,13 +107,7 @@ def api_page() -> str:
     ]
     groups["Aggregates"] = aggregates
     groups["Everything else"] = [name for name in left if name not in aggregates]
-    known = _Aliases()
-    parts = [_HEAD]
-    for title, names in groups.items():
-        parts.append(f"## {title}\n")
-        parts += [_entry(every[name], name, known) for name in names]
-    parts.append("## Names of types\n\n```text\n" + "\n".join(known.lines()) + "\n```\n")
-    return "\n".join(parts)
+    return groups, every
 
 
 def _named(suffix: str) -> list[str]:
@@ -168,8 +198,13 @@ def _definition_of_alias(module: ModuleType, name: str) -> tuple[ModuleType, ast
 
 def _entry(one: Any, name: str, known: _Aliases) -> str:
     lines = [_call(name, one, known)] if inspect.isfunction(one) else [*_of_class(one, name, known)]
-    first = inspect.cleandoc(one.__doc__ or "").split("\n\n")[0].replace("\n", " ")
-    return f"### `{name}`\n\n{first}\n\n```text\n" + "\n".join(lines) + "\n```\n"
+    first, _, rest = _docstring(one).partition("\n\n")
+    parts = [f"### `{name}`", first.replace("\n", " "), "```text\n" + "\n".join(lines) + "\n```"]
+    return "\n\n".join([*parts, *([f"```text\n{rest}\n```"] if rest else [])]) + "\n"
+
+
+def _docstring(one: Any) -> str:
+    return inspect.cleandoc(one.__doc__ or "")
 
 
 def _of_class(one: type, name: str, known: _Aliases) -> Iterator[str]:
@@ -186,6 +221,8 @@ def _of_class(one: type, name: str, known: _Aliases) -> Iterator[str]:
             yield f"{name}.{method}: {_result(value.fget, known)}"
         else:
             yield _call(f"{name}.{method}", getattr(value, "__func__", value), known)
+        if text := _docstring(value):
+            yield textwrap.indent(text, "    ")
 
 
 def _methods(one: type) -> Iterator[tuple[str, Any]]:
@@ -292,4 +329,4 @@ def _wrapped(begin: str, parts: Sequence[str], end: str) -> str:
     return "\n".join(lines)
 
 
-__all__ = ["PAGE", "api_page"]
+__all__ = ["PAGE", "api_page", "signatures"]

@@ -1,4 +1,4 @@
-"""docs/api.md has the current signatures of everything that users call."""
+"""docs/api.md has every name that users call, and the site has the signatures."""
 
 import inspect
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import dataflow
-from tests.dataflow.api_page import PAGE, api_page
+from tests.dataflow.api_page import PAGE, api_page, signatures
 
 
 def test_the_page_is_current(pytestconfig: pytest.Config) -> None:
@@ -21,7 +21,7 @@ def test_the_page_is_current(pytestconfig: pytest.Config) -> None:
 @pytest.mark.parametrize("kind", [dataflow.Graph, dataflow.Stream, dataflow.KeyedStream])
 def test_every_public_method_exists_with_all_its_arguments(kind: Any) -> None:
     """The methods are found in another way than for the page."""
-    shown = " ".join(PAGE.read_text(encoding="utf-8").split())
+    shown = " ".join(signatures().split())
     for name, method in inspect.getmembers(kind, callable):
         if name.startswith("_"):
             continue
@@ -34,7 +34,8 @@ def test_every_public_method_exists_with_all_its_arguments(kind: Any) -> None:
 
 
 def test_every_source_and_sink_exists() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+    text = signatures()
     for name in (*dataflow.__all__, "SqlSink"):
         if name.endswith(("Source", "Sink")):
             assert f"\n{name}(" in text
+            assert f"`{name}`" in PAGE.read_text(encoding="utf-8")
