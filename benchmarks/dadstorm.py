@@ -165,17 +165,13 @@ The evaluation of the [DADSTORM paper](papers.md) with {operators} operators of 
 - *By step* is the exchange of a region: every worker has all operators, and a step has many tuples.
 
 All processes are connected by TCP over loopback. Different from the paper: a replica confirms a tuple after
-its record is shared, not before, because a replica that is lost between the two would lose the tuple. Broken
-connections replace the pings of its section 4.1.
-Measured on {date}, {rounds}. The load average at the end was {load:.1f}, including the
-benchmark itself.
+its record is shared, and broken connections replace the pings of its section 4.1. Measured on {date},
+{rounds}. The load average at the end was {load:.1f}, including the benchmark itself.
 
 ### Messages
 
-For 100 tuples with exactly-once, sent by the replicas of the operators. RECORD and PURGE go to the other
-replicas of the operator, CONFIRM of TUPLE to the sender of the tuple. DELETE goes to that sender too, after
-the next operator has confirmed the tuple. By step, each sender sends each receiver a STEP_END, and a DATA
-frame unless it is empty, for each operator and step, and a DURABLE for each step.
+For 100 tuples with exactly-once. By step, each sender sends each receiver a STEP_END, and a DATA frame unless
+it is empty, for each operator and step, and a DURABLE for each step.
 
 | message | 2 replicas | 4 replicas | for each tuple and operator |
 |---|---|---|---|

@@ -235,17 +235,11 @@ at second 60. With replication, real filters pass the rows.
 
 ![latency of four techniques](replication-techniques.svg)
 
-| the paper states | here |
-|---|---|
-| replication has the lowest latency, and continues after the failure | yes |
-| its latency increases after the failure, because there is less to choose from | yes, by little |
-| synchronization adds a round trip between the replicas, and falls after the failure | yes |
-| the slowest input determines the latency of deterministic processing | yes; see below |
-| the previous techniques are interrupted until the failure is noticed | yes; here it is assumed to take 1 s |
-
-The distances of the paper's three servers are not known; these follow from geography and are small. With
-deterministic processing a row waits for a later one of each source. Here sources are out of phase, so that
-is up to 0.5 s, and the absolute latency is higher than in the paper.
+As the paper states: replication has the lowest latency and continues after the failure; synchronization adds
+a round trip between the replicas; the slowest input determines the latency of deterministic processing. The
+previous techniques are interrupted until the failure is noticed, here assumed to take 1 s. Sources are out of
+phase here, so that deterministic processing waits for up to 0.5 s, and its latency is higher than in the
+paper.
 
 ## Figure 3: latency by the degree of replication
 
@@ -269,27 +263,20 @@ Ten applications, all days. Ratios are to k = 1. A replica that fits at no serve
 
 ![share of rows that are later](replication-placement.svg)
 
-| the paper states | here |
-|---|---|
-| bandwidth grows by less than k squared | yes, with the ratios of the paper |
-| random placement has later rows than min-cost, at a higher cost | yes; the cost for k = 2 and 3 |
-| with min-cost, no row is later than 1 s from k = 3 on | no: some are, fewer with each replica |
+As the paper states, bandwidth grows by less than k squared (with its ratios), and random placement has later
+rows than min-cost; at a higher cost only for k = 2 and 3. Not as it states, some rows are later than 1 s with
+min-cost from k = 3 on: a partition of the trace can separate a source or an application from all replicas of
+a region. Both cost ratios are higher than in the paper, because the servers of one replica are next to each
+other here.
 
-A partition of the trace can separate a source or an application from all replicas of a region; no placement
-helps then. Both cost ratios are higher than in the paper, because one replica of everything costs little
-here: its servers are next to each other. From k = 4 on, min-cost costs more than random placement: servers
-that are more than 30 ms from three others are on another continent. The paper does not state whether its 30
-to 70 ms are of one direction.
-
-What the minimum distance is worth: the share of rows later than 1 s, and the cost in bytes under way, with
-min-cost.
+What the minimum distance is worth, with min-cost: the share of rows later than 1 s, and the cost in bytes
+under way.
 
 | k | 0 ms: later | cost | 15 ms: later | cost | 30 ms: later | cost |
 |---|---|---|---|---|---|---|
 {distances}
 
-Servers that are near to each other are cut off from the same others at the same time, so near replicas help
-little, however many there are.
+Near servers are cut off from the same others at the same time, so near replicas help little.
 
 ## Figure 5: collection and revival
 
@@ -304,32 +291,23 @@ most 0.05 % more rows are later than without collection.
 
 ![cost after collection and revival](replication-collection.svg)
 
-| the paper states | here |
-|---|---|
-| collection saves cost without later rows | yes |
-| the larger k is, the smaller the share of streams that are useful | not seen, see below |
-| more can be collected if what was collected can be revived | for k = 3 and 4 |
-
-The runs end with the cost at their aim, or with k = 4 after {hours:g} hours, so they do not show how little
-would suffice. A revived replica has its state at once here. What makes revival cheaper is partly that a
-replica whose inputs are late is stopped, if another one works.
+As the paper states, collection saves cost without later rows, and with k = 3 and 4 more can be collected if
+it can be revived. That the share of useful streams falls as k rises was not seen: the runs end with the cost
+at their aim, or with the time. A revived replica has its state at once here.
 
 ## Table I: processor time by operator and degree
 
 Microseconds per input row, with a row each millisecond: without a filter, and with k = 1 to 4 streams for
-each input. *Added* is what one more stream costs in the filter, per row. The paper gives percents of a
-processor (an AMD Sempron 2800+) for 1,000 rows/s on each input; here they are converted to microseconds per
-input row. The paper's include sending and receiving, ours do not. Our join finds partners by key; the
+each input. *Added* is what one more stream costs in the filter. The paper's percents of a processor (an AMD
+Sempron 2800+) include sending and receiving, and are converted here. Our join finds partners by key; the
 paper's compares each row with 100. Least of {count} measurements.
 
 | operator, rows of a batch | none | k = 1 | k = 2 | k = 3 | k = 4 | added | added, paper |
 |---|---|---|---|---|---|---|---|
 {table_1}
 
-The paper states that the cost per replica increases with k, least for the join, relative to the cost of the
-operator itself. Here the least growth is that of the operator that costs most, the aggregate. A union alone
-costs almost nothing, so its ratio is large; therefore the microseconds that a stream adds are compared, not
-the ratio.
+The paper states that the cost per replica, relative to that of the operator, increases with k, least for the
+join; here least for the operator that costs most, the aggregate.
 {end}"""
 COLOURS: Final = ("#c8553d", "#1b6ca8", "#588157", "#7b2d8b", "#b8860b")
 

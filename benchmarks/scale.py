@@ -46,13 +46,11 @@ medians; the load average at the end was {load:.1f}). *Pause of output*: the lon
 of 1,000 generated rows per second does not grow; without a change, a step makes gaps of up to 0.1 s. *With as
 much input as is counted*: the input of the count is never at its end.
 
-PyFlink 2.3 counts the same number of keys with RocksDB state on the local disk, and 1,000 more rows per
-second. Its job is stopped with a savepoint in the native format and started at the other parallelism, in a
-cluster that has the task slots and by a client that runs already; the first change and back is not counted.
-Spark 4.3 counts the same in micro-batches with RocksDB state. It
-[keeps the number of partitions](https://spark.apache.org/docs/latest/streaming/additional-information.html)
-with which a query began. Its figures in the rows of the changes are those of a method that is not public yet
-(`_streamingCheckpointManager.repartition`).
+PyFlink 2.3 counts the same number of keys with RocksDB state on the local disk; its job is stopped with a
+native savepoint and started at the other parallelism, in a cluster that has the task slots. Spark 4.3 counts
+the same in micro-batches with RocksDB state. It [keeps the number of
+partitions](https://spark.apache.org/docs/latest/streaming/additional-information.html) with which a query
+began; its figures are those of a method that is not public yet (`_streamingCheckpointManager.repartition`).
 
 | change | figure | beside | aim |
 |---|---|---|---|
