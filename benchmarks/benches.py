@@ -47,9 +47,9 @@ def measure_server(effort: Effort) -> list[Row]:
 def _speed_row(case: Case, found: Found) -> Row:
     if "not_measured" in found:
         say(f"{case.what}: not measured: {found['not_measured']}")
-        return Row(f"{case.what}, one server", f"not measured: {found['not_measured']}", "", "")
+        return Row(case.what, f"not measured: {found['not_measured']}", "", "")
     beside = f"{_YARDSTICKS[case.yardstick]}: {_figure(case, found['theirs'])}, ratio {found['ratio']:.2f}"
-    return Row(f"{case.what}, one server", _figure(case, found["ours"]), beside, f"ratio {case.aim}")
+    return Row(case.what, _figure(case, found["ours"]), beside, f"ratio {case.aim}")
 
 
 def _figure(case: Case, figures: Found) -> str:

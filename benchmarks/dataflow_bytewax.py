@@ -19,7 +19,6 @@ from typing import Any
 from dataflow_meter import Meter
 from dataflow_program import FILE_ROWS, free_port, input_files, linked, run
 
-DURABLE = "one copy on the local disk (SQLite), not synced"
 FLOW = Path(__file__).parent / "dataflow_bytewax_flow.py"
 
 
@@ -48,7 +47,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         )
     if any(process.returncode > 0 for process in processes):
         raise RuntimeError(f"Bytewax ended with {[process.returncode for process in processes]}")
-    return {**figures, "version": version(), "durable": DURABLE}
+    return {**figures, "version": version()}
 
 
 def version() -> str:

@@ -40,14 +40,15 @@ Measured on {date} with no other benchmark running, {rounds}. The load average a
 including the benchmark itself. All systems read the same text files of lines `key,number` and compute the
 count, the sum and the maximum per key. They take a checkpoint every second, have two workers or slots, and
 discard their results. Start and warm-up are excluded. CPU: processor seconds of all processes, including
-servers and JVMs, per million rows. Memory: the maximum that all processes used together. *Durable*: where a
-checkpoint is stored when it counts.
+servers and JVMs, per million rows. Memory: the maximum that all processes used together. A
+checkpoint of DOS counts when two of three servers have synced it; one of the others when there is one copy on
+the local disk, not synced (Bytewax: in SQLite).
 
 {tables}
 {plots}{end}"""
 COLUMNS = """\
-| system | program | keys | rows/s | CPU s per million rows | memory | durable |
-|---|---|---|---|---|---|---|"""
+| system | program | keys | rows/s | CPU s per million rows | memory |
+|---|---|---|---|---|---|"""
 
 
 def write_section(records: Sequence[dict[str, Any]], rounds: int) -> None:
@@ -71,13 +72,13 @@ def table_of(table: str, records: Sequence[dict[str, Any]]) -> str:
         way = f"{NAMES[one['system']]} | {WAYS[table][one['system']]} | {one['keys']:,}"
         if one.get("rows_per_s") is None:
             why = one.get("missing", f"did not finish: {one.get('rows', 0):,} rows within the time limit")
-            lines.append(f"| {way} | {why} | | | {one.get('durable', '')} |")
+            lines.append(f"| {way} | {why} | | |")
         else:
             cap = "" if one["finished"] else " (stopped at the cap)"
             figures = (
                 f"{one['rows_per_s']:,.0f}{cap} | {one['cpu_s_per_million']:.2f} | {one['peak_mb']:,.0f} MB"
             )
-            lines.append(f"| {way} | {figures} | {one['durable']} |")
+            lines.append(f"| {way} | {figures} |")
     return "\n".join([*lines, "", *ratios(table, records)]) + "\n"
 
 

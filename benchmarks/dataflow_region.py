@@ -45,7 +45,6 @@ ROW = "key string, number bigint"
 RESULT = "key string, rows bigint, total bigint, largest bigint"
 NAMES = ["key", "rows", "total", "largest"]
 SERVERS = 3
-DURABLE = "two of three servers, synced to disk"
 
 
 def parsed(batch: pa.RecordBatch) -> dict[str, pa.Array]:
@@ -201,7 +200,6 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "state_bytes": sum(one.get("state_bytes", 0) for one in state),
         "checkpoints": len(seconds),
         "checkpoint_s_median": round(seconds[len(seconds) // 2], 3) if seconds else None,
-        "durable": DURABLE,
     }
 
 

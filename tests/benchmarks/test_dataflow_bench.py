@@ -27,7 +27,6 @@ GOOD = {
     "rows": 5,
     "of": 5,
     "finished": True,
-    "durable": "on disk",
     "cpu_s_per_million": 1.5,
     "peak_mb": 400,
 }
@@ -94,7 +93,7 @@ def test_the_page_tells_ratios_what_was_stopped_and_what_is_missing() -> None:
     ]
     text = page.section_of(bench.medians(records), 1, [])
     assert "1,000 keys: 3.0 times Spark 4.3 (aim: 1.5)." in text
-    assert "100 (stopped at the cap) | 1.50 | 400 MB | on disk |" in text
+    assert "100 (stopped at the cap) | 1.50 | 400 MB |" in text
     assert "there is no Java" in text
 
 
