@@ -2,39 +2,29 @@
 
     table = collect_output("dos://h1,h2,h3", "wordcount", "counts")
 
-It makes no claims and returns only committed output:
-
-1. Of a log with publish="step": what a quorum holds.
-2. Of a log with publish="checkpoint": what the last committed checkpoint covers. This is readable even
-   while a worker's directory is claimed by an attempt that never opened its log.
-3. A step is returned when the parts of all workers that made it are available: each record states their
-   number. So it does not matter when a worker joined.
-4. If the region was restored to an older checkpoint, only output of its present line of history: what the
-   last committed checkpoint covers, and what was appended on its line after that. A log may still end with
-   steps that were taken back, until its worker has opened it again.
+It makes no claims and returns only committed output (`checkpoint/chains/visible_log.py`). A step is returned
+when the parts of all workers that made it are available: each record states their number, so it does not
+matter when a worker joined.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
-import msgspec
 import pyarrow as pa
 import trio
 
 from checkpoint import (
     Checkpoint,
     Output,
-    Publish,
     coordinator_directory,
-    decode_output,
-    output_chain,
     taken_back,
     worker_directory,
 )
 from checkpoint.chains.manifest_log import CHAIN as MANIFEST_CHAIN
 from checkpoint.chains.manifest_log import checkpoints_in, regions_of
-from checkpoint.chains.output_reading import PublishedOutput, begin_in
+from checkpoint.chains.output_reading import PublishedOutput
+from checkpoint.chains.visible_log import VisibleLog
 from checkpoint.errors import OutputRewoundError
 from dataflow.errors import NoOutputError
 from dos_client import Store, open_store
@@ -123,7 +113,6 @@ async def read_output(
 
 
 async def _why_none(store: Store, region: str, sink: str, checkpoint: Checkpoint | None) -> str:
-    """Return why there is no log: a name that is not there, or a region that has made no output yet."""
     if checkpoint is None and region not in (regions := await regions_of(store)):
         return f"there is no such region; the store has {', '.join(map(repr, sorted(regions))) or 'none'}"
     sinks = (
@@ -259,16 +248,9 @@ class _WorkerLog:
         self.head: Output | None = None
         """The next step, None at the end of what is visible."""
         self.exists = False
-        self._begin = 0 if checkpoint is None else begin_in(checkpoint, worker, sink)
-        """The offset below which it is trimmed."""
-        self._from = _end_in(begin, worker, sink)
-        self._store, self._directory, self._chain = (
-            store,
-            worker_directory(region, worker),
-            output_chain(sink),
-        )
-        self._in_checkpoint = _end_in(checkpoint, worker, sink)
-        self._line = 0 if checkpoint is None else checkpoint.line
+        self._store = store
+        self._log = VisibleLog.of(checkpoint, region, worker, sink)
+        self._from = VisibleLog.of(begin, region, worker, sink).covered
         self._after_step = after_step
         self._outputs = self._read()
 
@@ -285,61 +267,46 @@ class _WorkerLog:
         await self._outputs.aclose()
 
     async def _read(self) -> AsyncGenerator[Output]:
+        log = self._log
         # The segment of the byte before the position: a chain that begins after it does not hold it.
-        floor = max(self._begin, 0 if self._from is None else self._from.size - 1)
-        chain = await inspect_chain(
-            self._store, self._directory, self._chain, proved=self._in_checkpoint, floor=floor
-        )
+        floor = max(log.begin, 0 if self._from is None else self._from.size - 1)
+        chain = await inspect_chain(self._store, log.directory, log.chain, proved=log.covered, floor=floor)
         self.exists = chain.seen > 0
-        visible = await _visible(self._store, self._directory, chain, self._in_checkpoint)
-        covered = 0 if self._in_checkpoint is None else self._in_checkpoint.size
+        async with aclosing(_ends(read_records(self._store, chain, directory=log.directory))) as records:
+            first = await log.first_of(records)
+        by_step = first is not None and not log.ends_with_checkpoint(first.head.publish)
+        if not by_step and log.covered is None:
+            return
+        visible = chain if by_step or log.covered is None else chain.up_to(log.covered)
         async with aclosing(self._records(visible)) as records:
             async for end, record in records:
                 if record.op is Op.OUTPUT:
-                    output = decode_output(record.ints, record.strings, where=self._chain, at=end)
-                    # The chain contains the position in the checkpoint, so what is below it is of the line.
-                    # After it follows what was taken back, until the worker opens the log on the new line;
-                    # or a line that began after the checkpoint was read.
-                    if end > covered and output.head.of_line != self._line:
+                    output = log.output(record, end)
+                    if not log.counts(end, output.head.of_line):
                         return
                     yield output
-        if visible is chain:
-            report_unproved(self._directory, chain)
+        if by_step:
+            report_unproved(log.directory, chain)
 
-    async def _records(self, chain: ChainState) -> AsyncGenerator[tuple[int, Record]]:
-        """Yield the records with the offset just past each: those above the earlier checkpoint, if any."""
-        if self._from is None or self._from.size <= self._begin:
-            async with aclosing(read_records(self._store, chain, directory=self._directory)) as records:
-                async for position, record in records:
-                    yield position.size, record
-            return
-        batches = read_batches_since(self._store, chain, self._from, directory=self._directory)
-        async with aclosing(batches):
-            async for batch in batches:
-                for found in batch:
-                    yield found
+    def _records(self, chain: ChainState) -> AsyncGenerator[tuple[int, Record]]:
+        """Return the records with the offset just past each: those above the earlier checkpoint, if any."""
+        log = self._log
+        if self._from is None or self._from.size <= log.begin:
+            return _ends(read_records(self._store, chain, directory=log.directory))
+        return _each(read_batches_since(self._store, chain, self._from, directory=log.directory))
 
 
-def _end_in(checkpoint: Checkpoint | None, worker: int, sink: str) -> Position | None:
-    part = None if checkpoint is None else checkpoint.outputs().get(worker)
-    prepared = None if part is None else part.sinks.get(sink)
-    return None if prepared is None else msgspec.convert(prepared, Position)
-
-
-async def _visible(
-    store: Store, directory: str, chain: ChainState, in_checkpoint: Position | None
-) -> ChainState:
-    """Return the visible part of the chain, according to the publish mode in its first record."""
-    async with aclosing(read_records(store, chain, directory=directory)) as records:
+async def _ends(records: AsyncGenerator[tuple[Position, Record]]) -> AsyncGenerator[tuple[int, Record]]:
+    async with aclosing(records):
         async for end, record in records:
-            if record.op is Op.OUTPUT:
-                output = decode_output(record.ints, record.strings, where=chain.chain, at=end.size)
-                if output.head.publish is Publish.STEP:
-                    return chain
-                break
-    if in_checkpoint is None:
-        return ChainState(chain.chain)
-    return chain.up_to(in_checkpoint)
+            yield end.size, record
+
+
+async def _each(batches: AsyncGenerator[list[tuple[int, Record]]]) -> AsyncGenerator[tuple[int, Record]]:
+    async with aclosing(batches):
+        async for batch in batches:
+            for found in batch:
+                yield found
 
 
 def _step_of(outputs: dict[int, Output], line: int) -> StepRows:

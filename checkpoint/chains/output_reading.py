@@ -17,17 +17,17 @@ import trio
 from checkpoint import limits
 from checkpoint.chains.consumer_register import register_consumer, why_trimmed
 from checkpoint.chains.manifest_log import CHAIN as MANIFEST_CHAIN
+from checkpoint.chains.visible_log import VisibleLog, covered_in
 from checkpoint.core.records.consumers import output_register
 from checkpoint.core.records.inputs import InputPiece
 from checkpoint.core.records.lines import parting, taken_back
 from checkpoint.core.records.manifest import Checkpoint, SplitPosition, decode_checkpoint
-from checkpoint.core.records.outputs import Output, Publish, decode_output, output_chain
+from checkpoint.core.records.outputs import Output, Publish, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.errors import InputTrimmedError, OutputRewoundError
 from dos_client import Store
 from dos_protocol.errors import CorruptDataError
 from journal import (
-    NO_FLOOR,
     ChainFollower,
     ChainWatch,
     LostBytesError,
@@ -91,10 +91,8 @@ class OutputFollower:
             self._store, self._directory, output_chain(self._output.sink), at=at, epoch=epoch
         )
         self._watch = ChainWatch(self._store, self._chain)
-        self._proved: tuple[int, int] | None = None
-        """The line and the size of the log in the checkpoint with which this chain was read first: up to
-        there, the chain is what the checkpoint covers.
-        """
+        self._proved: VisibleLog | None = None
+        """The log in the checkpoint with which this chain was read first."""
 
     @property
     def seen(self) -> int:
@@ -159,22 +157,18 @@ class OutputFollower:
             self._publish = await self._publish_mode()
         if self._publish is None:
             return
-        checkpoint, in_checkpoint = (
-            await self._output.last_checkpoint(),
-            await self._output.position(self._split),
-        )
-        # Before the first checkpoint of a line, a log may be opened again and again at the same place.
-        by_checkpoint = self._publish is Publish.CHECKPOINT or (checkpoint is not None and checkpoint.rewound)
-        if by_checkpoint and in_checkpoint is None:
+        log = await self._output.log(self._split)
+        by_checkpoint = log.ends_with_checkpoint(self._publish)
+        if by_checkpoint and log.covered is None:
             return
         if self._may_move:
             self._may_move = False
-            if (base := await self._output.begin(self._split)) > 0:
-                self._go_to(base)
-        if self._proved is None and checkpoint is not None and in_checkpoint is not None:
-            self._proved = checkpoint.line, in_checkpoint.size
+            if log.begin > 0:
+                self._go_to(log.begin)
+        if self._proved is None and log.covered is not None:
+            self._proved = log
         try:
-            async with aclosing(self._poll(in_checkpoint, by_checkpoint=by_checkpoint)) as outputs:
+            async with aclosing(self._poll(log, by_checkpoint=by_checkpoint)) as outputs:
                 async for followed in outputs:
                     yield followed
         except (LostBytesError, CorruptDataError) as error:
@@ -194,15 +188,13 @@ class OutputFollower:
         if isinstance(error, LostBytesError) and base > self._chain.at:
             raise await self._output.trimmed(self._split, self._chain.at, base) from error
 
-    async def _poll(
-        self, in_checkpoint: Position | None, *, by_checkpoint: bool
-    ) -> AsyncGenerator[FollowedOutput]:
+    async def _poll(self, log: VisibleLog, *, by_checkpoint: bool) -> AsyncGenerator[FollowedOutput]:
         begin = self._chain.at
-        polled = self._chain.poll(in_checkpoint) if by_checkpoint else self._chain.poll(proved=in_checkpoint)
+        polled = self._chain.poll(log.covered) if by_checkpoint else self._chain.poll(proved=log.covered)
         async with aclosing(polled) as records:
             async for end, record in records:
                 if record.op is Op.OUTPUT:
-                    output = decode_output(record.ints, record.strings, where=self._directory, at=end)
+                    output = log.output(record, end)
                     if not await self._belongs(output, end):
                         return
                     self._check_follows(output, end)
@@ -219,8 +211,14 @@ class OutputFollower:
             return False
         line, of_line = 0 if checkpoint is None else checkpoint.line, output.head.of_line
         back = taken_back(checkpoint, of_line, output.step) if checkpoint and of_line <= line else None
-        proved_line, proved_size = self._proved or (0, 0)
-        if back is not None and not back.to and proved_line == line and end <= proved_size:
+        proved = self._proved
+        if (
+            back is not None
+            and not back.to
+            and proved
+            and proved.line == line
+            and proved.counts(end, of_line)
+        ):
             # The checkpoint states too few restores to know of this one. But it covers what was read.
             self._line = line
             return True
@@ -320,18 +318,12 @@ class OutputFollower:
 
     async def _publish_mode(self) -> Publish | None:
         """Return how the log is published, according to its first record; None if it has no record."""
-        first = await self.first(await self._output.begin(self._split))
+        first = await self.first()
         return None if first is None else first.head.publish
 
-    async def first(self, begin: int) -> Output | None:
-        """Return the first record from a position on, None if there is none, visible or not."""
-        log = ChainFollower(self._store, self._directory, output_chain(self._output.sink), at=begin)
-        proved = await self._output.position(self._split)
-        async with aclosing(log.poll(proved=proved)) as records:
-            async for end, record in records:
-                if record.op is Op.OUTPUT:
-                    return decode_output(record.ints, record.strings, where=self._directory, at=end)
-        return None
+    async def first(self, begin: int | None = None) -> Output | None:
+        """Return the first record from a position on, as `VisibleLog.first`."""
+        return await (await self._output.log(self._split)).first(self._store, begin)
 
 
 class PublishedOutput:
@@ -398,19 +390,19 @@ class PublishedOutput:
         checkpoint = await self.last_checkpoint()
         if checkpoint is None or not checkpoint.final:
             return None
-        return {split_of(worker): at.size for worker, at in self._positions(checkpoint).items()}
+        return {split_of(worker): at.size for worker, at in covered_in(checkpoint, self.sink).items()}
 
     async def position(self, split: str) -> Position | None:
         """Return the position of a worker's log in the last checkpoint."""
-        checkpoint = await self.last_checkpoint()
-        return None if checkpoint is None else self._positions(checkpoint).get(int(split[1:]))
+        return (await self.log(split)).covered
 
     async def begin(self, split: str) -> int:
-        """Return the offset from which on a worker's log is retained by the last checkpoint: 0 if it was
-        never trimmed.
-        """
-        checkpoint = await self.last_checkpoint()
-        return 0 if checkpoint is None else begin_in(checkpoint, int(split[1:]), self.sink)
+        """Return the offset from which on a worker's log is retained, according to the last checkpoint."""
+        return (await self.log(split)).begin
+
+    async def log(self, split: str) -> VisibleLog:
+        """Return a worker's log as the last checkpoint shows it."""
+        return VisibleLog.of(await self.last_checkpoint(), self.region, int(split[1:]), self.sink)
 
     async def trimmed(self, split: str, begin: int, end: int) -> InputTrimmedError:
         """Return the error of a reader that needs what was trimmed."""
@@ -424,10 +416,6 @@ class PublishedOutput:
         where = f"output {self.sink!r} of region {self.region!r}"
         return InputTrimmedError(where, first, last, because, source="LogSource", unit="steps")
 
-    def _positions(self, checkpoint: Checkpoint) -> dict[int, Position]:
-        prepared = {worker: part.sinks.get(self.sink) for worker, part in checkpoint.outputs().items()}
-        return {worker: msgspec.convert(at, Position) for worker, at in prepared.items() if at is not None}
-
     async def present(self) -> dict[str, OutputFollower]:
         """Return for each worker's log a follower at the end of what is visible now."""
         found = {}
@@ -440,12 +428,6 @@ class PublishedOutput:
     def follower(self, split: str, at: SplitPosition) -> OutputFollower:
         """Return a follower of one worker's log that starts at a position."""
         return OutputFollower(self._store, self, split, at=at, from_retained=self._from_retained)
-
-
-def begin_in(checkpoint: Checkpoint, worker: int, sink: str) -> int:
-    """Return the offset from which on a checkpoint retains a worker's log."""
-    part = checkpoint.outputs().get(worker)
-    return NO_FLOOR[1] if part is None else part.floors.get(output_chain(sink), NO_FLOOR)[1]
 
 
 def split_of(worker: int) -> str:

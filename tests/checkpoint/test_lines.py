@@ -301,7 +301,7 @@ def records_of_any_line_count(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_is_covered_is_waited_for(patch: pytest.MonkeyPatch) -> None:
-    waits = planted(output_reading, "end <= proved_size", "False")["OutputFollower"]
+    waits = planted(output_reading, "proved.counts(end, of_line)", "False")["OutputFollower"]
     patch.setattr(OutputFollower, "_belongs", waits._belongs)
 
 

@@ -7,6 +7,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from checkpoint.chains import visible_log
 from checkpoint.chains.manifest_log import CHAIN, checkpoint_record
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.core.records.layout import even_layout
@@ -14,7 +15,6 @@ from checkpoint.core.records.manifest import Checkpoint, RetiredWorker, WorkerCh
 from checkpoint.core.records.outputs import Publish, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.errors import InputTrimmedError
-from dataflow import outputs
 from dataflow.outputs import read_output
 from dos_client import Store
 from dos_client.errors import QuorumUnavailableError
@@ -134,14 +134,14 @@ async def test_a_log_is_read_from_the_last_checkpoint_that_was_read(monkeypatch:
         if step % 10 == 0:
             await region.commit(step)
     read = 0
-    decode = outputs.decode_output
+    decode = visible_log.decode_output
 
     def counted(*given: Any, **where: Any) -> Any:
         nonlocal read
         read += 1
         return decode(*given, **where)
 
-    monkeypatch.setattr(outputs, "decode_output", counted)
+    monkeypatch.setattr(visible_log, "decode_output", counted)
     for after, decoded in ((0, 40), (30, 10), (39, 10), (40, 0)):
         read = 0
         assert [step for step, _ in await region.read(after)] == list(range(after + 1, 41))

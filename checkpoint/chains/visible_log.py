@@ -1,0 +1,88 @@
+"""What of a worker's output log is visible: the rule that every reader of output follows.
+
+| log | visible |
+|---|---|
+| publish="checkpoint" | what the last committed checkpoint covers |
+| publish="step" | what a quorum holds, if it counts (`VisibleLog.counts`) |
+| either, while the last checkpoint begins a line of history | what that checkpoint covers |
+"""
+
+from collections.abc import AsyncIterable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+
+from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.core.records.outputs import Output, Publish, decode_output, output_chain
+from checkpoint.core.region import worker_directory
+from dos_client import Store
+from journal import NO_FLOOR, ChainFollower, Op, Position, Record
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleLog:
+    """One worker's log of an output, as a committed checkpoint shows it."""
+
+    directory: str
+    chain: str
+    covered: Position | None
+    """The position of the log in the checkpoint; None if the checkpoint does not have the log."""
+    begin: int
+    """The offset from which on it is retained: 0 if it was never trimmed."""
+    line: int
+    rewound: bool
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint | None, region: str, worker: int, sink: str) -> "VisibleLog":
+        """Return what a checkpoint (None: the region has none yet) says of the log of a worker."""
+        directory, chain = worker_directory(region, worker), output_chain(sink)
+        if checkpoint is None:
+            return cls(directory, chain, None, 0, 0, rewound=False)
+        covered = covered_in(checkpoint, sink).get(worker)
+        begin = begin_in(checkpoint, worker, sink)
+        return cls(directory, chain, covered, begin, checkpoint.line, rewound=checkpoint.rewound)
+
+    def ends_with_checkpoint(self, publish: Publish) -> bool:
+        """Return whether nothing is visible that the checkpoint does not cover."""
+        # After a restore, a checkpoint is committed before any step runs. Until then the workers may open
+        # their logs again and again, each time at the same place: nothing there may be read.
+        return publish is Publish.CHECKPOINT or self.rewound
+
+    def counts(self, end: int, of_line: int) -> bool:
+        """Return whether the output that ends at `end` and states this line of history counts."""
+        # The chain contains the position in the checkpoint, so what is below it is of the line, whichever
+        # one it states. After it follows what was taken back, until the worker opens the log on the new line;
+        # or a line that began after the checkpoint was read. Reading either would show output that is void.
+        return end <= (0 if self.covered is None else self.covered.size) or of_line == self.line
+
+    def output(self, record: Record, end: int) -> Output:
+        """Return the output in a record that ends at an offset. Raises CorruptDataError."""
+        return decode_output(record.ints, record.strings, where=self.directory, at=end)
+
+    async def first(self, store: Store, begin: int | None = None) -> Output | None:
+        """Return the first output from an offset (None: `begin`) on, visible or not; None if there is none.
+        Its head states how the log is published. Raises as reading does.
+        """
+        chain = ChainFollower(store, self.directory, self.chain, at=self.begin if begin is None else begin)
+        async with aclosing(chain.poll(proved=self.covered)) as records:
+            return await self.first_of(records)
+
+    async def first_of(self, records: AsyncIterable[tuple[int, Record]]) -> Output | None:
+        """Return the first output of records, which come with their ends."""
+        async for end, record in records:
+            if record.op is Op.OUTPUT:
+                return self.output(record, end)
+        return None
+
+
+def covered_in(checkpoint: Checkpoint, sink: str) -> dict[int, Position]:
+    """Return worker -> the position of its log in a checkpoint, for those that have it."""
+    prepared = {worker: part.sinks.get(sink) for worker, part in checkpoint.outputs().items()}
+    return {worker: msgspec.convert(at, Position) for worker, at in prepared.items() if at is not None}
+
+
+def begin_in(checkpoint: Checkpoint, worker: int, sink: str) -> int:
+    """Return the offset from which on a checkpoint retains a worker's log."""
+    part = checkpoint.outputs().get(worker)
+    return NO_FLOOR[1] if part is None else part.floors.get(output_chain(sink), NO_FLOOR)[1]
