@@ -8,39 +8,31 @@ Each call runs on the trio thread of a `dos_client.blocking` store. Names, argum
 `dataflow.producing` and `dataflow.merged`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import Self
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from functools import wraps
+from typing import Any, ParamSpec, Self, TypeVar
 
 import pyarrow as pa
 
 from checkpoint import InputEnds
 from checkpoint.chains import input_log
 from dataflow import merged, producing
-from dataflow.core.duplicate_filter import Missing
 from dataflow.merged import MergedBatch, MergedOutput
-from dataflow.merging.merge import StreamStatus
-from dataflow.producing import EntryPoints, InputEnd, Producer, Rows
-from dos_client.blocking import BlockingStore, Portal
+from dataflow.producing import EntryPoints, InputEnd, Producer
+from dos_client.blocking import Attribute, BlockingStore, Facade, Portal, calls, calls_plain
+
+P = ParamSpec("P")
+T = TypeVar("T")
+F = TypeVar("F", bound=Facade[Any])
 
 
-class BlockingProducer:
+class BlockingProducer(Facade[Producer]):
     """A `Producer` with blocking methods."""
 
-    def __init__(self, portal: Portal, producer: Producer) -> None:
-        self._portal = portal
-        self._producer = producer
-
-    @property
-    def last(self) -> InputEnd:
-        return self._portal.call_sync(lambda: self._producer.last)
-
-    def send(self, rows: Rows, *, batch: int | None = None, mark: bytes = b"") -> int:
-        return self._portal.call(partial(self._producer.send, batch=batch, mark=mark), rows)
-
-    def wait_recorded(self, batch: int | None = None) -> int:
-        return self._portal.call(self._producer.wait_recorded, batch)
+    last = Attribute[InputEnd](in_run=True)
+    send = calls(Producer.send)
+    wait_recorded = calls(Producer.wait_recorded)
 
 
 @contextmanager
@@ -67,65 +59,36 @@ def close_input(store: BlockingStore, application: str, handle: str) -> InputEnd
     return store.portal.call(input_log.close_input, store.store, application, handle)
 
 
-class BlockingMergedOutput:
+class BlockingMergedOutput(Facade[MergedOutput]):
     """A `MergedOutput` with blocking methods. An iterator of batches."""
 
-    def __init__(self, portal: Portal, output: MergedOutput) -> None:
-        self._portal = portal
-        self._output = output
+    acknowledge = calls_plain(MergedOutput.acknowledge)
+    status = calls_plain(MergedOutput.status)
+    missing = calls_plain(MergedOutput.missing)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> MergedBatch:
-        batch = self._portal.call(self._next)
+        batch = self.portal.call(self._next)
         if batch is None:
             raise StopIteration
         return batch
 
     async def _next(self) -> MergedBatch | None:
-        return await anext(self._output, None)
-
-    def acknowledge(self, upto: "bytes | int") -> None:
-        self._portal.call_sync(self._output.acknowledge, upto)
-
-    def status(self) -> list[StreamStatus]:
-        return self._portal.call_sync(self._output.status)
-
-    def missing(self) -> Missing | None:
-        return self._portal.call_sync(self._output.missing)
+        return await anext(self.wrapped, None)
 
 
-@contextmanager
-def read_merged(
-    sites: Mapping[str, str],
-    region: str,
-    sink: str,
-    schema: "str | pa.Schema",
-    *,
-    time: "str | Sequence[str]" = "at",
-    after: "bytes | int | None" = None,
-    compare: "str | int" = 16,
-    on_missing: str = "wait",
-    on_difference: str = "stop",
-    consumer: str = "",
-    consumer_retain_s: float = 0,
-    token: bytes = b"",
-) -> Iterator[BlockingMergedOutput]:
-    """Open a merged output as `read_merged` of `dataflow.merged` does, from a thread."""
-    opened = merged.read_merged(
-        sites,
-        region,
-        sink,
-        schema,
-        time=time,
-        after=after,
-        compare=compare,
-        on_missing=on_missing,
-        on_difference=on_difference,
-        consumer=consumer,
-        consumer_retain_s=consumer_retain_s,
-        token=token,
-    )
-    with Portal() as portal, portal.hold(opened) as output:
-        yield BlockingMergedOutput(portal, output)
+def _held(
+    opens: Callable[P, AbstractAsyncContextManager[T]], facade: Callable[[Portal, T], F]
+) -> Callable[P, AbstractContextManager[F]]:
+    @wraps(opens)
+    @contextmanager
+    def opened(*args: P.args, **kwargs: P.kwargs) -> Iterator[F]:
+        with Portal() as portal, portal.hold(opens(*args, **kwargs)) as held:
+            yield facade(portal, held)
+
+    return opened
+
+
+read_merged = _held(merged.read_merged, BlockingMergedOutput)

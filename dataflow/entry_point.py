@@ -186,7 +186,6 @@ async def _shaken(stream: TlsStream) -> bool:
 async def _record(
     writer: Producer, chunks: "trio.MemoryReceiveChannel[_Lines]", recorded: Callable[[int], None]
 ) -> None:
-    """Record the waiting chunks as one batch, then answer their clients."""
     # Times never decrease, even if the clock does: a smaller one would be late.
     mark = writer.last.mark
     last = _mark.unpack(mark)[0] if len(mark) == _mark.size else 0

@@ -137,7 +137,6 @@ def _launch(
     limits: WorkerLimits | None,
     standby: int,
 ) -> "ProcessLauncher":
-    """Return the launcher of a region whose coordinator listens."""
     below = part.name if part.name != application else ""
 
     def spec_of(worker: int, attempt: int) -> WorkerSpec:
@@ -290,7 +289,6 @@ class ProcessLauncher:
             )
 
     def _log_path(self, worker: int, attempt: int) -> Path | None:
-        """Create the log of an attempt."""
         # Other runs use the directory too, and their workers may still write: a taken name gets the number of
         # the run.
         if self._logs is None:
@@ -343,7 +341,6 @@ def main() -> int:
 
 
 def _print_to(log: str) -> None:
-    """Redirect standard output and standard error to the end of this file."""
     if log:
         with Path(log).open("ab") as output:
             os.dup2(output.fileno(), 1)

@@ -131,7 +131,6 @@ class _Bucket:
 
 
 def _grown(counts: _Counts, size: int) -> _Counts:
-    """Return the counts with room for that many rows, at least doubled if they are too few."""
     if len(counts) >= size:
         return counts
     return np.concatenate([counts, np.zeros(max(size, 2 * len(counts)) - len(counts), np.int64)])

@@ -307,7 +307,6 @@ class PeerLinks:
             raise ChannelFrameError(f"HAVE of worker {peer} does not decode: {error}") from error
 
     def _connected(self, peer: int, have: "_Have") -> None:
-        """Begin to send to a peer."""
         records = {(channel, step): RowsRecord(*values) for channel, step, *values in have.records}
         held = Held(have.used, records)
         self.retained.check_complete(held)

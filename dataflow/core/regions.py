@@ -115,7 +115,6 @@ class Autonomous:
     """The annotation that an operator and everything reachable from it is in no region. No settings."""
 
     def __call__(self, target: Target) -> Target:
-        """Annotate a user function or an operator class; used as a decorator."""
         setattr(target, ANNOTATION, self)
         return target
 

@@ -38,7 +38,6 @@ class Difference(NamedTuple):
 
 
 def _end(second: int) -> int:
-    """Return the last time in a second."""
     return (second + 1) * SECOND - 1
 
 
@@ -146,7 +145,6 @@ class ReplicaComparison:
         return None
 
     def _judge(self, number: int) -> Difference | None:
-        """Compare a second of all streams that have passed it."""
         voters = [name for name, one in sorted(self._streams.items()) if number * SECOND > one.base]
         passed = [name for name in voters if _end(number) <= self._streams[name].mark]
         groups: dict[tuple[int, int], list[str]] = {}

@@ -429,7 +429,6 @@ def _note(plan: PlannedEdit, why: str) -> Edit:
 
 
 def _part_of(graph: Graph, application: str, tables: Mapping[str, object]) -> GraphPart:
-    """Return the region of a graph that has these operators. Raises EditRefusedError."""
     parts = [part for part in parts_of(graph, application) if part.settings is not None]
     owners = {
         operator: part

@@ -323,7 +323,6 @@ class EditRules(ABC):
         """
 
     def _declared(self, rows: GivenRows, name: str) -> pa.Array:
-        """Return a value column that must be given, unless every row is a deletion."""
         if name in rows.columns:
             return rows.typed(name)
         if len(rows.kept):
@@ -595,7 +594,6 @@ class MapStateRules(EditRules):
 
 
 def _micros(rows: GivenRows, name: str) -> pa.Array:
-    """Return a column of times in microseconds. It may be given as timestamps."""
     column = rows.columns[name]
     are_times = (
         any(isinstance(value, date) for value in column)

@@ -167,7 +167,6 @@ def _clock_text(status: EntryStatus) -> str:
 
 
 def _addresses_in(text: str) -> tuple[str, ...]:
-    """Return each address of a list with commas. Raises SchemaError."""
     from dataflow.producing import EntryPoints
 
     return EntryPoints(text).each

@@ -326,7 +326,6 @@ class Origins:
                 await self.drop(served.name)
 
     def _pause_s(self, served: ServedOrigin) -> float:
-        """Return the seconds until the next mark of an origin is due."""
         if not served.time.begun:
             return limits.entry_poll_s / 5
         every = self.settings.marks_every_us

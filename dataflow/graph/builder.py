@@ -62,6 +62,7 @@ from dataflow.operators.event_time import EventTimeSpec, OnAhead, OnNullKey, OnN
 from dataflow.operators.functions import (
     FilterSpec,
     FlatMapSpec,
+    FunctionSpec,
     MapSpec,
     Takes,
     UserFunction,
@@ -161,10 +162,8 @@ class Stream:
             deterministic=deterministic,
             replica_consistent=replica_consistent,
             threads=threads,
-            broadcast=self._table(broadcast),
-            side_outputs=declared_side_outputs(side_outputs),
         )
-        return self._then(name, spec)
+        return self._then_function(name, spec, broadcast, side_outputs)
 
     def flat_map(
         self,
@@ -193,10 +192,8 @@ class Stream:
             deterministic=deterministic,
             replica_consistent=replica_consistent,
             threads=threads,
-            broadcast=self._table(broadcast),
-            side_outputs=declared_side_outputs(side_outputs),
         )
-        return self._then(name, spec)
+        return self._then_function(name, spec, broadcast, side_outputs)
 
     def filter(
         self,
@@ -216,18 +213,14 @@ class Stream:
             orders.filter("dear", lambda row: row["price"] > 10)
             orders.filter("tea", lambda batch: pc.equal(batch["item"], "tea"), takes="batch")
         """
-        return self._then(
-            name,
-            FilterSpec(
-                function,
-                takes,
-                deterministic=deterministic,
-                replica_consistent=replica_consistent,
-                threads=threads,
-                broadcast=self._table(broadcast),
-                side_outputs=declared_side_outputs(side_outputs),
-            ),
+        spec = FilterSpec(
+            function,
+            takes,
+            deterministic=deterministic,
+            replica_consistent=replica_consistent,
+            threads=threads,
         )
+        return self._then_function(name, spec, broadcast, side_outputs)
 
     def union(self, name: str, *others: "Stream") -> "Stream":
         """Merge this stream with others of the same schema.
@@ -346,6 +339,16 @@ class Stream:
             f"{name} needs a keyed stream, and the output of {maker!r} has no keys: key_by must come directly"
             f" before it; write .key_by(NAME, COLUMN, ...).{name}(...), and filter or map before key_by"
         )
+
+    def _then_function(
+        self,
+        name: str,
+        spec: FunctionSpec,
+        broadcast: "BroadcastTable | None",
+        side_outputs: "Mapping[str, str | pa.Schema] | None",
+    ) -> "Stream":
+        table, ports = self._table(broadcast), declared_side_outputs(side_outputs)
+        return self._then(name, replace(spec, broadcast=table, side_outputs=ports))
 
     def _table(self, broadcast: "BroadcastTable | None") -> str | None:
         if broadcast is None:
@@ -990,7 +993,6 @@ def _part(
 
 
 def _leaving(nodes: Sequence[Node], specs: Sequence[NodeSpec], members: Sequence[str]) -> list[str]:
-    """Return the members whose output goes to operators outside."""
     names = {
         nodes[source].name
         for index, spec in enumerate(specs)
@@ -1043,7 +1045,6 @@ def _check_logs(graph: str, nodes: Sequence[Node], owner: Mapping[str, str]) -> 
 
 
 def _check_outside(graph: str, nodes: Sequence[Node], outside: Sequence[str]) -> None:
-    """Check that sources and sinks outside of any region support that."""
     problems = []
     for node in nodes:
         if node.name in outside and isinstance(node.spec, SourceSpec) and not node.spec.runs_outside:

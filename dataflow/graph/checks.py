@@ -157,7 +157,6 @@ def _directory_problems(choice: Choice, specs: Mapping[str, OperatorSpec]) -> li
 
 
 def _delivery_problems(choice: Choice, specs: Mapping[str, OperatorSpec]) -> list[str]:
-    """Check that each sink supports the delivery of its region."""
     problems = []
     for region in choice.regions:
         for name in region.members:
@@ -245,7 +244,6 @@ def _side_output_schema(
     source: int,
     schemas: Mapping[str, pa.Schema | None],
 ) -> pa.Schema:
-    """Return the columns of a side output of the operator `source`."""
     node = nodes[source]
     found = [schemas[nodes[above].name] for above in node.inputs]
     ports = specs[source].side_output_schemas([schema for schema in found if schema is not None])
@@ -295,7 +293,6 @@ def find_lags(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> dict[
 
 
 def _times(spec: OperatorSpec, inputs: int) -> tuple[str, ...]:
-    """Return the time column of each input, "" for none."""
     if isinstance(spec, JoinSpec):
         return spec.times
     if isinstance(spec, (SortSpec, MapStateSpec)):
@@ -423,7 +420,6 @@ def _times_rise(spec: OperatorSpec) -> bool:
 
 
 def _output_times(plan: GraphPlan, node: NodePlan, inputs: Sequence[Times]) -> Times:
-    """Return the times of an operator's output."""
     spec = plan.specs[node.name]
     if isinstance(spec, EventTimeSpec):
         return _sets((spec.column,))

@@ -149,7 +149,6 @@ class MergeRecorder:
         self._difference = text
 
     async def _report_all(self, merge: Merge) -> None:
-        """Report the streams every second."""
         while True:
             now, mark = trio.current_time(), merge.mark
             counters = {} if mark == BEFORE_ALL else {"mark_us": mark}

@@ -143,7 +143,6 @@ def _bare(columns: pa.Schema) -> pa.Schema:
 
 
 def _changed_rows(before: pa.RecordBatch, after: pa.RecordBatch) -> list[int]:
-    """Return the numbers of the rows that differ."""
     changed: list[int] = np.flatnonzero(~same_rows(before, after)).tolist()
     return changed
 

@@ -202,7 +202,6 @@ class MapStateOperator(TimedOperator):
         return list(zip(*map(_in_order_of_keys, self._table.keys(slots)), strict=True))
 
     def _forget(self, called: set[int]) -> None:
-        """Delete the keys that no longer have a state or a timer."""
         empty = self._states.empty(np.array(sorted(called), np.int64))
         if len(empty):
             self._table.remove(empty)

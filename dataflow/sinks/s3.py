@@ -343,7 +343,6 @@ class S3Output(TwoPhaseOutput):
 
 
 def _check_owner(bucket: Bucket, owner: OutputOwner, *, shared: bool) -> bool:
-    """Return whether the prefix is marked as the owner's. Raises SinkOwnedError."""
     first = next((key for key in bucket.keys("", most=1_000) if not key.startswith(("_", "."))), None)
     if shared:
         return True
@@ -363,7 +362,6 @@ def _check_owner(bucket: Bucket, owner: OutputOwner, *, shared: bool) -> bool:
 
 
 def _own(bucket: Bucket, owner: OutputOwner, *, shared: bool) -> None:
-    """Mark the prefix as the owner's unless it is already. The first of several workers marks it."""
     if not _check_owner(bucket, owner, shared=shared):
         text = msgspec.json.encode(owner)
         bucket.put(OWNER_FILE, text, len(text), hashlib.sha256(text).digest(), over=None)

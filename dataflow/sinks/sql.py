@@ -332,7 +332,6 @@ class _Database:
             raise
 
     def _record_owner(self, table: str, owner: OutputOwner) -> None:
-        """Record the owner of the table, once."""
         with self.engine.connect() as connection:
             if _check_owner(connection, table, owner):
                 return

@@ -390,7 +390,6 @@ class FileReader(base.SourceReader):
         return taken.take()
 
     def _note(self, split: OpenSplit, *, done: bool) -> None:
-        """Record what the step read of this split."""
         at = split.digest.size
         self._division[split.name] = base.SplitDivision(split.begin, at, split.digest.value, int(done))
         if done:
@@ -588,7 +587,6 @@ class ListReader(FileReader):
             raise InputListChangedError(f"a step had read {name!r} from byte {part.begin}, now it is at {at}")
 
     def _begin(self) -> str:
-        """Begin the next split of the list, and return it."""
         assert self._coming is not None
         name, _ = self._coming
         self._begun[name] = self._begun_count
@@ -659,7 +657,6 @@ class WatchReader(FileReader):
 
     @property
     def _waiting(self) -> list[str]:
-        """Files with more to read, the current one first."""
         return [self._last, *self._ready] if self._more else [*self._ready]
 
     def time_now(self) -> SourceTime:
@@ -906,7 +903,6 @@ def _text_of_ranges(numbers: Sequence[int]) -> str:
 
 
 def _ranges_of_text(text: str) -> set[int]:
-    """Return the integers in such a text."""
     numbers: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")

@@ -493,7 +493,6 @@ class BucketFiles:
         return dict(sorted(files.items()))
 
     def _matching(self, pattern: str) -> Iterator[tuple[str, ListedObject]]:
-        """Yield the objects that match, in the order of their keys."""
         bucket, key_pattern = self._located(pattern)
         magic = _MAGIC.search(key_pattern)
         prefix = key_pattern[: magic.start()] if magic else key_pattern
@@ -570,7 +569,6 @@ class ObjectBytes:
         return self._block[at : at + count]
 
     def _has(self, end: int) -> bool:
-        """Return whether the block reaches `end`, or the end of the object."""
         known = self._begin + len(self._block)
         return known >= end or (self._size is not None and known >= self._size)
 

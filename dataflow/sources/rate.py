@@ -145,7 +145,6 @@ class RateReader(base.SourceReader):
         return found or ({_NO_LANE: SplitPosition(0)} if self._dealt else {})
 
     def _left(self) -> list[_Lane]:
-        """Return the lanes that have more to generate."""
         return [lane for lane in self._lanes.values() if not lane.is_over]
 
     @property

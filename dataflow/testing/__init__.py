@@ -134,7 +134,6 @@ def _crashing(
 
 
 def _step_input(taken: Sequence[tuple[str, Mapping[str, Any]]]) -> Any:
-    """Return the input of a trial's step for these rows."""
     if not taken or not taken[0][0]:
         return [[row] for _, row in taken]
     found: dict[str, list[Mapping[str, Any]]] = {}

@@ -170,7 +170,6 @@ def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=256)
 def _dicts(names: tuple[str, ...]) -> Callable[..., list[dict[str, Any]]]:
-    """Return a function from columns to dicts."""
     # Generated code: dict displays with literal names take a quarter of the time of `dict(zip(names, row))`.
     cells = [f"cell{index}" for index in range(len(names))]
     columns = [f"column{index}" for index in range(len(names))]

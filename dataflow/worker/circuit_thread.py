@@ -237,7 +237,6 @@ class StepInput:
         return max(0.0, self._backlog_at - self._clock.seconds()) if waits else None
 
     def _readable(self) -> list[tuple[str, SourceReader]]:
-        """Return the sources that do not wait for a broadcast table."""
         held_sources = self._circuit.time.held_sources
         return [(name, reader) for name, reader in self._circuit.sources.items() if name not in held_sources]
 
@@ -285,7 +284,6 @@ class StepInput:
 
 
 def _parts(recorded: Division, name: str) -> dict[str, SplitDivision]:
-    """Return what a step read of one source."""
     parts = recorded.sources.get(name, {})
     return {split: SplitDivision(*part) for split, part in parts.items() if split != _AT_ITS_END}
 
@@ -982,7 +980,6 @@ class CircuitLoop:
 
 
 def _failure(incarnation: int, error: BaseException, operator: str, ran_last: str) -> CircuitFailed:
-    """Return the report for an error. operator: whose code raised it, "" if none did."""
     by_rows = operator or isinstance(error, CONVERSIONS)
     if by_rows and not isinstance(error, (OperatorError, *_WITH_RULES)):
         error = operator_error(operator or ran_last, "", error)

@@ -154,7 +154,6 @@ class Exchange:
         return await dial_peer(self._spec, peer, self._addresses[peer], hello, timeout_s)
 
     async def _keep_sending(self, peer: int, link: Link) -> None:
-        """Send to a peer until this term is over: with local recovery, to whichever process is it now."""
         while True:
             reason = "its term is over"
             try:
@@ -229,7 +228,6 @@ class Exchange:
                 self._suspect(peer, f"it did not answer for {silent_s:.1f} s")
 
     def _suspect(self, peer: int, reason: str) -> None:
-        """Report that a peer does not answer, not too often."""
         now = trio.current_time()
         if now > self._suspected.get(peer, -math.inf) + limits.suspects_s:
             self._suspected[peer] = now

@@ -197,7 +197,6 @@ class Journals:
         return self._marks(self._steps.divisions(self._after, until))
 
     def _marks(self, divisions: Iterable[Division]) -> tuple[Division, ...]:
-        """Drop the marks of other incarnations, and all unless this worker is taken over."""
         # After a reset nobody has requested these checkpoints: a replay that made them would vote for
         # nothing.
         number = self._region_incarnation if self._takes_over else -1
@@ -251,7 +250,6 @@ class Journals:
         await self._steps.forget(order.steps_kept_after)
 
     def _release(self, order: Restore | Committed) -> None:
-        """Collect objects below the floors and in the gaps."""
         # Both chains are open in this incarnation and their starts are acknowledged: no retained checkpoint
         # needs what lies below the floors, nor does anything that follows one.
         self._collecting.release(order.floors, order.gaps)

@@ -687,7 +687,6 @@ class Links:
             self._inbox.put(PauseRequested(number, order.pause))
 
     async def _begin(self, order: Restore, control: Participant, store: Store, nursery: trio.Nursery) -> None:
-        """End the current incarnation and begin the next."""
         # First, so that the circuit stops reading input for the old incarnation.
         self._shared.incarnation = order.epoch
         if self._incarnation is not None:
@@ -737,7 +736,6 @@ class Links:
             await self._report(failure, control)
 
     async def _report_circuit(self, report: CircuitFailed) -> None:
-        """Report that the circuit cannot continue."""
         # The links stay open until the coordinator decides. If they closed, peers would report a lost worker,
         # perhaps before this report arrives: the region would reset, fail on the same row again, and never
         # report the actual error.
@@ -770,7 +768,6 @@ class Links:
             raise error
 
     async def _accepted(self, link: Link) -> None:
-        """Serve a link that a peer dialled."""
         wanted = link.hello.to_term or link.hello.incarnation
         if link.hello.role != "exchange":
             logger.warning("refused a link of role %r: not an exchange link", link.hello.role)

@@ -124,7 +124,6 @@ class WorkerHealth:
 
 
 def _counters(sample: Callable[[], Counters] | None) -> tuple[Counters | None, str]:
-    """Return the counters, or why there are none."""
     if sample is None:
         return None, ""
     try:
@@ -179,7 +178,6 @@ def _filled(family: Any, of: tuple[str, str], value: float) -> Metric:
 
 
 def _operators(of: tuple[str, str], operators: Mapping[str, Mapping[str, int]]) -> Iterable[Metric]:
-    """Yield what each operator counts. They count since the incarnation began."""
     labels = (*_LABELS, "operator")
     rows = {
         name: CounterMetricFamily(f"dos_worker_operator_{name}", text, labels=labels)
