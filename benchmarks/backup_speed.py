@@ -46,7 +46,7 @@ from checkpoint.chains.state_blocks import block_schema, encode_block, make_bloc
 from checkpoint.chains.state_store import StateStore  # noqa: E402
 from checkpoint.core.coordination.vocabulary import AppendCheckpoint  # noqa: E402
 from checkpoint.core.records.layout import even_layout  # noqa: E402
-from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint, in_its_version  # noqa: E402
+from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint  # noqa: E402
 from checkpoint.core.region import worker_directory  # noqa: E402
 from checkpoint.key_hash import hash_keys  # noqa: E402
 from checkpoint.maintenance.backup import BackupDone, back_up  # noqa: E402
@@ -98,7 +98,7 @@ async def commit(
         kept = held.opened.kept
         last = kept[-1].number if kept else 0
         checkpoint = Checkpoint(
-            checkpoint=last + 1,
+            number=last + 1,
             step=number,
             incarnation=held.opened.incarnation,
             final=False,
@@ -108,9 +108,10 @@ async def commit(
             fingerprint="0" * 16,
             operators={"counts": "counts"},
             parent=last,
-            retained=(*(one.checkpoint for one in kept), last + 1),
+            retained=(*(one.number for one in kept), last + 1),
+            irrevocable={},
         )
-        await held.log.append(AppendCheckpoint(in_its_version(checkpoint)))
+        await held.log.append(AppendCheckpoint(checkpoint))
 
 
 async def measure(url: str, keys: int, changed: float, pairs: int) -> dict[str, Any]:

@@ -88,7 +88,7 @@ async def restore_backup(
     record was not acknowledged in time; the same call continues.
     """
     checkpoint = record.checkpoint
-    irrevocable = {} if checkpoint.irrevocable is msgspec.UNSET or not old_is_gone else checkpoint.irrevocable
+    irrevocable = checkpoint.irrevocable if old_is_gone else {}
     if irrevocable and not allow_republish:
         listed = "; ".join(f"{sink!r}: {why}" for sink, why in sorted(irrevocable.items()))
         raise BackupRefusedError(

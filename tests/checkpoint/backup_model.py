@@ -18,7 +18,7 @@ from checkpoint.core.coordination.vocabulary import AppendCheckpoint
 from checkpoint.core.records.backups import PIECE_PREFIX
 from checkpoint.core.records.consumers import input_register
 from checkpoint.core.records.layout import even_layout
-from checkpoint.core.records.manifest import SplitPosition, WorkerCheckpoint, in_its_version
+from checkpoint.core.records.manifest import SplitPosition, WorkerCheckpoint
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import BackupDamagedError
 from checkpoint.maintenance.backup import back_up, backups_of
@@ -215,7 +215,7 @@ class BackedUpRegion:
                 savepoints=pinned,
                 retained=tuple(sorted({*retained, *pinned.values()})),
             )
-            await held.log.append(AppendCheckpoint(in_its_version(checkpoint)))
+            await held.log.append(AppendCheckpoint(checkpoint))
         self.last = checkpoint
 
     def _append(self, writer: ChainWriter, size: int) -> None:

@@ -28,9 +28,11 @@ def a_checkpoint(**fields):
         "fingerprint": "0" * 16,
         "operators": {"count": "c"},
         "parent": 4,
+        "irrevocable": {},
         **fields,
     }
-    return Checkpoint(**given_)
+    number = given_["number"]
+    return Checkpoint(**{"retained": tuple(range(max(1, number - 1), number + 1)), **given_})
 
 
 def part(size=100, **fields):

@@ -18,7 +18,7 @@ from checkpoint.core.coordination.vocabulary import (
     OpenManifest,
 )
 from checkpoint.core.records.lines import restored
-from checkpoint.core.records.manifest import Checkpoint, in_its_version, retained_with
+from checkpoint.core.records.manifest import Checkpoint, retained_with
 from checkpoint.core.records.outputs import OutputDecision, Publish, output_chain
 from checkpoint.core.region import worker_directory
 from dos_protocol.errors import FencedError
@@ -160,7 +160,7 @@ class RestoredOutputModel:
             rewinds=() if last is None else last.rewinds,
         )
         self.at_checkpoint[number] = self.history[self.line][:step]
-        await self._append(in_its_version(record))
+        await self._append(record)
 
     async def restore(self, target: Checkpoint) -> None:
         """The record of a restore. The workers still run on the line before, until they are opened."""

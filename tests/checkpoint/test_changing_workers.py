@@ -48,7 +48,7 @@ from checkpoint.core.links.messages import (
     Stop,
 )
 from checkpoint.core.records.lines import restored
-from checkpoint.core.records.manifest import Checkpoint, in_its_version
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import (
     AutoScale,
     AutoScaleStatus,
@@ -354,7 +354,7 @@ def test_a_region_that_a_user_pauses_meanwhile_is_paused_afterwards() -> None:
 
 def checkpoint_of(workers: int, **fields: object) -> Checkpoint:
     checkpoint = CoordinatorHarness(workers).run().commit(1, step=5)
-    return in_its_version(msgspec.structs.replace(checkpoint, **fields))
+    return msgspec.structs.replace(checkpoint, **fields)
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,7 @@ def test_a_worker_that_comes_back_keeps_what_a_savepoint_needs_of_it() -> None:
     parts = {one: msgspec.structs.replace(part, floors=floors) for one, part in three.workers.items()}
     three = msgspec.structs.replace(three, workers=parts)
     one = CoordinatorHarness(1).run().commit(1, step=9)
-    one = msgspec.structs.replace(one, number=2, savepoints={"before": 1}, retained=(1, 2), version=3)
+    one = msgspec.structs.replace(one, number=2, savepoints={"before": 1}, retained=(1, 2))
     region = CoordinatorHarness(3)
     region.epoch = 2
     region.play(ManifestOpened(2, one, (three, one)))

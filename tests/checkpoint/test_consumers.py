@@ -39,7 +39,6 @@ from checkpoint.core.records.manifest import (
     Rewind,
     SplitPosition,
     WorkerCheckpoint,
-    in_its_version,
 )
 from checkpoint.core.region import coordinator_directory
 from checkpoint.errors import ConsumerRefusedError, ConsumerTakenError, RegisterUnsettledError
@@ -112,7 +111,7 @@ async def test_a_consumer_of_a_line_that_was_left_needs_what_follows_where_the_l
         checkpoints[1], line=1, rewinds=(rewind,), rewound=True, rolled_back_to=1
     )
     later = msgspec.structs.replace(checkpoints[2], line=1, rewinds=(rewind,))
-    await write_manifest(store, region, [in_its_version(one) for one in (checkpoints[0], restored, later)])
+    await write_manifest(store, region, [checkpoints[0], restored, later])
     host = PatientHost(store)
     for name, (at, line) in read.items():
         query = QueryRegistration(host, place, name, session=name, retain_s=0.0)
@@ -154,6 +153,8 @@ def worker_checkpoint(
         fingerprint="f",
         operators={},
         parent=checkpoint - 1,
+        retained=(checkpoint - 1, checkpoint) if checkpoint > 1 else (1,),
+        irrevocable={},
     )
 
 

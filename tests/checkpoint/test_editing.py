@@ -387,10 +387,10 @@ def test_a_program_that_went_back_does_not_go_back_again_after_an_edit() -> None
     assert edited((last, back), back, 11, {}, EDIT).rewinds[-1].by == "savepoint:good"
 
 
-def test_the_first_record_is_of_version_2_which_every_program_reads() -> None:
+def test_a_region_that_begins_with_a_given_state_has_it_as_checkpoint_1() -> None:
     part = WorkerCheckpoint(state=Position(1, 100, 1), steps=Position(1, 50, 1))
     checkpoint = first_record(
         {0: part}, 1, layout=even_layout(1), operators={}, fingerprint="f", irrevocable={}, edit=EDIT
     )
     check_checkpoint(checkpoint)
-    assert (checkpoint.version, checkpoint.number, checkpoint.step) == (2, 1, 0)
+    assert (checkpoint.number, checkpoint.step) == (1, 0)

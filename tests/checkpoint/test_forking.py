@@ -20,7 +20,6 @@ from checkpoint.core.records.graphs import check_graph, check_log, check_places
 from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.lines import forked, needs_original, restored
 from checkpoint.core.records.manifest import (
-    ORIGINS_VERSION,
     Checkpoint,
     ForkOrigin,
     SplitPosition,
@@ -74,7 +73,6 @@ def origin(**fields):
 def test_a_fork_begins_with_state_and_input_and_without_output() -> None:
     first = forked(SOURCE, origin(), incarnation=1)
     check_checkpoint(first)
-    assert first.version == ORIGINS_VERSION
     assert (first.number, first.step, first.parent, first.retained) == (1, 300, 0, (1,))
     assert (first.savepoints, first.rolled_back_to, first.line) == ({}, 0, 0)
     assert {one: part.state for one, part in first.workers.items()} == {

@@ -23,9 +23,8 @@ from checkpoint.core.coordination.vocabulary import (
     ScaleWanted,
 )
 from checkpoint.core.links.messages import Failed, RequestCheckpoint, Restore, Restored, Start
-from checkpoint.core.records.lines import find_target, republished, restored, taken_back
+from checkpoint.core.records.lines import find_target, restored, taken_back
 from checkpoint.core.records.manifest import (
-    LINES_VERSION,
     ChainDamage,
     Checkpoint,
     CheckpointDamage,
@@ -61,12 +60,7 @@ def test_the_record_of_a_restore_is_committed_before_anything_else_happens() -> 
     region.play(RestoreWanted("checkpoint:1"))
     record = appended(region)
     assert (record.number, record.parent, record.rolled_back_to, record.step) == (4, 3, 1, 5)
-    assert (record.line, record.rewound, record.version, record.retained) == (
-        1,
-        True,
-        LINES_VERSION,
-        (1, 2, 3, 4),
-    )
+    assert (record.line, record.rewound, record.retained) == (1, True, (1, 2, 3, 4))
     assert record.workers == region.core.run.kept[0].workers
     region.play(CheckpointWanted())
     region.tick(10)
@@ -185,9 +179,6 @@ def test_rows_that_come_again_must_be_confirmed() -> None:
     assert "since checkpoint 1 stay and come again: 'mail': its rows are visible at once" in settled.error
     region.play(RestoreWanted("checkpoint:2"))
     assert appended(region).rolled_back_to == 2, "nothing was shown since"
-    last = region.core.run.kept[-1]
-    unknown = msgspec.structs.replace(last, irrevocable=msgspec.UNSET)
-    assert republished(unknown, region.core.run.kept[0]) == {}, "it has no sink"
 
 
 def test_workers_that_the_checkpoint_does_not_know_lose_all_of_their_output() -> None:
@@ -229,7 +220,6 @@ def test_the_record_is_read_again_and_what_contradicts_itself_is_refused() -> No
     assert decode_checkpoint(encoded.flags, encoded.ints, encoded.text) == record
     check_checkpoint(record, before=kept[-1])
     wrong = (
-        {"version": LINES_VERSION - 1},
         {"line": 2},
         {"rewinds": ()},
         {"rolled_back_to": 0},
@@ -419,7 +409,7 @@ def test_the_reopened_manifest_decides_whether_the_region_fell_back(*, reached: 
 
 def test_a_program_that_was_restored_by_its_request_does_not_go_back_again_after_a_fall_back() -> None:
     region, kept = restoring(on_damaged="previous")
-    line = msgspec.structs.replace(kept[-1], line=1, rewinds=(), version=7)
+    line = msgspec.structs.replace(kept[-1], line=1, rewinds=())
     rewinds = ({"line": 1, "to": 1, "step": 5, "by": "savepoint:good"},)
     line = msgspec.structs.replace(
         line, rewinds=msgspec.convert(rewinds, type(line).__annotations__["rewinds"])

@@ -21,7 +21,7 @@ from checkpoint import limits
 from checkpoint.chains import output_reading
 from checkpoint.chains.output_reading import OnRewind, OutputFollower, PublishedOutput
 from checkpoint.core.records.lines import parting, restored, taken_back
-from checkpoint.core.records.manifest import Checkpoint, SplitPosition, check_checkpoint, in_its_version
+from checkpoint.core.records.manifest import Checkpoint, SplitPosition, check_checkpoint
 from checkpoint.core.records.outputs import Publish
 from checkpoint.errors import OutputRewoundError
 from dataflow import outputs
@@ -59,8 +59,8 @@ def test_what_was_taken_back_follows_from_the_steps_of_each_line(data: st.DataOb
             histories[line] += [line] * (step - len(histories[line]))
             rewinds, retained = last.rewinds if last else (), tuple(range(1, number + 1))
             record = checkpoint_at(number, step, line=line, rewinds=rewinds, retained=retained)
-        check_checkpoint(in_its_version(record), before=kept[-1] if kept else None)
-        kept.append(in_its_version(record))
+        check_checkpoint(record, before=kept[-1] if kept else None)
+        kept.append(record)
     present = histories[kept[-1].line]
     for line, steps in histories.items():
         parted = parting(kept[-1], line)

@@ -23,7 +23,6 @@ from checkpoint.core.records.manifest import (
     decode_checkpoint,
     encode_checkpoint,
     floors_of,
-    in_its_version,
     keep,
 )
 from checkpoint.core.records.views import checkpoint_diff, checkpoint_full, checkpoint_row, savepoint_row
@@ -57,7 +56,7 @@ def checkpoints(draw):
         for index in range(workers)
     }
     retired = st.dictionaries(st.integers(workers, 9), st.builds(RetiredWorker, sinks=sinks), max_size=2)
-    checkpoint = a_checkpoint(
+    return a_checkpoint(
         workers=parts,
         layout=even_layout(workers),
         final=draw(st.booleans()),
@@ -65,7 +64,6 @@ def checkpoints(draw):
         retired=draw(retired),
         declared=draw(st.integers(0, 9)),
     )
-    return in_its_version(checkpoint)
 
 
 @given(checkpoints())
@@ -114,7 +112,7 @@ def edited(**fields):
             (1, (5, 40, 3), encode_checkpoint(a_checkpoint()).text),
             "flags 0x1 of its record contradict its JSON",
         ),
-        (edited(version=9), "version 9, this program reads versions up to 8"),
+        (edited(version=2), "version 2, this program reads version 1"),
         (edited(workers={"0": {"state": {"epoch": 1}}}), "does not decode"),
         (
             (0, (5, 40, 3), encode_checkpoint(a_checkpoint()).text.replace(b'"1":{', b'"0":{')),
@@ -126,6 +124,9 @@ def edited(**fields):
 def test_a_record_that_is_no_checkpoint_is_refused_with_the_reason(record, text) -> None:
     with pytest.raises(ManifestError, match=text):
         decode_checkpoint(*record)
+
+
+TERMS = limits.terms_per_incarnation
 
 
 def at(**fields):
@@ -144,6 +145,8 @@ def at(**fields):
         (a_checkpoint(workers=at(state=Position(3, 5, 2**64))), "worker 1: invalid state position"),
         (a_checkpoint(workers=at(state=Position(4, 5, 0))), "has epoch 4, which is above incarnation 3"),
         (a_checkpoint(workers=at(directories={"a": Position(4, 5, 0)})), "files-a position has epoch 4"),
+        (a_checkpoint(incarnation=TERMS + 1, workers=at(state=Position(2 * TERMS - 1, 5, 0))), None),
+        (a_checkpoint(incarnation=TERMS, workers=at(state=Position(2 * TERMS, 5, 0))), "above incarnation"),
         (a_checkpoint(workers=at(directories={"a": Position(3, -5, 0)})), "invalid files-a position"),
         (
             a_checkpoint(workers=at(sources={"in": {"a": SplitPosition(-3)}})),
@@ -184,85 +187,44 @@ def test_a_checkpoint_too_large_to_be_read_again_is_not_written(monkeypatch) -> 
         encode_checkpoint(a_checkpoint())
 
 
-GOLDEN_VERSION_1 = (
-    0,
-    (5, 40, 3),
-    (
-        b'{"number":5,"step":40,"incarnation":3,"final":false,"wall_time_ms":1,"workers":{"0":{"state":{"epoch":3,'
-        b'"size":100,"digest":7},"steps":{"epoch":3,"size":101,"digest":8},"sources":{},"sinks":{}}},"layout":'
-        b'{"shard_bits":16,"ranges":[{"begin":0,"end":65536,"worker":0,"operator":"","replica":0}],"splits":{}},'
-        b'"fingerprint":"0000000000000000","operators":{"count":"c"},"parent":4,"rolled_back_to":0,"phases_s":{},'
-        b'"driver":"","version":1}'
-    ),
-)
-"""As it was written before checkpoints said what is retained."""
-
-
-def test_a_checkpoint_of_version_1_is_read_and_says_nothing_of_what_is_free() -> None:
-    checkpoint = decode_checkpoint(*GOLDEN_VERSION_1)
-    check_checkpoint(checkpoint)
-    assert (checkpoint.version, checkpoint.retained, checkpoint.workers[0].floors) == (1, (), {})
-    assert encode_checkpoint(checkpoint).ints == (5, 40, 3)
-    assert floors_of(keep((), checkpoint), 0) == {}, "all of its chains may be needed"
-
-
-GOLDEN_LATER = (
+GOLDEN = (
     b'{"number":5,"step":40,"incarnation":3,"final":false,"wall_time_ms":1,"workers":{"0":{"state":{"epoch":3,'
-    b'"size":100,"digest":7},"steps":{"epoch":3,"size":101,"digest":8},"sources":{},"sinks":{},%s}},'
-    b'"layout":{"ranges":[{"begin":0,"end":65536,"worker":0,"operator":"","replica":0}],"shard_bits":16,'
-    b'"splits":{}},"fingerprint":"0000000000000000","operators":{"count":"c"},"parent":4,"retained":[4,5],'
-    b'"rolled_back_to":0,"phases_s":{},"driver":"","version":%d}'
+    b'"size":100,"digest":7},"steps":{"epoch":3,"size":101,"digest":8},"sources":{},"sinks":{},"floors":'
+    b'{"state":[2,60],"files-own":[2,60]},"directories":{"own":{"epoch":3,"size":70,"digest":9}}}},"layout":'
+    b'{"ranges":[{"begin":0,"end":65536,"worker":0,"operator":"","replica":0}],"shard_bits":16,"splits":{}},'
+    b'"fingerprint":"0000000000000000","operators":{"count":"c"},"parent":4,"retained":[4,5],"irrevocable":'
+    b'{"mail":"it is sent"},"savepoints":{"good":4},"notes":{"good":{"by":"ann@host","wall_time_ms":7,'
+    b'"why":"before"}},"rolled_back_to":0,"phases_s":{},"driver":"","version":1,"retired":{"1":{"sinks":'
+    b'{"out":{"epoch":2,"size":9,"digest":1}},"floors":{"out-out":[1,0]}}},"declared":2,"line":0,"rewinds":[],'
+    b'"rewound":false,"orphans":[],"origin":{"region":"shop","checkpoint":41,"step":300,"savepoint":"fork-1f",'
+    b'"application":"shop","logs":{},"dropped":[],"added":[],"same_place":[],"wall_time_ms":0},"in_origin":false,'
+    b'"identity":{"region":"shop","store":"5c"},"edit":null}'
 )
-"""Of versions 2 and 4: what is said of the worker last, the version."""
+"""Every field of a record."""
 
 
-def test_a_checkpoint_of_version_2_is_read_and_knows_no_directories() -> None:
-    checkpoint = decode_checkpoint(0, (5, 40, 3), GOLDEN_LATER % (b'"floors":{"state":[2,60]}', 2))
+def test_the_bytes_of_a_record_are_these() -> None:
+    checkpoint = decode_checkpoint(0, (5, 40, 3), GOLDEN)
     check_checkpoint(checkpoint)
-    assert (checkpoint.version, checkpoint.workers[0].directories) == (2, {})
-    assert floors_of(keep((), checkpoint), 0) == {"state": (2, 60)}
-
-
-GOLDEN_SAVEPOINTS = GOLDEN_LATER.replace(b'"retained":[4,5],', b'"retained":[4,5],"savepoints":{"good":4},%s')
-"""Of version 3: what is said of the worker, the notes, the version."""
-
-
-def test_savepoints_of_version_3_are_read_without_notes_and_with_them() -> None:
-    older = decode_checkpoint(0, (5, 40, 3), GOLDEN_SAVEPOINTS % (b'"floors":{}', b"", 3))
-    check_checkpoint(older)
-    assert (older.savepoints, older.notes) == ({"good": 4}, {})
-    notes = b'"notes":{"good":{"by":"ann@host","wall_time_ms":7,"why":"before"}},'
-    checkpoint = decode_checkpoint(0, (5, 40, 3), GOLDEN_SAVEPOINTS % (b'"floors":{}', notes, 3))
-    check_checkpoint(checkpoint)
+    assert encode_checkpoint(checkpoint) == (0, (5, 40, 3), GOLDEN)
+    assert set(json.loads(GOLDEN)) == set(checkpoint.__struct_fields__)
+    assert (checkpoint.retained, checkpoint.irrevocable) == ((4, 5), {"mail": "it is sent"})
     assert checkpoint.notes == {"good": SavepointNote(by="ann@host", wall_time_ms=7, why="before")}
-    assert notes in encode_checkpoint(checkpoint).text
-    assert in_its_version(checkpoint).version == 3, "programs that know savepoints continue"
-
-
-def test_a_checkpoint_of_version_4_has_the_positions_of_directories() -> None:
-    part = b'"floors":{"files-own":[2,60]},"directories":{"own":{"epoch":3,"size":70,"digest":9}}'
-    checkpoint = decode_checkpoint(0, (5, 40, 3), GOLDEN_LATER % (part, 4))
-    check_checkpoint(checkpoint)
     assert checkpoint.workers[0].directories == {"own": Position(3, 70, 9)}
-    assert in_its_version(checkpoint).version == 4
-    assert in_its_version(msgspec.structs.replace(checkpoint, workers={0: worker_checkpoint()})).version == 2
-    with pytest.raises(ManifestError, match="it has directories, which version 2 does not allow"):
-        check_checkpoint(msgspec.structs.replace(checkpoint, version=2))
-
-
-def test_a_checkpoint_of_version_5_has_the_output_of_former_workers() -> None:
-    later = GOLDEN_LATER.replace(
-        b'"version":%d}',
-        b'"version":%d,"retired":{"1":{"sinks":{"out":{"epoch":2,"size":9,"digest":1}},'
-        b'"floors":{"out-out":[1,0]}}},"declared":2}',
-    )
-    checkpoint = decode_checkpoint(0, (5, 40, 3), later % (b'"floors":{}', 5))
-    check_checkpoint(checkpoint)
+    assert floors_of(keep((), checkpoint), 0) == {"state": (2, 60), "files-own": (2, 60)}
     assert checkpoint.retired[1].sinks == {"out": {"epoch": 2, "size": 9, "digest": 1}}
     assert (checkpoint.retired[1].floors, checkpoint.workers_declared) == ({"out-out": (1, 0)}, 2)
-    assert in_its_version(checkpoint).version == 5
-    with pytest.raises(ManifestError, match="it states former workers, which version 4 does not allow"):
-        check_checkpoint(msgspec.structs.replace(checkpoint, version=4))
+
+
+@pytest.mark.parametrize("field", ["retained", "irrevocable"])
+def test_a_record_that_lacks_what_protects_data_and_rows_is_refused(field: str) -> None:
+    text = json.dumps({name: value for name, value in json.loads(GOLDEN).items() if name != field}).encode()
+    with pytest.raises(ManifestError, match=f"missing required field `{field}`"):
+        decode_checkpoint(0, (5, 40, 3), text)
+
+
+def test_a_former_worker_has_no_part() -> None:
+    checkpoint = decode_checkpoint(0, (5, 40, 3), GOLDEN)
     with pytest.raises(ManifestError, match="worker 0 has a part and is a former worker"):
         check_checkpoint(msgspec.structs.replace(checkpoint, retired={0: checkpoint.retired[1]}))
     with pytest.raises(ManifestError, match=r"invalid former workers \[-1\]"):
@@ -324,25 +286,19 @@ def test_a_record_of_a_checkpoint_may_be_as_long_as_the_limit_and_no_longer(
         decode_checkpoint(*encoded)
 
 
-def test_a_checkpoint_of_version_8_says_where_the_region_comes_from() -> None:
+def test_a_fork_reads_the_chains_of_its_original_until_its_first_checkpoint_of_its_own() -> None:
     origin = ForkOrigin(region="shop", checkpoint=41, step=300, savepoint="fork-1f", application="shop")
     checkpoint = a_checkpoint(
         origin=origin, in_origin=True, identity=OutputIdentity(region="shop", store="5c")
     )
-    assert in_its_version(checkpoint).version == 8
-    assert in_its_version(msgspec.structs.replace(checkpoint, origin=None, in_origin=False)).version == 8
-    assert checkpoint.chains_of("fork") == "shop", "until the first checkpoint of its own"
+    assert checkpoint.chains_of("fork") == "shop"
     assert msgspec.structs.replace(checkpoint, in_origin=False).chains_of("fork") == "fork"
-    check_checkpoint(in_its_version(checkpoint))
-    with pytest.raises(ManifestError, match="where the region comes from, which version 7 does not allow"):
-        check_checkpoint(msgspec.structs.replace(checkpoint, version=7))
+    check_checkpoint(checkpoint)
     with pytest.raises(ManifestError, match="in another region, which it does not name"):
-        check_checkpoint(in_its_version(msgspec.structs.replace(checkpoint, origin=None)))
-    later = in_its_version(
-        a_checkpoint(number=6, parent=5, origin=msgspec.structs.replace(origin, checkpoint=40))
-    )
+        check_checkpoint(msgspec.structs.replace(checkpoint, origin=None))
+    later = a_checkpoint(number=6, parent=5, origin=msgspec.structs.replace(origin, checkpoint=40))
     with pytest.raises(ManifestError, match="another origin of the region than checkpoint 5"):
-        check_checkpoint(later, before=in_its_version(checkpoint))
+        check_checkpoint(later, before=checkpoint)
 
 
 # --- as JSON values ---------------------------------------------------------------------------------------

@@ -41,6 +41,8 @@ def a_checkpoint(number, incarnation, parent=None):
         fingerprint="f",
         operators={"count": "c"},
         parent=number - 1 if parent is None else parent,
+        retained=(number - 1, number) if number > 1 else (1,),
+        irrevocable={},
     )
 
 

@@ -110,7 +110,6 @@ class OutputModel:
             step=self.step,
             workers={0: part},
             retained=retained_with(self.kept, self.number, 2),
-            version=2,
         )
         if not commits:
             return

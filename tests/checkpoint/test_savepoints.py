@@ -85,7 +85,7 @@ def test_a_savepoint_is_retained_by_all_that_follow_until_it_is_let_go() -> None
     region.play(SavepointWanted("good", on=False))
     region.take()
     last = carried(region, 8, 8)
-    assert (last.savepoints, last.retained, last.version) == ({}, (7, 8), 2)
+    assert (last.savepoints, last.retained) == ({}, (7, 8))
     assert settled(region) == [SavepointSettled("good", 2)]
 
 
@@ -174,13 +174,12 @@ def test_there_are_no_more_savepoints_than_there_is_room_for(monkeypatch) -> Non
     assert [one.error for one in settled(region)] == ["there are already 2 savepoints: drop one first"]
 
 
-def test_a_checkpoint_with_savepoints_is_of_a_version_that_who_knows_no_savepoints_refuses() -> None:
-    checkpoint = a_checkpoint(retained=(2, 4, 5), savepoints={"good": 2}, version=3)
+def test_a_record_whose_savepoints_are_invalid_is_refused() -> None:
+    checkpoint = a_checkpoint(retained=(2, 4, 5), savepoints={"good": 2})
     encoded = encode_checkpoint(checkpoint)
     assert decode_checkpoint(*encoded) == checkpoint
     check_checkpoint(checkpoint)
     for change, text in [
-        ({"version": 2}, "version 2 does not allow"),
         ({"retained": (4, 5)}, "savepoint 'good' holds checkpoint 2, which it does not retain"),
         ({"savepoints": {"a b": 2}}, "a savepoint's name"),
         ({"savepoints": {f"p{n}": 2 for n in range(limits.savepoints_max + 1)}}, "the limit is 64"),
@@ -195,7 +194,7 @@ async def test_a_snapshot_of_the_manifest_may_leave_out_what_lay_between_a_savep
     savepoints = {"good": 2}
     savepoint = a_checkpoint(number=2, parent=1, step=2, retained=(1, 2))
     later = [
-        a_checkpoint(number=n, parent=n - 1, step=n, retained=(2, n - 1, n), savepoints=savepoints, version=3)
+        a_checkpoint(number=n, parent=n - 1, step=n, retained=(2, n - 1, n), savepoints=savepoints)
         for n in (5, 6, 7)
     ]
 
@@ -280,7 +279,7 @@ def test_names_of_the_projects_own_savepoints_are_refused_to_people_and_read_fro
         assert f"are reserved for the savepoints that forks, backups and moves make, got {name!r}" in (
             savepoint_name_problem(name)
         )
-        check_checkpoint(a_checkpoint(retained=(2, 4, 5), savepoints={name: 2}, version=3))
+        check_checkpoint(a_checkpoint(retained=(2, 4, 5), savepoints={name: 2}))
         assert savepoint_problem(name, 2, {}, {2}) == "", "the project makes them itself"
         assert savepoint_name_problem(f"my-{name}") == ""
     for name in ("move-", "backup-of-may", "fork", "before-the-move-7", "backup-2026", "backup-20260131a"):
@@ -474,11 +473,11 @@ def test_the_longest_note_fits_into_a_request() -> None:
     ("retained", "before", "text"),
     [
         ((3, 4, 5), (3, 4), None),
-        ((4, 5), (), None),
-        ((4,), (), "its own"),
-        ((4, 6), (), "its own"),
-        ((5, 5), (), "expected rising numbers"),
-        ((0, 5), (), "expected rising numbers"),
+        ((), (4,), "its own"),
+        ((4,), (4,), "its own"),
+        ((4, 6), (4,), "its own"),
+        ((5, 5), (4,), "expected rising numbers"),
+        ((0, 5), (4,), "expected rising numbers"),
         ((2, 5), (3, 4), r"retains \[2\], which checkpoint 4 released"),
     ],
 )
@@ -557,13 +556,15 @@ def test_of_a_worker_in_no_retained_checkpoint_state_and_files_are_not_needed() 
     assert floors_of((), 1) == {}
 
 
-def test_a_checkpoint_of_the_old_format_among_the_retained_keeps_everything() -> None:
-    old, new = (
-        a_checkpoint(number=4, parent=3, version=1),
-        a_checkpoint(workers={0: worker_checkpoint(floors={"state": (3, 9)})}),
-    )
-    assert floors_of((old, new), 0) == {}
-    assert floors_of((new,), 0) == {"state": (3, 9)}
-    assert [
-        checkpoint.number for checkpoint in keep(keep(keep((), old), a_checkpoint()), a_checkpoint(number=6))
-    ] == [5, 6]
+def test_a_retained_checkpoint_that_names_no_floors_keeps_every_segment() -> None:
+    older = a_checkpoint(number=4, parent=3)
+    newer = a_checkpoint(workers={0: worker_checkpoint(floors={"state": (3, 9)})})
+    assert floors_of((older, newer), 0) == {}
+    assert floors_of((newer,), 0) == {"state": (3, 9)}
+
+
+@pytest.mark.parametrize("retained", [(), (4,)])
+def test_a_record_that_does_not_retain_itself_releases_nothing(retained: tuple[int, ...]) -> None:
+    older, newer = a_checkpoint(number=4, parent=3), a_checkpoint(retained=retained)
+    with pytest.raises(ManifestError, match="it does not retain itself"):
+        keep((older,), newer)

@@ -20,7 +20,7 @@ from checkpoint.core.coordination.vocabulary import (
 )
 from checkpoint.core.records.consumers import input_register, with_consumer
 from checkpoint.core.records.inputs import INPUT_CHAIN, producer_directory
-from checkpoint.core.records.manifest import SAVEPOINTS_VERSION, SplitPosition, retained_with
+from checkpoint.core.records.manifest import SplitPosition, retained_with
 from checkpoint.errors import InputTrimmedError
 from journal import inspect_chain, parse_segment_name
 from tests.checkpoint.manifest_samples import numbered_checkpoint, worker_checkpoint
@@ -122,7 +122,6 @@ class ConsumerModel:
             workers={0: worker_checkpoint(self.incarnation, 100, sources=sources)},
             retained=retained_with(self.kept, self.number, self.retain, pinned),
             savepoints=dict(self.savepoints),
-            version=SAVEPOINTS_VERSION if self.savepoints else 2,
         )
 
     async def checkpoint(self):

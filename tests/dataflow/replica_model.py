@@ -28,7 +28,6 @@ from checkpoint.core.records.manifest import (
     RetiredWorker,
     floors_of,
     gaps_of,
-    in_its_version,
     retained_with,
 )
 from checkpoint.core.records.outputs import BEFORE_ALL, OutputDecision, OutputTime, Publish, output_chain
@@ -246,7 +245,7 @@ class ReplicaModel:
             rewinds=() if last is None else last.rewinds,
         )
         self.at_checkpoint[number] = steps
-        await self._append(in_its_version(record))
+        await self._append(record)
         for worker in self.workers:
             self.collecting[worker].release(floors_of(self.kept, worker), gaps_of(self.kept, worker))
 

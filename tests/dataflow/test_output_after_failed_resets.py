@@ -75,6 +75,8 @@ def checkpoint_at(in_checkpoint: Position, checkpoint: int = 1) -> Checkpoint:
         fingerprint="f",
         operators={"count": "c"},
         parent=checkpoint - 1,
+        retained=(checkpoint,),
+        irrevocable={},
     )
 
 

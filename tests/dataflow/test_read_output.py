@@ -11,7 +11,7 @@ from checkpoint.chains import visible_log
 from checkpoint.chains.manifest_log import CHAIN, checkpoint_record
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.core.records.layout import even_layout
-from checkpoint.core.records.manifest import Checkpoint, RetiredWorker, WorkerCheckpoint, in_its_version
+from checkpoint.core.records.manifest import Checkpoint, RetiredWorker, WorkerCheckpoint
 from checkpoint.core.records.outputs import Publish, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.errors import InputTrimmedError
@@ -88,9 +88,10 @@ class Region:
             fingerprint="f",
             operators={"count": "c"},
             parent=self.checkpoints - 1,
+            retained=(self.checkpoints,),
+            irrevocable={},
             retired=dict(retired or {}),
         )
-        checkpoint = in_its_version(checkpoint)
         self.manifest.append(checkpoint_record(checkpoint))
         await self.manifest.wait_synced()
         return ends

@@ -16,7 +16,7 @@ from checkpoint.chains.manifest_log import checkpoint_record
 from checkpoint.chains.state_blocks import block_schema, encode_block, make_block
 from checkpoint.chains.state_store import StateStore
 from checkpoint.core.records.layout import even_layout
-from checkpoint.core.records.manifest import Checkpoint, SplitPosition, WorkerCheckpoint, in_its_version
+from checkpoint.core.records.manifest import Checkpoint, SplitPosition, WorkerCheckpoint
 from checkpoint.core.records.outputs import Output, OutputHead, Publish, encode_output, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.key_hash import hash_keys
@@ -96,7 +96,7 @@ def write_checkpoints(
     *,
     states: Sequence[Mapping[int, Position]] = (),
     operators: Mapping[str, str] | None = None,
-    retain: int = 0,
+    retain: int = 2,
     files: Mapping[str, Sequence[Position]] | None = None,
 ) -> None:
     """Write the region's manifest: the positions of each worker's sink and state in each checkpoint.
@@ -119,7 +119,7 @@ def write_checkpoints(
                             sinks={sink: msgspec.to_builtins(end)},
                             sources={"lines": {f"part{worker}": SplitPosition(10 * number)}},
                             directories={name: at[number - 1] for name, at in kept.items()},
-                            floors={output_chain(sink): (1, 0)} if retain else {},
+                            floors={output_chain(sink): (1, 0)},
                         )
                         for worker, end in ends.items()
                     }
@@ -136,9 +136,10 @@ def write_checkpoints(
                         fingerprint="f",
                         operators=dict(operators or {}),
                         parent=number - 1,
-                        retained=tuple(range(max(number - retain + 1, 1), number + 1)) if retain else (),
+                        retained=tuple(range(max(number - retain + 1, 1), number + 1)),
+                        irrevocable={},
                     )
-                    await writer.wait_synced(writer.append(checkpoint_record(in_its_version(checkpoint))))
+                    await writer.wait_synced(writer.append(checkpoint_record(checkpoint)))
 
     store.portal.call(write)
 

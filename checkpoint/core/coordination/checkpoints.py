@@ -12,7 +12,6 @@ is a request for a checkpoint. A request that no checkpoint has carried is known
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from checkpoint.core.coordination.run import CoordinatorPhase, RegionRun
 from checkpoint.core.coordination.vocabulary import (
@@ -45,7 +44,6 @@ from checkpoint.core.records.manifest import (
     check_checkpoint,
     floors_of,
     gaps_of,
-    in_its_version,
     retained_with,
     savepoint_why_problem,
     slowest,
@@ -130,11 +128,11 @@ class PendingCheckpoint:
         layout: Layout,
         fingerprint: str,
         operators: dict[str, str],
-        retained: tuple[int, ...] = (),
-        savepoints: dict[str, int] | None = None,
-        declared: int = 0,
-        notes: dict[str, SavepointNote] | None = None,
-        irrevocable: Mapping[str, str] = MappingProxyType({}),
+        retained: tuple[int, ...],
+        savepoints: dict[str, int],
+        declared: int,
+        notes: dict[str, SavepointNote],
+        irrevocable: Mapping[str, str],
     ) -> Checkpoint:
         """Return the checkpoint of all votes, when none is missing and they agree. The wall time comes with
         the record.
@@ -142,7 +140,7 @@ class PendingCheckpoint:
         assert not self.missing()
         assert not self.disagreement()
         workers = {worker: self.votes[worker].positions for worker in range(self.workers)}
-        checkpoint = Checkpoint(
+        return Checkpoint(
             number=self.number,
             step=self.votes[0].step,
             incarnation=self.incarnation,
@@ -154,18 +152,17 @@ class PendingCheckpoint:
             operators=operators,
             parent=parent.number if parent else 0,
             retained=retained,
-            savepoints=savepoints or {},
+            savepoints=savepoints,
             phases_s={worker: vote.phases_s for worker, vote in sorted(self.votes.items())},
             retired={} if parent is None else _retired(parent, workers),
             declared=declared if declared != len(workers) else 0,
-            notes=notes or {},
+            notes=notes,
             irrevocable=dict(irrevocable),
             line=0 if parent is None else parent.line,
             rewinds=() if parent is None else parent.rewinds,
             origin=None if parent is None else parent.origin,
             identity=None if parent is None else parent.identity,
         )
-        return in_its_version(checkpoint)
 
     def phases_s(self) -> Mapping[str, float]:
         """Return phase -> seconds of the slowest worker."""

@@ -30,7 +30,7 @@ segment that has grown has the pieces of the earlier one and more. The theory:
 import hashlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -250,9 +250,6 @@ def decode_record(data: bytes, where: str) -> RunBegan | BackupRecord | None:
         raise BackupDamagedError(where, f"its JSON is invalid: {error}") from error
 
 
-_POSITION: Final = frozenset(Position.__struct_fields__)
-
-
 class NeededChain(NamedTuple):
     """A chain that a restore of a checkpoint reads: from the segment at the logical offset `floor` up to a
     position.
@@ -280,7 +277,7 @@ def needed_chains(checkpoint: Checkpoint, region: str) -> list[NeededChain]:
         logs = {
             output_chain(name): msgspec.convert(at, Position)
             for name, at in output.sinks.items()
-            if _is_log(name, at, output.floors)
+            if _is_log(name, output.floors)
         }
         found += _chains_of(region, worker, logs, output.floors)
     return sorted(found, key=lambda one: one[:2])
@@ -318,9 +315,9 @@ def _chains_of(
     ]
 
 
-def _is_log(name: str, at: Any, floors: Mapping[str, Floor]) -> bool:
-    """Return whether a sink's output is an output log. A checkpoint of an older version states no floor."""
-    return f"{OUTPUT_CHAIN_PREFIX}{name}" in floors or (isinstance(at, dict) and set(at) == _POSITION)
+def _is_log(name: str, floors: Mapping[str, Floor]) -> bool:
+    """Return whether a sink's output is an output log."""
+    return f"{OUTPUT_CHAIN_PREFIX}{name}" in floors
 
 
 class Known(NamedTuple):
@@ -452,8 +449,8 @@ def outside_sinks(checkpoint: Checkpoint) -> list[str]:
         {
             name
             for part in checkpoint.outputs().values()
-            for name, at in part.sinks.items()
-            if name not in inside and not _is_log(name, at, part.floors)
+            for name in part.sinks
+            if name not in inside and not _is_log(name, part.floors)
         }
     )
 

@@ -10,7 +10,7 @@ history. Pure.
 | savepoints, notes | in force | changed | of the last | none | none |
 | retired | of the last, and who leaves | of the last | of the target, and orphans | none | its own |
 | declared | asked for last | of the last | of the last | 0 | its own |
-| irrevocable | of the program | of the last | of the target | not stated | its own |
+| irrevocable | of the program | of the last | of the target | none | its own |
 | line, rewinds | of the last | of the last | one more | 0 | one more |
 | rewound, orphans | no | of the last | yes | no | yes |
 | origin, in_origin | of the last, no | of the last | of the target | the original, yes | its own |
@@ -70,7 +70,6 @@ from checkpoint.core.records.manifest import (
     Rewind,
     SavepointNote,
     WorkerCheckpoint,
-    in_its_version,
     savepoint_name_problem,
     savepoint_why_problem,
 )
@@ -85,7 +84,7 @@ def repeated(source: Checkpoint, after: Checkpoint, incarnation: int, **changes:
     It is no vote: it has no phases, and states which voted checkpoint its positions are of. The table of this
     module says which fields change for which use.
     """
-    record = msgspec.structs.replace(
+    return msgspec.structs.replace(
         source,
         number=after.number + 1,
         parent=after.number,
@@ -95,7 +94,6 @@ def repeated(source: Checkpoint, after: Checkpoint, incarnation: int, **changes:
         edit=None,
         **changes,
     )
-    return in_its_version(record)
 
 
 def find_target(
@@ -165,12 +163,7 @@ def republished(last: Checkpoint, target: Checkpoint) -> dict[str, str]:
     """Return the sinks that have shown rows since `target` which a restore cannot take back, so that they
     come again -> why. `last`: the region's last checkpoint.
     """
-    if target.step >= last.step:
-        return {}
-    if last.irrevocable is not msgspec.UNSET:
-        return last.irrevocable
-    sinks = {name for part in last.workers.values() for name in part.sinks}
-    return dict.fromkeys(sorted(sinks), "the checkpoint does not state that its rows can be taken back")
+    return {} if target.step >= last.step else last.irrevocable
 
 
 def refuse_republishing(last: Checkpoint, target: Checkpoint) -> None:
@@ -356,7 +349,7 @@ def forked(source: Checkpoint, origin: ForkOrigin, incarnation: int) -> Checkpoi
     workers = {
         worker: msgspec.structs.replace(part, sinks={}, floors={}) for worker, part in source.workers.items()
     }
-    first = Checkpoint(
+    return Checkpoint(
         number=1,
         step=source.step,
         incarnation=incarnation,
@@ -367,10 +360,10 @@ def forked(source: Checkpoint, origin: ForkOrigin, incarnation: int) -> Checkpoi
         fingerprint=source.fingerprint,
         operators=source.operators,
         retained=(1,),
+        irrevocable={},
         origin=origin,
         in_origin=True,
     )
-    return in_its_version(first)
 
 
 def made_for_forks(checkpoint: Checkpoint | None) -> dict[str, SavepointNote]:
@@ -439,7 +432,7 @@ def edited(
     )
     if savepoint:
         record = _with_savepoint(record, savepoint, target, [checkpoint.number for checkpoint in kept], edit)
-    return in_its_version(record)
+    return record
 
 
 def _with_savepoint(
@@ -469,7 +462,7 @@ def first_record(
     edit: Edit,
 ) -> Checkpoint:
     """Return checkpoint 1 of a region that begins with a given state, at step 0."""
-    checkpoint = Checkpoint(
+    return Checkpoint(
         number=1,
         step=0,
         incarnation=incarnation,
@@ -483,4 +476,3 @@ def first_record(
         irrevocable=dict(irrevocable),
         edit=edit,
     )
-    return in_its_version(checkpoint)

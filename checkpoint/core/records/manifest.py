@@ -62,26 +62,9 @@ class SavepointNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 NO_NOTE: Final = SavepointNote()
 
 
-CHECKPOINT_VERSION: Final = 2
-SAVEPOINTS_VERSION: Final = 3
-DIRECTORIES_VERSION: Final = 4
-LAYOUTS_VERSION: Final = 5
-TERMS_VERSION: Final = 6
-LINES_VERSION: Final = 7
-ORIGINS_VERSION: Final = 8
-_READABLE: Final = (1, 2, 3, 4, 5, 6, 7, 8)
-"""The versions of a checkpoint's record:
-
-| version | content | why older programs must refuse it |
-|---|---|---|
-| 1 | does not state what is retained, nor what it needs of its chains | |
-| 2 | states both | |
-| 3 | version 2 with savepoints | they would release what the savepoints hold |
-| 4 | positions of operators' directories, and perhaps savepoints | they would lose the files |
-| 5 | the region had other workers before | they would change the number back, and lose output |
-| 6 | a worker was taken over, in a term above the incarnation | its positions are invalid to them |
-| 7 | the region was restored to an older checkpoint | they would mix input and output of both lines |
-| 8 | the region is a fork, or came from another store | they would read other journals, or be another owner |
+CHECKPOINT_VERSION: Final = 1
+"""A record of another version is refused: a program that does not know a field could release or take back
+what the field protects.
 """
 _SAVEPOINT_NAME: Final = re.compile(
     rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.savepoint_name_chars_max - 1}}}", re.ASCII
@@ -228,14 +211,15 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     operators: dict[str, str]
     parent: int = 0
     """The checkpoint that this one continues, 0 for the first."""
-    retained: tuple[int, ...] = ()
+    retained: tuple[int, ...]
     """The checkpoints that are retained from this one on, itself included.
 
-    Once it is acknowledged, all others are released permanently (R14). Empty in version 1, which does not
-    state it.
+    Once it is acknowledged, all others are released permanently (R14).
     """
-    savepoints: dict[str, int] = msgspec.field(default_factory=dict)
-    """Savepoints: name -> the checkpoint retained until the savepoint is dropped. From version 3 on."""
+    irrevocable: dict[str, str]
+    """Sink -> why a restore to an older checkpoint cannot take its rows back."""
+    savepoints: dict[str, int] = {}
+    """Savepoints: name -> the checkpoint retained until the savepoint is dropped."""
     notes: dict[str, SavepointNote] = {}
     """Savepoint -> who made it, when, and why."""
     rolled_back_to: int = 0
@@ -246,36 +230,31 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """host:pid of the driver that committed it. For people."""
     version: int = CHECKPOINT_VERSION
     retired: dict[int, RetiredWorker] = {}
-    """Workers that the region had before, with the output that they made. From version 5 on."""
+    """Workers that the region had before, with the output that they made."""
     declared: int = 0
     """The number of workers that a program asked for last, if the region was scaled to another one since;
-    otherwise 0. A program that asks for the same number again gets the number of this checkpoint. From
-    version 5 on.
-    """
-    irrevocable: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
-    """Sink -> why a restore to an older checkpoint cannot take its rows back. Older versions do not state it.
+    otherwise 0. A program that asks for the same number again gets the number of this checkpoint.
     """
     line: int = 0
-    """How often the region was restored before: the number of its line of history. From version 7 on."""
+    """How often the region was restored before: the number of its line of history."""
     rewinds: tuple[Rewind, ...] = ()
-    """How the newest lines began, at most `rewinds_kept_max`, oldest first. From version 7 on."""
+    """How the newest lines began, at most `rewinds_kept_max`, oldest first."""
     rewound: bool = False
     """Only in the record of a restore: every chain continues at its position here, whatever follows there,
-    and the next checkpoint is taken before any step runs. From version 7 on.
+    and the next checkpoint is taken before any step runs.
     """
     orphans: tuple[int, ...] = ()
     """Only in the record of a restore: former workers that the restored checkpoint does not know. All of
-    their output is taken back. From version 7 on.
+    their output is taken back.
     """
     origin: ForkOrigin | None = None
-    """Where a fork began. All of its checkpoints state it. From version 8 on."""
+    """Where a fork began. All of its checkpoints state it."""
     in_origin: bool = False
     """The positions of workers are in the chains of `origin.region`: the region has no chains of its own yet.
-    From version 8 on.
     """
     identity: OutputIdentity | None = None
     """The owner of the region's output outside of the store, if it is not its own name and store. All
-    checkpoints state it. From version 8 on.
+    checkpoints state it.
     """
     edit: Edit | None = None
     """Only in the record of an edit, and in the first checkpoint of a region whose state was given."""
@@ -314,28 +293,6 @@ def slowest(phases_s: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
     than the checkpoint took.
     """
     return max(phases_s, key=lambda one: sum(one.values()), default={})
-
-
-def in_its_version(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint in the lowest version that can store it.
-
-    If possible that is version 2, so that programs that know no later version can continue.
-    """
-    return msgspec.structs.replace(checkpoint, version=_least_version(checkpoint))
-
-
-def _least_version(checkpoint: Checkpoint) -> int:
-    if checkpoint.origin is not None or checkpoint.identity is not None:
-        return ORIGINS_VERSION
-    if checkpoint.line:
-        return LINES_VERSION
-    if any(epoch > checkpoint.incarnation for part in checkpoint.workers.values() for epoch in part.epochs()):
-        return TERMS_VERSION
-    if checkpoint.retired or checkpoint.declared:
-        return LAYOUTS_VERSION
-    if any(part.directories for part in checkpoint.workers.values()):
-        return DIRECTORIES_VERSION
-    return SAVEPOINTS_VERSION if checkpoint.savepoints else CHECKPOINT_VERSION
 
 
 def savepoint_name_problem(name: str, *, reserved: bool = False) -> str:
@@ -408,10 +365,9 @@ def decode_checkpoint(flags: int, ints: Iterable[int], text: bytes) -> Checkpoin
         checkpoint = msgspec.json.decode(text, type=Checkpoint)
     except MALFORMED_JSON as error:
         raise ManifestError(f"its record does not decode: {error}", checkpoint=checkpoint_number) from error
-    if checkpoint.version not in _READABLE:
+    if checkpoint.version != CHECKPOINT_VERSION:
         raise ManifestError(
-            f"its record has version {checkpoint.version}, this program reads versions up to"
-            f" {max(_READABLE)}",
+            f"its record has version {checkpoint.version}, this program reads version {CHECKPOINT_VERSION}",
             checkpoint=checkpoint.number,
         )
     if numbers != (checkpoint.number, checkpoint.step, checkpoint.incarnation):
@@ -463,18 +419,9 @@ def check_checkpoint(checkpoint: Checkpoint, *, before: Checkpoint | None = None
             f"it has no part of worker {missing[0]} of {workers}", checkpoint=checkpoint.number
         )
     for worker, part in checkpoint.workers.items():
-        # With local recovery, a worker that was taken over has a term above the incarnation.
-        terms = limits.terms_per_incarnation if checkpoint.version >= TERMS_VERSION else 1
         # The epochs of another region's chains have nothing to do with this region's incarnations.
-        highest = None if checkpoint.in_origin else checkpoint.incarnation + terms - 1
+        highest = None if checkpoint.in_origin else _last_term(checkpoint.incarnation)
         _check_worker(checkpoint.number, worker, part, checkpoint.incarnation, highest)
-    if checkpoint.version < DIRECTORIES_VERSION and any(
-        part.directories for part in checkpoint.workers.values()
-    ):
-        raise ManifestError(
-            f"it has directories, which version {checkpoint.version} does not allow",
-            checkpoint=checkpoint.number,
-        )
     _check_retired(checkpoint)
     _check_line(checkpoint)
     _check_origin(checkpoint, before)
@@ -487,12 +434,15 @@ def check_checkpoint(checkpoint: Checkpoint, *, before: Checkpoint | None = None
         _check_order(checkpoint, before, gap=gap)
 
 
+def _last_term(incarnation: int) -> int:
+    """Return the highest epoch of a worker in an incarnation. With local recovery, whose first incarnation is
+    `terms_per_incarnation`, a worker that was taken over has a term above the incarnation.
+    """
+    terms = limits.terms_per_incarnation
+    return incarnation if incarnation < terms else incarnation - incarnation % terms + terms - 1
+
+
 def _check_retired(checkpoint: Checkpoint) -> None:
-    if checkpoint.version < LAYOUTS_VERSION and (checkpoint.retired or checkpoint.declared):
-        raise ManifestError(
-            f"it states former workers, which version {checkpoint.version} does not allow",
-            checkpoint=checkpoint.number,
-        )
     if both := sorted(checkpoint.retired.keys() & checkpoint.workers.keys()):
         raise ManifestError(
             f"worker {both[0]} has a part and is a former worker", checkpoint=checkpoint.number
@@ -506,13 +456,6 @@ def _check_retired(checkpoint: Checkpoint) -> None:
 
 
 def _check_line(checkpoint: Checkpoint) -> None:
-    if checkpoint.version < LINES_VERSION and (
-        checkpoint.line or checkpoint.rewinds or checkpoint.rewound or checkpoint.orphans
-    ):
-        raise ManifestError(
-            f"it has line {checkpoint.line}, which version {checkpoint.version} does not allow",
-            checkpoint=checkpoint.number,
-        )
     lines = [rewind.line for rewind in checkpoint.rewinds]
     kept = limits.rewinds_kept_max
     if lines != list(range(max(1, checkpoint.line - kept + 1), checkpoint.line + 1)):
@@ -539,13 +482,6 @@ def _check_line(checkpoint: Checkpoint) -> None:
 
 
 def _check_origin(checkpoint: Checkpoint, before: Checkpoint | None) -> None:
-    if checkpoint.version < ORIGINS_VERSION and (
-        checkpoint.origin or checkpoint.in_origin or checkpoint.identity
-    ):
-        raise ManifestError(
-            f"it states where the region comes from, which version {checkpoint.version} does not allow",
-            checkpoint=checkpoint.number,
-        )
     if checkpoint.in_origin and checkpoint.origin is None:
         raise ManifestError(
             "its positions are in another region, which it does not name", checkpoint=checkpoint.number
@@ -607,11 +543,6 @@ def _check_savepoints(checkpoint: Checkpoint) -> None:
             f"it has {len(checkpoint.savepoints)} savepoints, the limit is {limits.savepoints_max}",
             checkpoint=checkpoint.number,
         )
-    if checkpoint.savepoints and checkpoint.version < SAVEPOINTS_VERSION:
-        raise ManifestError(
-            f"it has savepoints, which version {checkpoint.version} does not allow",
-            checkpoint=checkpoint.number,
-        )
     for name, held in checkpoint.savepoints.items():
         if (problem := savepoint_name_problem(name, reserved=True)) != "":
             raise ManifestError(problem, checkpoint=checkpoint.number)
@@ -624,14 +555,12 @@ def _check_savepoints(checkpoint: Checkpoint) -> None:
 
 def _check_retained(checkpoint: Checkpoint, before: Checkpoint | None) -> None:
     kept = checkpoint.retained
-    if not kept:
-        return
-    if kept[-1] != checkpoint.number or kept[0] < 1 or list(kept) != sorted(set(kept)):
+    if kept[-1:] != (checkpoint.number,) or kept[0] < 1 or list(kept) != sorted(set(kept)):
         raise ManifestError(
             f"it retains {list(kept)}: expected rising numbers that end with its own",
             checkpoint=checkpoint.number,
         )
-    if before is not None and before.retained:
+    if before is not None:
         again = sorted({number for number in kept if number <= before.number} - set(before.retained))
         if again:
             raise ManifestError(
@@ -744,11 +673,11 @@ def retained_with(
 def keep(kept: Sequence[Checkpoint], checkpoint: Checkpoint) -> tuple[Checkpoint, ...]:
     """Return the checkpoints that are retained once `checkpoint` is acknowledged after `kept`.
 
-    A record of version 1 does not state them. Then the newest `checkpoints_retained_min` are retained; such
-    a record releases nothing of its chains, because it has no floors.
+    Raises ManifestError if it does not retain itself.
     """
-    if not checkpoint.retained:
-        return (*kept, checkpoint)[-limits.checkpoints_retained_min :]
+    # With an empty list, everything before it would be released, and deleted for good (R14).
+    if checkpoint.number not in checkpoint.retained:
+        raise ManifestError("it does not retain itself", checkpoint=checkpoint.number)
     return (*(one for one in kept if one.number in checkpoint.retained), checkpoint)
 
 
