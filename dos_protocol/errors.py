@@ -289,12 +289,6 @@ class FencedError(RefusedError):
         return self.actual
 
 
-class NotClaimedError(RefusedError):
-    """The directory has a writer, and this session is not it."""
-
-    code_of_class = ErrorCode.NOT_CLAIMED
-
-
 class BeingAppendedError(RefusedError):
     """Another session has appends to this object in flight."""
 
@@ -349,12 +343,6 @@ class BusyError(RefusedError):
     code_of_class = ErrorCode.BUSY
 
 
-class NotReadyError(RefusedError):
-    """A request that needs HELLO or CWD before it."""
-
-    code_of_class = ErrorCode.NOT_READY
-
-
 class UnauthorisedError(RefusedError):
     """The token is wrong or missing."""
 
@@ -402,12 +390,6 @@ class QuotaExceededError(RefusedError):
     """A limit of the directory's prefix is reached. Nothing was done. `actual` is the limit."""
 
     code_of_class = ErrorCode.QUOTA_EXCEEDED
-
-
-class TooLargeError(RefusedError):
-    """A limit was exceeded; `actual` is the limit."""
-
-    code_of_class = ErrorCode.TOO_LARGE
 
 
 ERRORS_BY_CODE: Final[dict[ErrorCode, type[RefusedError]]] = {

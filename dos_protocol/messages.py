@@ -143,6 +143,10 @@ class Opcode(IntEnum):
     ERROR = 255
 
 
+class Message(msgspec.Struct, frozen=True):
+    """One message, of a class that has a row in `TABLE`."""
+
+
 class ObjectInfo(msgspec.Struct, frozen=True):
     """One object as a server holds it. In a listing of directories: one directory, with sizes 0.
 
@@ -160,7 +164,7 @@ class ObjectInfo(msgspec.Struct, frozen=True):
     poisoned: bool = False
 
 
-class Hello(msgspec.Struct, frozen=True):
+class Hello(Message, frozen=True):
     """The first message of a session. `store_id` NO_ID: the session is with this one server only."""
 
     version: int = 1
@@ -170,7 +174,7 @@ class Hello(msgspec.Struct, frozen=True):
     client: str = ""
 
 
-class Welcome(msgspec.Struct, frozen=True):
+class Welcome(Message, frozen=True):
     """The server's identity, its limits, and its store record (empty: it is in no store).
 
     In a session of a store also the newest stamp of its disk, and `witnessed`: the stamps of other members.
@@ -189,7 +193,7 @@ class Welcome(msgspec.Struct, frozen=True):
     refuses_appends: bool = False
 
 
-class ChangeDirectory(msgspec.Struct, frozen=True):
+class ChangeDirectory(Message, frozen=True):
     """CWD: open a directory to read, or claim it as its one writer."""
 
     directory: str
@@ -198,7 +202,7 @@ class ChangeDirectory(msgspec.Struct, frozen=True):
     writer_id: bytes = NO_ID
 
 
-class DirectoryOpened(msgspec.Struct, frozen=True):
+class DirectoryOpened(Message, frozen=True):
     """The answer to CWD: the claim held now (epoch 0: there never was one) and every object."""
 
     epoch: int
@@ -206,7 +210,7 @@ class DirectoryOpened(msgspec.Struct, frozen=True):
     entries: tuple[ObjectInfo, ...] = ()
 
 
-class Append(msgspec.Struct, frozen=True):
+class Append(Message, frozen=True):
     """Append bytes at exactly `expected_size`, after content with exactly `prefix_digest`."""
 
     name: str
@@ -215,7 +219,7 @@ class Append(msgspec.Struct, frozen=True):
     payload: Buffer
 
 
-class DurabilityAck(msgspec.Struct, frozen=True):
+class DurabilityAck(Message, frozen=True):
     """Bytes below `received` are in the server's file, below `synced` on stable storage. Cumulative."""
 
     name: str
@@ -223,7 +227,7 @@ class DurabilityAck(msgspec.Struct, frozen=True):
     synced: int
 
 
-class Get(msgspec.Struct, frozen=True):
+class Get(Message, frozen=True):
     """Read at most `max_bytes` from `offset` on. If there are none yet, wait up to `wait_ms` for the first
     ones.
     """
@@ -234,7 +238,7 @@ class Get(msgspec.Struct, frozen=True):
     wait_ms: int = 0
 
 
-class Data(msgspec.Struct, frozen=True):
+class Data(Message, frozen=True):
     """The answer to GET: durable bytes; empty at the synced end."""
 
     name: str
@@ -243,7 +247,7 @@ class Data(msgspec.Struct, frozen=True):
     payload: Buffer
 
 
-class List(msgspec.Struct, frozen=True):
+class List(Message, frozen=True):
     """List names in order: those with the prefix that sort after `after`. Directories before CWD, objects
     after it.
     """
@@ -253,21 +257,21 @@ class List(msgspec.Struct, frozen=True):
     entries_max: int = 1_000
 
 
-class Listing(msgspec.Struct, frozen=True):
+class Listing(Message, frozen=True):
     """One page of names. `more`: request the next page with the last name as `after`."""
 
     entries: tuple[ObjectInfo, ...] = ()
     more: bool = False
 
 
-class Stat(msgspec.Struct, frozen=True):
+class Stat(Message, frozen=True):
     """Read the sizes of one object and the digest of a prefix of it (NO_DIGEST: none)."""
 
     name: str
     digest_at: int = NO_DIGEST
 
 
-class StatResult(msgspec.Struct, frozen=True):
+class StatResult(Message, frozen=True):
     """The answer to STAT. `digest` is 0 if none was requested."""
 
     info: ObjectInfo
@@ -275,51 +279,51 @@ class StatResult(msgspec.Struct, frozen=True):
     digest: int
 
 
-class Delete(msgspec.Struct, frozen=True):
+class Delete(Message, frozen=True):
     """Delete a whole object permanently."""
 
     name: str
 
 
-class Deleted(msgspec.Struct, frozen=True):
+class Deleted(Message, frozen=True):
     """The object was deleted durably. Its name is free."""
 
     name: str
 
 
-class Configure(msgspec.Struct, frozen=True):
+class Configure(Message, frozen=True):
     """Install a newer store record."""
 
     store_record: bytes
 
 
-class Configured(msgspec.Struct, frozen=True):
+class Configured(Message, frozen=True):
     """The store record of that generation is on stable storage."""
 
     generation: int
 
 
-class Ping(msgspec.Struct, frozen=True):
+class Ping(Message, frozen=True):
     """Request an answer with the same payload."""
 
     payload: Buffer = b""
 
 
-class Pong(msgspec.Struct, frozen=True):
+class Pong(Message, frozen=True):
     """The answer to PING, with its payload."""
 
     payload: Buffer = b""
 
 
-class Quit(msgspec.Struct, frozen=True):
+class Quit(Message, frozen=True):
     """End the session after everything before it is answered."""
 
 
-class Bye(msgspec.Struct, frozen=True):
+class Bye(Message, frozen=True):
     """The last message of a server."""
 
 
-class RepairChunk(msgspec.Struct, frozen=True):
+class RepairChunk(Message, frozen=True):
     """Bytes of a new copy of an object, at `offset` of it.
 
     It replaces the old copy, which its entry reports as `old_size`, `old_digest` (0, 0: none), when it has
@@ -337,7 +341,7 @@ class RepairChunk(msgspec.Struct, frozen=True):
     payload: Buffer
 
 
-class RepairAck(msgspec.Struct, frozen=True):
+class RepairAck(Message, frozen=True):
     """The answer to MEND: `size` bytes of the new copy were received. `done`: it has replaced the old one."""
 
     name: str
@@ -345,21 +349,21 @@ class RepairAck(msgspec.Struct, frozen=True):
     done: bool
 
 
-class Stamp(msgspec.Struct, frozen=True):
+class Stamp(Message, frozen=True):
     """Announce that another member witnessed this stamp of the server's disk. Number 0: none."""
 
     number: int = 0
     stamp_id: bytes = NO_ID
 
 
-class Stamped(msgspec.Struct, frozen=True):
+class Stamped(Message, frozen=True):
     """The announced stamp proves nothing against the disk. The answer is its newest stamp."""
 
     number: int
     stamp_id: bytes
 
 
-class Witness(msgspec.Struct, frozen=True):
+class Witness(Message, frozen=True):
     """The newest stamp of another member's disk, to be kept. `before_*`: the stamp that the server kept
     before, which the member was shown to have; number 0: none.
     """
@@ -371,7 +375,7 @@ class Witness(msgspec.Struct, frozen=True):
     before_id: bytes = NO_ID
 
 
-class Witnessed(msgspec.Struct, frozen=True):
+class Witnessed(Message, frozen=True):
     """The stamp that is kept now, on stable storage. Another than the one sent if `before` did not match."""
 
     server_id: bytes
@@ -379,7 +383,7 @@ class Witnessed(msgspec.Struct, frozen=True):
     stamp_id: bytes
 
 
-class ScrubRequest(msgspec.Struct, frozen=True):
+class ScrubRequest(Message, frozen=True):
     """Report the progress of the scrub. `begin`: first begin a round over everything, at `bytes_per_s` (0:
     the server's rate).
     """
@@ -388,7 +392,7 @@ class ScrubRequest(msgspec.Struct, frozen=True):
     bytes_per_s: int = 0
 
 
-class ScrubProgress(msgspec.Struct, frozen=True):
+class ScrubProgress(Message, frozen=True):
     """The answer to SCRUB. `rounds`: completed since the start; `directories_left`: in this round, 0 between
     rounds.
     """
@@ -400,7 +404,7 @@ class ScrubProgress(msgspec.Struct, frozen=True):
     directories_left: int
 
 
-class Error(msgspec.Struct, frozen=True):
+class Error(Message, frozen=True):
     """A refusal. The code defines what `actual` means. `record`: the server's store record where it helps."""
 
     code: int
@@ -408,39 +412,6 @@ class Error(msgspec.Struct, frozen=True):
     remedy: str = ""
     actual: int = 0
     record: bytes = b""
-
-
-Message = (
-    Hello
-    | Welcome
-    | ChangeDirectory
-    | DirectoryOpened
-    | Append
-    | DurabilityAck
-    | Get
-    | Data
-    | List
-    | Listing
-    | Stat
-    | StatResult
-    | Delete
-    | Deleted
-    | Configure
-    | Configured
-    | Ping
-    | Pong
-    | Quit
-    | Bye
-    | RepairChunk
-    | RepairAck
-    | Stamp
-    | Stamped
-    | Witness
-    | Witnessed
-    | ScrubRequest
-    | ScrubProgress
-    | Error
-)
 
 
 def refused(error: Error) -> RefusedError:

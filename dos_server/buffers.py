@@ -15,7 +15,7 @@ The limit of needed memory is above that of optional memory, so at least one fra
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final
 
 from dos_protocol.digests import Buffer
 from dos_protocol.frames import FrameDecoder
@@ -37,19 +37,6 @@ from dos_server.limits import (
     send_seconds_max,
 )
 from dos_server.ports import Socket
-
-
-class BufferWaiter(Protocol):
-    """A buffer that must grow before its connection can be read again."""
-
-    delivered: bool
-
-    @property
-    def lacks_bytes(self) -> int:
-        """Bytes that it needs beyond those that it holds."""
-
-    def on_room(self) -> None:
-        """Called when there may be room: request it again."""
 
 
 class OutgoingAccount:
@@ -79,7 +66,7 @@ class BufferAccount:
 
     def __init__(self) -> None:
         self.held = 0
-        self._waiting: dict[BufferWaiter, None] = {}
+        self._waiting: dict[Inflow, None] = {}
 
     @property
     def wanted(self) -> bool:
@@ -104,7 +91,7 @@ class BufferAccount:
         self.held += size - have
         return size
 
-    def wait(self, waiter: BufferWaiter) -> None:
+    def wait(self, waiter: "Inflow") -> None:
         """Call `on_room` once when there may be room. The room may be taken again by then."""
         self._waiting[waiter] = None
 
@@ -113,7 +100,7 @@ class BufferAccount:
         assert self.held >= 0, "more buffer given back than taken"
         self._wake()
 
-    def leave(self, waiter: BufferWaiter) -> None:
+    def leave(self, waiter: "Inflow") -> None:
         """Remove a waiter whose connection is gone; room that was promised to it may go to another."""
         self._waiting.pop(waiter, None)
         self._wake()

@@ -123,16 +123,6 @@ def peer_of(sock: Socket) -> str:
 # --- The server, as a connection sees it -------------------------------------------------------------------
 
 
-class Resumable(Protocol):
-    """A connection that is paused."""
-
-    def wanted(self) -> bool:
-        """Whether it may be read again."""
-
-    def resume(self) -> None:
-        """Called when the reason for the pause may be gone."""
-
-
 class ConnectionOwner(Protocol):
     """The server, as a connection sees it."""
 
@@ -161,7 +151,7 @@ class ConnectionOwner(Protocol):
     def half_closed(self, session: int) -> None:
         """Note that the peer sends no more; it may still read."""
 
-    def stalled(self, connection: Resumable) -> None:
+    def stalled(self, connection: "ServerConnection") -> None:
         """Call `resume` of the connection when it may continue."""
 
     def has_sent(self, session: int) -> None:

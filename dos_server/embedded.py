@@ -9,7 +9,7 @@ import socket
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -17,11 +17,9 @@ from dos_protocol.arguments import address_text
 from dos_protocol.names import id_text
 from dos_server.core.requests.scrub import NO_SCRUB, ScrubPlan
 from dos_server.disk import RealDisk
-from dos_server.figures import ServerFigures
 from dos_server.limits import connections_waiting_max, log_bytes_embedded
 from dos_server.server import ObjectServer
 from dos_server.storage import Storage
-from dos_server.watched_files import WatchedQuotas, WatchedTokens
 from dos_tls import ServerContext
 
 LOG_BYTES: Final = log_bytes_embedded
@@ -42,16 +40,7 @@ class OpenServer:
         data: Path,
         host: str,
         port: int,
-        *,
-        token: bytes = b"",
-        tokens: WatchedTokens | None = None,
-        quotas: WatchedQuotas | None = None,
-        figures: ServerFigures | None = None,
-        version0: bool = True,
-        reserve_bytes: int | None = None,
-        scrub: ScrubPlan = NO_SCRUB,
-        log_bytes: int = 0,
-        tls: ServerContext | None = None,
+        **options: Any,
     ) -> None:
         self._disk = RealDisk(data)
         try:
@@ -64,18 +53,7 @@ class OpenServer:
             raise
         try:
             self.listener = listen_on(host, port)
-            self.server = ObjectServer(
-                Storage(self._disk),
-                token=token,
-                tokens=tokens,
-                quotas=quotas,
-                figures=figures,
-                version0=version0,
-                reserve_bytes=reserve_bytes,
-                scrub=scrub,
-                log_bytes=log_bytes,
-                tls=tls,
-            )
+            self.server = ObjectServer(Storage(self._disk), **options)
         except BaseException:
             self.shut()
             raise
@@ -170,15 +148,7 @@ def start(
     If a sync of the log fails, or the directory is moved, the server ends and the reason is logged; after a
     start, what was acknowledged is there. Raises DataDirectoryInUseError, CorruptDataError, OSError.
     """
-    return EmbeddedServer(
-        OpenServer(
-            data_dir,
-            host,
-            port,
-            token=token,
-            version0=version0,
-            scrub=scrub,
-            log_bytes=log_bytes,
-            tls=tls,
-        )
+    opened = OpenServer(
+        data_dir, host, port, token=token, version0=version0, scrub=scrub, log_bytes=log_bytes, tls=tls
     )
+    return EmbeddedServer(opened)

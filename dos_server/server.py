@@ -26,7 +26,6 @@ from dos_protocol.store_record import decode_store_record
 from dos_server import limits
 from dos_server.buffers import BufferAccount, OutgoingAccount
 from dos_server.connection import (
-    Resumable,
     ServerConnection,
     accept_some,
     descriptors_for_connections,
@@ -183,8 +182,8 @@ class DiskEffects:
         if isinstance(effect, v.ReadDigest) and effect.session not in self._connections:
             return v.GotDigest(effect, 0)  # the peer is gone, and others may be queued
         event = self._storage.perform(effect)
-        if isinstance(event, v.RecordStored) and event.failure is v.DiskFailure.NONE:
-            logger.warning("store record: %s", record_text(event.record))
+        if isinstance(effect, v.WriteStoreRecord) and event == v.EffectDone(effect, v.DiskFailure.NONE):
+            logger.warning("store record: %s", record_text(effect.record))
         return event
 
 
@@ -506,7 +505,7 @@ class ObjectServer:
         self.gone, self._last_session, self._batch_is_open = "", 0, False
         self.rounds_ended = 0
         self._tick_wanted = trio.Event()
-        self._stalled: dict[Resumable, None] = {}  # in the order in which they stalled
+        self._stalled: dict[ServerConnection, None] = {}  # in the order in which they stalled
         self._to_flush: dict[int, ServerConnection] = {}
         self.readiness = ports.rounds()
         self.turns = Turns(ports.monotonic, self.readiness)
@@ -614,7 +613,7 @@ class ObjectServer:
     def half_closed(self, session: int) -> None:
         self._feed(v.HalfClosed(session))
 
-    def stalled(self, connection: Resumable) -> None:
+    def stalled(self, connection: ServerConnection) -> None:
         self._stalled[connection] = None
 
     def has_sent(self, session: int) -> None:

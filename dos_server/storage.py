@@ -593,14 +593,17 @@ class Storage(DirectoryLoader):
             grown = encode_history(history)
         return StampFiles(grown, witnessed or b"")
 
-    def store_stamps(self, effect: v.WriteStamps) -> v.StampsStored:
-        failure = v.DiskFailure.NONE
+    def store_stamps(self, effect: v.WriteStamps) -> v.EffectDone:
+        return self._done(effect, effect.name, lambda: replace_file(self._disk, "", effect.name, effect.data))
+
+    def _done(self, effect: v.Effect, what: str, work: Callable[[], None]) -> v.EffectDone:
+        """Do the work of an effect. Return the event that reports it."""
         try:
-            replace_file(self._disk, "", effect.name, effect.data)
+            work()
         except OSError as error:
-            logger.error("%s: %s", effect.name, error)
-            failure = failure_of(error)
-        return v.StampsStored(*effect, failure)
+            logger.error("%s: %s", what, error)
+            return v.EffectDone(effect, failure_of(error))
+        return v.EffectDone(effect, v.DiskFailure.NONE)
 
     def directory_names(self) -> set[str]:
         """Return the names of the directories, also of those that were lost."""
@@ -697,28 +700,23 @@ class Storage(DirectoryLoader):
         except (FileNotFoundError, NotADirectoryError):
             return False
 
-    def store_claim(self, effect: v.WriteClaim | v.FileClaim) -> v.ClaimStored | v.ClaimFiled:
+    def store_claim(self, effect: v.WriteClaim | v.FileClaim) -> v.EffectDone:
         directory, claim = effect
-        done = v.ClaimStored if isinstance(effect, v.WriteClaim) else v.ClaimFiled
-        try:
+
+        def work() -> None:
             self._make_folder(directory)
             replace_file(self._disk, f"{OBJECTS}/{directory}", ".claim", records.encode_claim(claim))
             self._folder_durable(directory)
             # Before the claim is answered: a folder that is lost later must not look like a directory that
             # nobody has claimed yet, in which an old writer could continue.
             self.register.add(directory, claim.epoch)
-        except OSError as error:
-            logger.error("claim of %s: %s", directory, error)
-            return done(directory, claim, failure_of(error))
-        return done(directory, claim, v.DiskFailure.NONE)
 
-    def store_record(self, effect: v.WriteStoreRecord) -> v.RecordStored:
-        try:
-            replace_file(self._disk, "", "store", effect.record)
-        except OSError as error:
-            logger.error("store record: %s", error)
-            return v.RecordStored(*effect, failure_of(error))
-        return v.RecordStored(*effect, v.DiskFailure.NONE)
+        return self._done(effect, f"claim of {directory}", work)
+
+    def store_record(self, effect: v.WriteStoreRecord) -> v.EffectDone:
+        return self._done(
+            effect, "store record", lambda: replace_file(self._disk, "", "store", effect.record)
+        )
 
     def why_gone(self) -> str:
         """Why what the server needs is not where it was opened; '' while all is. A failure proves nothing,
@@ -816,18 +814,17 @@ class Storage(DirectoryLoader):
             return v.DiskFailure.TEMPORARY if again and not failed else v.DiskFailure.FAILED
         return v.DiskFailure.NONE
 
-    def make_directory(self, effect: v.MakeDirectory) -> v.DirectoryMade:
+    def make_directory(self, effect: v.MakeDirectory) -> v.EffectDone:
         directory = effect.directory
-        try:
+
+        def work() -> None:
             if self.register.is_lost(directory):
                 raise OSError(errno.EIO, "the directory was lost")
             self._disk.make_folder(f"{OBJECTS}/{directory}")
             self._disk.sync_folder(OBJECTS)
             self.register.add(directory)
-        except OSError as error:
-            logger.error("directory %s: %s", directory, error)
-            return v.DirectoryMade(*effect, failure_of(error))
-        return v.DirectoryMade(*effect, v.DiskFailure.NONE)
+
+        return self._done(effect, f"directory {directory}", work)
 
     def remove(self, effect: v.RemoveObject) -> v.Removed:
         session, request_id, directory, name, durable, damaged = effect
@@ -840,15 +837,13 @@ class Storage(DirectoryLoader):
 
     # New copies of objects: see `side_files`
 
-    def write_repair(self, effect: v.WriteRepair) -> v.RepairWritten:
-        try:
+    def write_repair(self, effect: v.WriteRepair) -> v.EffectDone:
+        def work() -> None:
             if effect.create:
                 self._make_folder(effect.directory)
             write_copy(self._disk, self._files, effect)
-        except OSError as error:
-            logger.error("new copy of %s/%s: %s", effect.directory, effect.name, error)
-            return v.RepairWritten(effect.session, failure_of(error))
-        return v.RepairWritten(effect.session, v.DiskFailure.NONE)
+
+        return self._done(effect, f"new copy of {effect.directory}/{effect.name}", work)
 
     def install_repair(self, effect: v.InstallRepair) -> v.RepairInstalled:
         found = self._installed(effect)

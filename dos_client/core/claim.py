@@ -1,6 +1,6 @@
 """The claim of one directory on the members of a store, as a state machine. Pure: no I/O.
 
-Events report what members did. Effects report what changed about the claim. The shell keeps the sessions.
+The shell keeps the sessions.
 
 A claim is one pair (epoch, writer id). Its states:
 
@@ -13,12 +13,10 @@ A claim is one pair (epoch, writer id). Its states:
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
 
 from dos_client.core.quorum import Quorums
-from dos_protocol.errors import LocalProtocolError
 from dos_protocol.limits import epoch_jump_max
 from dos_protocol.messages import ObjectInfo
 
@@ -68,68 +66,11 @@ CLAIM_TABLE: Final[dict[ClaimState, dict[ClaimEvent, ClaimState]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class MemberClaimed:
-    """A member holds the claim durably, and its session is live. `trusted`: nothing that it lists is damaged
-    (R4).
-    """
-
-    server_id: bytes
-    trusted: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class MemberLeft:
-    """The session with a member ended."""
-
-    server_id: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class MemberFenced:
-    """A member rejected the claim: it holds `epoch_held`, higher, or equal for another writer."""
-
-    server_id: bytes
-    epoch_held: int
-
-
-@dataclass(frozen=True, slots=True)
-class RecordChanged:
-    """Another store record is in use now. All sessions are reconnected."""
-
-    quorums: Quorums
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimClosed:
-    """The owner closed the claim."""
-
-
-Event = MemberClaimed | MemberLeft | MemberFenced | RecordChanged | ClaimClosed
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimMoved:
-    """The claim changed its state."""
-
-    before: ClaimState
-    after: ClaimState
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimLost:
-    """The claim was superseded by the epoch `epoch_held` on that member."""
-
-    server_id: bytes
-    epoch_held: int
-
-
-Effect = ClaimMoved | ClaimLost
-
-
 class ClaimMachine:
-    """One claim. `held`: trusted members that answered; `live`: those connected now. Once granted, it stays
-    granted until it is lost or closed.
+    """One claim. Its methods say what members did; `state` follows.
+
+    `held`: trusted members that answered; `live`: those connected now. Once granted, it stays so until it
+    is lost or closed.
     """
 
     def __init__(self, quorums: Quorums) -> None:
@@ -138,48 +79,48 @@ class ClaimMachine:
         self.held: set[bytes] = set()
         self.live: set[bytes] = set()
 
-    def handle(self, event: Event) -> list[Effect]:
-        effects: list[Effect] = []
-        match event:
-            case MemberClaimed(server_id, trusted):
-                if trusted:
-                    self.held.add(server_id)
-                self.live.add(server_id)
-            case MemberLeft(server_id):
-                self.live.discard(server_id)
-            case MemberFenced(server_id, epoch_held):
-                self.live.discard(server_id)
-                if self.state not in (ClaimState.LOST, ClaimState.CLOSED):
-                    effects += self._step(ClaimEvent.SUPERSEDED)
-                    effects.append(ClaimLost(server_id, epoch_held))
-            case RecordChanged(quorums):
-                self.quorums = quorums
-                self.live.clear()
-            case ClaimClosed():
-                if self.state is not ClaimState.CLOSED:
-                    effects += self._step(ClaimEvent.ENDED)
-        return effects + self._count()
+    def claimed(self, server_id: bytes, *, trusted: bool = True) -> None:
+        """A member holds the claim durably. `trusted`: nothing that it lists is damaged (R4)."""
+        if trusted:
+            self.held.add(server_id)
+        self.live.add(server_id)
+        self._count()
 
-    def _count(self) -> list[Effect]:
+    def left(self, server_id: bytes) -> None:
+        """The session with a member ended."""
+        self.live.discard(server_id)
+        self._count()
+
+    def fenced(self, server_id: bytes) -> bool:
+        """A member holds a higher epoch, or this one for another writer. Return whether the claim ends."""
+        self.live.discard(server_id)
+        ends = self.state not in (ClaimState.LOST, ClaimState.CLOSED)
+        if ends:
+            self._step(ClaimEvent.SUPERSEDED)
+        return ends
+
+    def record_changed(self, quorums: Quorums) -> None:
+        """Another store record is in use now. All sessions are reconnected."""
+        self.quorums = quorums
+        self.live.clear()
+        self._count()
+
+    def close(self) -> None:
+        if self.state is not ClaimState.CLOSED:
+            self._step(ClaimEvent.ENDED)
+
+    def _count(self) -> None:
         enough = self.quorums.can_acknowledge(self.live)
         match self.state:
             case ClaimState.CLAIMING if self.quorums.can_take_over(self.held & self.live):
-                return self._step(ClaimEvent.GRANTED)
+                self._step(ClaimEvent.GRANTED)
             case ClaimState.HELD if not enough:
-                return self._step(ClaimEvent.QUORUM_LOST)
+                self._step(ClaimEvent.QUORUM_LOST)
             case ClaimState.WAITING if enough:
-                return self._step(ClaimEvent.QUORUM_BACK)
-        return []
+                self._step(ClaimEvent.QUORUM_BACK)
 
-    def _step(self, event: ClaimEvent) -> list[Effect]:
-        before = self.state
-        try:
-            self.state = CLAIM_TABLE[before][event]
-        except KeyError:
-            raise LocalProtocolError(
-                f"{event.name} is not valid for a claim in state {before.name}"
-            ) from None
-        return [ClaimMoved(before, self.state)]
+    def _step(self, event: ClaimEvent) -> None:
+        self.state = CLAIM_TABLE[self.state][event]
 
 
 class FenceReason(Enum):

@@ -18,17 +18,11 @@ import trio
 from dos_client import randomness
 from dos_client.arguments import check_absent, check_run
 from dos_client.core.claim import (
-    ClaimClosed,
-    ClaimLost,
     ClaimMachine,
     ClaimState,
     Collecting,
     FenceReason,
     Garbage,
-    MemberClaimed,
-    MemberFenced,
-    MemberLeft,
-    RecordChanged,
     climb,
     has_lost_objects,
     has_no_source,
@@ -306,8 +300,7 @@ class Claim:
 
     async def aclose(self) -> None:
         """End the sessions. Unacknowledged bytes may or may not arrive. Waits raise ClosedError."""
-        if self._machine.state is not ClaimState.CLOSED:
-            self._machine.handle(ClaimClosed())
+        self._machine.close()
         self.finish()
         self.store.forget(self)
         await self._ended.wait()
@@ -355,7 +348,7 @@ class Claim:
         for link in self._links.values():
             link.scope.cancel()
         # Before the new links: a session of the old record must not count in the new quorums.
-        self._machine.handle(RecordChanged(self._quorums))
+        self._machine.record_changed(self._quorums)
         for target in self.targets.values():
             target.requorum(self._quorums)
         if self._nursery is not None and self.ended is None:
@@ -379,25 +372,25 @@ class Claim:
                 one.name: one for one in opened.entries if one.name not in self.targets and not one.corrupt
             }
         self.epoch_seen = max(self.epoch_seen, opened.epoch)
-        self._machine.handle(MemberClaimed(server_id, trusted))
+        self._machine.claimed(server_id, trusted=trusted)
         self.changed()
 
     def member_left(self, link: "MemberLink") -> None:
         """Record that a session ended. A link of an older record does not affect its successor."""
         if self._links.get(link.server_id) is link:
-            self._machine.handle(MemberLeft(link.server_id))
+            self._machine.left(link.server_id)
         self.changed()
 
     def member_fenced(self, server_id: bytes, error: FencedError) -> None:
         """End the claim for good: a member holds a newer one."""
-        self.epoch_seen = max(self.epoch_seen, error.epoch_held)
-        for effect in self._machine.handle(MemberFenced(server_id, error.epoch_held)):
-            if isinstance(effect, ClaimLost):
-                text = f"epoch {self.epoch} of {self.directory} is superseded by epoch {effect.epoch_held}"
-                if not self.claiming:
-                    text = f"{self.directory} has a writer, at epoch {effect.epoch_held}; claim it to write"
-                self.lost = FencedError(text, actual=effect.epoch_held)
-                log.info("%s", self.lost)
+        held = error.epoch_held
+        self.epoch_seen = max(self.epoch_seen, held)
+        if self._machine.fenced(server_id):
+            text = f"epoch {self.epoch} of {self.directory} is superseded by epoch {held}"
+            if not self.claiming:
+                text = f"{self.directory} has a writer, at epoch {held}; claim it to write"
+            self.lost = FencedError(text, actual=held)
+            log.info("%s", self.lost)
         self.finish()
 
     def finish(self) -> None:

@@ -209,9 +209,6 @@ class DirectoryState:
             and all(state.may_forget for state in self.objects.values())
         )
 
-    def may_claim(self, claim: ClaimRecord) -> bool:
-        return not self.why_no_claim(claim)
-
     def why_no_claim(self, claim: ClaimRecord) -> str:
         """Return the epoch rule that forbids the claim, or '' if none does."""
         held, requested = self.claim, f"epoch {claim.epoch} of {self.name}"

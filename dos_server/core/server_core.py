@@ -132,8 +132,6 @@ class ServerCore:
             v.DirectoryLoaded: self._directory_loaded,
             v.DirectoriesLost: claims.lost,
             v.ObjectLoaded: self._tails.object_loaded,
-            v.ClaimStored: claims.written,
-            v.ClaimFiled: claims.claim_filed,
             v.LogDue: self._log_due,
             v.LogSynced: self._log_synced,
             v.Written: self._written,
@@ -141,18 +139,23 @@ class ServerCore:
             v.Synced: self._synced,
             v.GotData: reads.got_data,
             v.GotDigest: reads.got_digest,
-            v.RecordStored: greetings.record_stored,
-            v.StampsStored: stamps_.stored,
-            v.RepairWritten: repairs.written,
             v.RepairInstalled: repairs.installed,
             v.Removed: self._removed,
-            v.DirectoryMade: version0_.directory_made,
+            v.EffectDone: self._effect_done,
             v.Requested: version0_.requested,
             v.Streamed: version0_.streamed,
             v.SpaceSeen: self._space_seen,
             v.Tick: self._tick,
             v.ScrubDue: scrub_.due,
             v.ScrubReadDone: scrub_.read_done,
+        }
+        self._on_done: Final[dict[type[Any], Callable[[Any, v.DiskFailure], None]]] = {
+            v.WriteClaim: claims.written,
+            v.FileClaim: claims.claim_filed,
+            v.WriteStoreRecord: greetings.record_stored,
+            v.WriteStamps: stamps_.stored,
+            v.WriteRepair: repairs.written,
+            v.MakeDirectory: version0_.directory_made,
         }
         self._on_message: Final[dict[type[Any], Callable[[Session, Any, int], None]]] = {
             m.Quit: self._quit,
@@ -333,6 +336,9 @@ class ServerCore:
     def _directory_loaded(self, event: v.DirectoryLoaded) -> None:
         self._claims.directory_loaded(event)
         self._tails.directory_loaded(event)
+
+    def _effect_done(self, event: v.EffectDone) -> None:
+        self._on_done[type(event.effect)](event.effect, event.failure)
 
     def _written(self, event: v.Written) -> None:
         self._appends.written(event)

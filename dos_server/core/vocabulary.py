@@ -7,7 +7,7 @@ to a connection and never reuses.
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dos_protocol.digests import Buffer
 from dos_protocol.frames import Frame
@@ -17,6 +17,9 @@ from dos_server.core.files.records import ClaimRecord, ObjectMark
 from dos_server.core.files.recovery import RecoveredObject
 from dos_server.core.files.scan import ExtentStart, FoldStarts, VerifiedChain, VerifyGoal
 from dos_server.core.quotas import Quota
+
+Event = tuple[Any, ...]
+Effect = tuple[Any, ...]
 
 # --- How disk operations end -------------------------------------------------------------------------------
 
@@ -183,13 +186,6 @@ class DropRepair(NamedTuple):
     copy: int
 
 
-class RepairWritten(NamedTuple):
-    """`WriteRepair` finished."""
-
-    session: int
-    failure: DiskFailure
-
-
 class RepairInstalled(NamedTuple):
     """`InstallRepair` finished. `found`: None if it failed and only a restart can determine which copy is
     there.
@@ -302,11 +298,10 @@ class ConnectionEnded(NamedTuple):
     session: int
 
 
-class ClaimStored(NamedTuple):
-    """`WriteClaim` finished."""
+class EffectDone(NamedTuple):
+    """An effect finished that has no event of its own."""
 
-    directory: str
-    claim: ClaimRecord
+    effect: Effect
     failure: DiskFailure
 
 
@@ -333,15 +328,6 @@ class Synced(NamedTuple):
     failure: DiskFailure
 
 
-class RecordStored(NamedTuple):
-    """`WriteStoreRecord` finished."""
-
-    session: int
-    request_id: int
-    record: bytes
-    failure: DiskFailure
-
-
 class LogDue(NamedTuple):
     """All writes that were ordered in this round are reported, so that one record can have them all."""
 
@@ -354,24 +340,6 @@ class LogSynced(NamedTuple):
     gone: frozenset[tuple[str, str]] = frozenset()
 
 
-class ClaimFiled(NamedTuple):
-    """`FileClaim` finished."""
-
-    directory: str
-    claim: ClaimRecord
-    failure: DiskFailure
-
-
-class StampsStored(NamedTuple):
-    """`WriteStamps` finished."""
-
-    session: int
-    request_id: int
-    name: str
-    data: bytes
-    failure: DiskFailure
-
-
 class Removed(NamedTuple):
     """`RemoveObject` finished."""
 
@@ -380,14 +348,6 @@ class Removed(NamedTuple):
     directory: str
     name: str
     ending: Removal
-
-
-class DirectoryMade(NamedTuple):
-    """`MakeDirectory` finished. Without trouble, the directory is durable."""
-
-    session: int
-    directory: str
-    failure: DiskFailure
 
 
 class Requested(NamedTuple):
@@ -417,41 +377,6 @@ class SpaceSeen(NamedTuple):
 class Tick(NamedTuple):
     """Time has passed."""
 
-
-Event = (
-    Connected
-    | TokensChanged
-    | QuotasChanged
-    | Received
-    | ReceivedAppends
-    | BatchEnded
-    | HalfClosed
-    | ConnectionEnded
-    | ClaimStored
-    | Written
-    | SyncBegins
-    | Synced
-    | LogDue
-    | LogSynced
-    | ClaimFiled
-    | RecordStored
-    | StampsStored
-    | Removed
-    | DirectoryMade
-    | Requested
-    | Streamed
-    | SpaceSeen
-    | Tick
-    | DirectoryLoaded
-    | DirectoriesLost
-    | ObjectLoaded
-    | GotData
-    | GotDigest
-    | RepairWritten
-    | RepairInstalled
-    | ScrubDue
-    | ScrubReadDone
-)
 
 # --- Effects: what the core orders the shell to do ---
 
@@ -588,35 +513,3 @@ class Audit(NamedTuple):
     session: int
     token: str
     action: str
-
-
-Effect = (
-    Send
-    | CloseSession
-    | WriteClaim
-    | Write
-    | Sync
-    | WriteLog
-    | FileClaim
-    | Halt
-    | SetMark
-    | WriteStoreRecord
-    | WriteStamps
-    | RemoveObject
-    | MakeDirectory
-    | SendBytes
-    | LogReason
-    | Audit
-    | LoadDirectory
-    | ForgetDirectory
-    | LoadObject
-    | ReadData
-    | ReadDigest
-    | WriteRepair
-    | InstallRepair
-    | DropRepair
-    | ScrubRead
-    | ScrubLater
-    | ScrubNow
-    | LogNotice
-)

@@ -17,8 +17,8 @@ from dos_protocol.errors import (
     BeingAppendedError,
     ClosedError,
     LocalProtocolError,
-    NotClaimedError,
     NotFoundError,
+    RefusedError,
     UnsupportedError,
 )
 from tests.dos_client.support import ThreadServer, claimed, content_of, damage, new_writer, until
@@ -46,7 +46,7 @@ async def test_a_session_deletes_and_reports_what_it_may_not(alone: ThreadServer
         await connection.claim("d", 1, new_writer())
         async with open_connection(alone.location) as other:
             await other.open_directory("d")
-            with pytest.raises(NotClaimedError):
+            with pytest.raises(RefusedError, match="claimed by a writer"):
                 await other.delete("x")
 
 

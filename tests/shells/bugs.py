@@ -99,7 +99,7 @@ def claims_are_answered_before_they_are_stored() -> list[Patch]:
         if not isinstance(effect, v.WriteClaim):
             return original(self, effect)
         original(self, v.FileClaim(*effect))
-        return v.ClaimStored(*effect, v.DiskFailure.NONE)
+        return v.EffectDone(effect, v.DiskFailure.NONE)
 
     return [(DiskEffects, "start", start)]
 

@@ -110,8 +110,7 @@ class Claims:
 
     def _claim(self, directory: DirectoryState, opening: Opening) -> None:
         claim = ClaimRecord(opening.request.epoch, opening.request.writer_id)
-        if not directory.may_claim(claim):
-            refusal = directory.why_no_claim(claim)
+        if refusal := directory.why_no_claim(claim):
             self._not_opened(opening, ErrorCode.FENCED, refusal, directory.claim.epoch)
             return
         if not directory.exists and (why := self._tables.reserve_directory(directory)) is not None:
@@ -192,14 +191,16 @@ class Claims:
         if claim is None:
             return
         log = self._tables.log
-        stored = v.ClaimStored(directory.name, claim, v.DiskFailure.NONE)
-        if log is None or not log.claim(directory.name, claim, partial(self.claim_stored, stored)):
-            self._tables.effects.append(v.WriteClaim(directory.name, claim))
+        write = v.WriteClaim(directory.name, claim)
+        if log is None or not log.claim(
+            directory.name, claim, partial(self.claim_stored, write, v.DiskFailure.NONE)
+        ):
+            self._tables.effects.append(write)
 
-    def written(self, event: v.ClaimStored) -> None:
-        if event.failure is v.DiskFailure.NONE:
-            self._filed(event.directory, event.claim)
-        self.claim_stored(event)
+    def written(self, effect: v.WriteClaim, failure: v.DiskFailure) -> None:
+        if failure is v.DiskFailure.NONE:
+            self._filed(effect.directory, effect.claim)
+        self.claim_stored(effect, failure)
 
     def file(self, name: str) -> None:
         directory = self._tables.directories[name]
@@ -209,10 +210,10 @@ class Claims:
             directory.filing = True
             self._tables.effects.append(v.FileClaim(name, directory.stored))
 
-    def claim_filed(self, event: v.ClaimFiled) -> None:
-        self._tables.directories[event.directory].filing = False
-        if event.failure is v.DiskFailure.NONE:
-            self._filed(event.directory, event.claim)
+    def claim_filed(self, effect: v.FileClaim, failure: v.DiskFailure) -> None:
+        self._tables.directories[effect.directory].filing = False
+        if failure is v.DiskFailure.NONE:
+            self._filed(effect.directory, effect.claim)
 
     def _filed(self, name: str, claim: ClaimRecord) -> None:
         directory = self._tables.directories[name]
@@ -220,16 +221,16 @@ class Claims:
         if self._tables.log is not None:
             self._tables.log.filed((name, ""), claim.epoch)
 
-    def claim_stored(self, event: v.ClaimStored) -> None:
+    def claim_stored(self, effect: v.WriteClaim, failure: v.DiskFailure) -> None:
         """Handle a claim that is on stable storage, in the log or in its file, or could not be stored."""
-        directory = self._tables.directories[event.directory]
+        directory = self._tables.directories[effect.directory]
         directory.storing = None
-        if event.failure is v.DiskFailure.NONE:
-            directory.stored = event.claim
+        if failure is v.DiskFailure.NONE:
+            directory.stored = effect.claim
             self._tables.claims_stored += 1
             self.now_exists(directory)
-        elif directory.claim == event.claim:
-            self._claim_failed(directory, event.failure)
+        elif directory.claim == effect.claim:
+            self._claim_failed(directory, failure)
             return
         self._store(directory)
         self.grant_if_ready(directory)

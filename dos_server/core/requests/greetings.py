@@ -222,25 +222,25 @@ class Greetings:
             session.pending += 1
             tables.effects.append(v.WriteStoreRecord(session.number, request_id, request.store_record))
 
-    def record_stored(self, event: v.RecordStored) -> None:
+    def record_stored(self, effect: v.WriteStoreRecord, failure: v.DiskFailure) -> None:
         """Adopt the stored record, end sessions of older generations, and answer CONFIGURED."""
         tables = self._tables
         self._storing_record = False
-        session = tables.answerable(event.session)
-        if event.failure is not v.DiskFailure.NONE:
+        session = tables.answerable(effect.session)
+        if failure is not v.DiskFailure.NONE:
             if session is not None:
-                text = f"the store record could not be stored durably: {event.failure.value}"
-                code = ErrorCode.BUSY if event.failure is v.DiskFailure.TEMPORARY else ErrorCode.NO_SPACE
-                tables.refuse(session, code, text, event.request_id)
+                text = f"the store record could not be stored durably: {failure.value}"
+                code = ErrorCode.BUSY if failure is v.DiskFailure.TEMPORARY else ErrorCode.NO_SPACE
+                tables.refuse(session, code, text, effect.request_id)
             return
-        offered = decode_store_record(event.record)
+        offered = decode_store_record(effect.record)
         if tables.record is None or offered.generation > tables.record.generation:
             # After the record is stored: a server that forgot a generation would count in an old quorum.
-            tables.record, tables.record_bytes = offered, event.record
+            tables.record, tables.record_bytes = offered, effect.record
             self._end_older_generations(offered)
         if session is not None:
             tables.audit(session, f"stored generation {offered.generation} of the store record")
-            tables.send(session, m.Configured(offered.generation), event.request_id)
+            tables.send(session, m.Configured(offered.generation), effect.request_id)
 
     def _end_older_generations(self, record: StoreRecord) -> None:
         """Send STALE_GENERATION to sessions of an older record, which ends them."""

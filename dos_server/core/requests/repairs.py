@@ -127,18 +127,18 @@ class Repairs:
             )
         )
 
-    def written(self, event: v.RepairWritten) -> None:
-        repair = self._tables.repairs[event.session]
+    def written(self, effect: v.WriteRepair, failure: v.DiskFailure) -> None:
+        repair = self._tables.repairs[effect.session]
         repair.busy = False
-        session = self._tables.answerable(event.session)
+        session = self._tables.answerable(effect.session)
         if repair.orphan or session is None or session.closed:
-            self._tables.drop_repair(event.session)
+            self._tables.drop_repair(effect.session)
             if session is not None:
                 text = f"the session has left {repair.directory}: the new copy of {repair.name} was dropped"
                 self._tables.refuse(session, ErrorCode.NOT_READY, text, repair.request_id)
-        elif event.failure is not v.DiskFailure.NONE:
-            text = f"the new copy of {repair.name} could not be written: {event.failure.value}"
-            self._abort(session, repair, RequestRefusal(REFUSALS[event.failure], text))
+        elif failure is not v.DiskFailure.NONE:
+            text = f"the new copy of {repair.name} could not be written: {failure.value}"
+            self._abort(session, repair, RequestRefusal(REFUSALS[failure], text))
         elif not repair.complete:
             self._tables.send(session, m.RepairAck(repair.name, repair.size, done=False), repair.request_id)
         else:

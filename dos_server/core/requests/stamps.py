@@ -287,13 +287,13 @@ class Stamps:
         self._storing.add(name)
         self._tables.effects.append(v.WriteStamps(session, request_id, name, data))
 
-    def stored(self, event: v.StampsStored) -> None:
-        self._storing.discard(event.name)
-        if event.name == WITNESSED:
-            self._witnesses_stored(event)
+    def stored(self, effect: v.WriteStamps, failure: v.DiskFailure) -> None:
+        self._storing.discard(effect.name)
+        if effect.name == WITNESSED:
+            self._witnesses_stored(effect, failure)
             self._next_witness()
         else:
-            self._history_stored(event)
+            self._history_stored(effect, failure)
             if self._verdict_waits:
                 self._verdict_waits = False
                 self._store_verdict()
@@ -306,24 +306,24 @@ class Stamps:
             if session is not None and not session.closed:
                 self.stamp(session, request, request_id)
 
-    def _history_stored(self, event: v.StampsStored) -> None:
-        session, known = self._tables.answerable(event.session), self.history
-        if event.failure is v.DiskFailure.NONE:
-            self.history = decode_history(event.data)._replace(missing=known.missing, proven=known.proven)
+    def _history_stored(self, effect: v.WriteStamps, failure: v.DiskFailure) -> None:
+        session, known = self._tables.answerable(effect.session), self.history
+        if failure is v.DiskFailure.NONE:
+            self.history = decode_history(effect.data)._replace(missing=known.missing, proven=known.proven)
         if session is not None:  # if storing failed, the older stamp is still on stable storage
-            self._tables.send(session, m.Stamped(*self.history.newest), event.request_id)
+            self._tables.send(session, m.Stamped(*self.history.newest), effect.request_id)
 
-    def _witnesses_stored(self, event: v.StampsStored) -> None:
+    def _witnesses_stored(self, effect: v.WriteStamps, failure: v.DiskFailure) -> None:
         tables = self._tables
-        session = tables.answerable(event.session)
-        if event.failure is v.DiskFailure.NONE:
-            self.witnessed = decode_witnesses(event.data)
+        session = tables.answerable(effect.session)
+        if failure is v.DiskFailure.NONE:
+            self.witnessed = decode_witnesses(effect.data)
             if session is not None:
                 held = self.witnessed[self._member_being_stored]
-                tables.send(session, m.Witnessed(self._member_being_stored, *held), event.request_id)
+                tables.send(session, m.Witnessed(self._member_being_stored, *held), effect.request_id)
         elif session is not None:
-            text = f"the stamps of the other members could not be stored: {event.failure.value}"
-            tables.refuse(session, REFUSALS[event.failure], text, event.request_id)
+            text = f"the stamps of the other members could not be stored: {failure.value}"
+            tables.refuse(session, REFUSALS[failure], text, effect.request_id)
 
     def _next_witness(self) -> None:
         while self._waiting and WITNESSED not in self._storing:

@@ -461,21 +461,21 @@ class V0Service:
             one.session.pending += 1
             self._tables.effects.append(v.MakeDirectory(one.session.number, request.directory))
 
-    def directory_made(self, event: v.DirectoryMade) -> None:
+    def directory_made(self, effect: v.MakeDirectory, failure: v.DiskFailure) -> None:
         tables = self._tables
-        tables.answerable(event.session)
-        if event.failure is v.DiskFailure.NONE:
-            tables.directory_names.add(event.directory)
-            directory = tables.directories.get(event.directory)
+        tables.answerable(effect.session)
+        if failure is v.DiskFailure.NONE:
+            tables.directory_names.add(effect.directory)
+            directory = tables.directories.get(effect.directory)
             if directory is not None:
                 self._claims.now_exists(directory)
-        one = self._answers.sessions.get(event.session)
+        one = self._answers.sessions.get(effect.session)
         if one is None or one.closed:
             return
-        if event.failure is v.DiskFailure.NONE:
-            self._open(one, event.directory)
+        if failure is v.DiskFailure.NONE:
+            self._open(one, effect.directory)
         else:
-            self._answers.refuse(one, f"directory {event.directory} cannot be made: {event.failure.value}")
+            self._answers.refuse(one, f"directory {effect.directory} cannot be made: {failure.value}")
 
     def _open(self, one: V0Session, directory: str) -> None:
         self._claims.change_directory(one.session, m.ChangeDirectory(directory), 0)

@@ -20,16 +20,15 @@ from tests.sim.store.machine import Machine
 
 @bug("R2, row 18")
 def claim_is_not_stored() -> list[Patch]:
-    def store(self: Storage, effect: v.WriteClaim | v.FileClaim) -> v.ClaimStored | v.ClaimFiled:
-        done = v.ClaimStored if isinstance(effect, v.WriteClaim) else v.ClaimFiled
-        return done(*effect, v.DiskFailure.NONE)
+    def store(self: Storage, effect: v.WriteClaim | v.FileClaim) -> v.EffectDone:
+        return v.EffectDone(effect, v.DiskFailure.NONE)
 
     return [(Storage, "store_claim", store)]
 
 
 @bug("R2")
 def lower_epochs_may_claim() -> list[Patch]:
-    return [(DirectoryState, "may_claim", lambda self, claim: claim.epoch >= 1)]
+    return [(DirectoryState, "why_no_claim", lambda self, claim: "" if claim.epoch else "epoch 0")]
 
 
 @bug("R2, row 18")

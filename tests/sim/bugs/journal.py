@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dos_client.core.claim import ClaimMachine, ClaimState, MemberFenced, MemberLeft
+from dos_client.core.claim import ClaimMachine, ClaimState
 from dos_client.core.quorum import Quorums
 from dos_protocol.messages import DirectoryOpened, ObjectInfo
 from journal import ChainWriter
@@ -110,12 +110,13 @@ def records_do_not_wait_for_the_one_before() -> list[Patch]:
 @bug("R18")
 def a_lost_member_is_done_without() -> list[Patch]:
     """A writer that one member has fenced continues with the others."""
-    handle = ClaimMachine.handle
+    fenced = ClaimMachine.fenced
 
-    def handled(self: ClaimMachine, event: Any) -> Any:
-        if isinstance(event, MemberFenced) and self.state is not ClaimState.CLAIMING:
-            event = MemberLeft(event.server_id)
-        return handle(self, event)
+    def only_left(self: ClaimMachine, server_id: bytes) -> bool:
+        if self.state is ClaimState.CLAIMING:
+            return fenced(self, server_id)
+        self.left(server_id)
+        return False
 
     finish = SimClaim._finish
 
@@ -125,7 +126,7 @@ def a_lost_member_is_done_without() -> list[Patch]:
         else:
             self.changed()
 
-    return [(ClaimMachine, "handle", handled), (SimClaim, "_finish", finished)]
+    return [(ClaimMachine, "fenced", only_left), (SimClaim, "_finish", finished)]
 
 
 @bug("row 17")

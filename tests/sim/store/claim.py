@@ -7,19 +7,14 @@ top unchanged: this is its `ClaimPort`.
 The owner of the claim waits in its coroutines; `member` has the links with members.
 """
 
+from collections.abc import Callable
 from random import Random
+from typing import TypeVar
 
 from dos_client.core.claim import (
-    ClaimClosed,
-    ClaimLost,
     ClaimMachine,
     ClaimState,
-    Effect,
-    Event,
     Garbage,
-    MemberClaimed,
-    MemberFenced,
-    MemberLeft,
     has_lost_objects,
     has_no_source,
     was_held,
@@ -36,6 +31,8 @@ from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Network
 from tests.sim.store.member import Link
 from tests.sim.store.sim_store import SimStore
+
+T = TypeVar("T")
 
 
 class SimTarget:
@@ -277,8 +274,7 @@ class SimClaim:
 
     def close(self) -> None:
         """End the claim. Appends in flight may or may not arrive."""
-        if self._machine.state is not ClaimState.CLOSED:
-            self._handle(ClaimClosed())
+        self._change(self._machine.close)
         self._finish()
 
     def on_append(self, name: str, offset: int, data: bytes) -> None:
@@ -298,21 +294,19 @@ class SimClaim:
                 info.name: info for info in opened.entries if info.name not in self.targets
             }
         self.epoch_seen = max(self.epoch_seen, opened.epoch)
-        self._handle(MemberClaimed(link.server_id, trusted))
+        self._change(lambda: self._machine.claimed(link.server_id, trusted=trusted))
         self.changed()
 
     def member_left(self, link: Link) -> None:
         if not self.over:
-            self._handle(MemberLeft(link.server_id))
+            self._change(lambda: self._machine.left(link.server_id))
         self.changed()
 
     def member_fenced(self, link: Link, error: FencedError) -> None:
         self.epoch_seen = max(self.epoch_seen, error.epoch_held)
-        for effect in self._handle(MemberFenced(link.server_id, error.epoch_held)):
-            if isinstance(effect, ClaimLost):
-                self.lost = FencedError(
-                    f"epoch {self.epoch} of {self.directory} is superseded", actual=effect.epoch_held
-                )
+        if self._change(lambda: self._machine.fenced(link.server_id)):
+            text = f"epoch {self.epoch} of {self.directory} is superseded"
+            self.lost = FencedError(text, actual=error.epoch_held)
         self._finish()
 
     def changed(self) -> None:
@@ -341,12 +335,12 @@ class SimClaim:
         for link in self._links:
             link.sealed(target)
 
-    def _handle(self, event: Event) -> list[Effect]:
+    def _change(self, change: Callable[[], T]) -> T:
         before = self._machine.state
-        effects = self._machine.handle(event)
+        result = change()
         if self._machine.state is not before:
             self.process.env.sometimes[f"claim: {self._machine.state.name}"] += 1
-        return effects
+        return result
 
     def _finish(self) -> None:
         for task in self._tasks:

@@ -223,8 +223,9 @@ class Server(Process):
             self.machine.power_cut()
             return
         self._count(event)
-        if isinstance(event, v.RecordStored) and event.failure is v.DiskFailure.NONE:
-            self.machine.records.append(decode_store_record(event.record))
+        if isinstance(event, v.EffectDone) and event == (event.effect, v.DiskFailure.NONE):
+            record = getattr(event.effect, "record", None)
+            self.machine.records += [decode_store_record(record)] if record else []
         if isinstance(event, v.Removed):
             self.machine.removing.discard((event.directory, event.name))
         if isinstance(event, v.RepairInstalled) and event.found is not None:
