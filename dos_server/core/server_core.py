@@ -107,8 +107,9 @@ class ServerCore:
         None: there is none.
         """
         names, bad, valid = directory_names or set(), damaged_names or set(), tokens or Tokens.single(b"")
-        made_of = server_id, incarnation_id, record, valid, names, bad, reserve_bytes, quotas
-        self._tables = tables = Tables(*made_of)
+        self._tables = tables = Tables(
+            server_id, incarnation_id, record, valid, names, bad, reserve_bytes, quotas
+        )
         stamps_ = Stamps(tables, incarnation_id, stamps)
         self._greetings, claims = (greetings := Greetings(tables, stamps_)), Claims(tables)
         self._reads = reads = Reads(tables)
@@ -116,8 +117,7 @@ class ServerCore:
         self._claims, self._tails = claims, Tails(tables, claims)
         repairs, scrub_ = Repairs(tables, claims, reads), Scrub(tables, reads, scrub)
         self._removals = removals = Removals(tables, claims, reads)
-        if log is not None:
-            tables.log = self._group_log(log)
+        tables.log = None if log is None else self._group_log(log)
         off = why_off(version0=version0, tokens=tokens, quotas=quotas)
         self._version0 = version0_ = V0Service(tables, claims, appends, reads, removals, off=off)
         self._on_event: Final[dict[type[Any], Callable[[Any], None]]] = {
@@ -157,11 +157,11 @@ class ServerCore:
             v.WriteRepair: repairs.written,
             v.MakeDirectory: version0_.directory_made,
         }
-        self._on_message: Final[dict[type[Any], Callable[[Session, Any, int], None]]] = {
+        self._on_message = _messages_of(greetings, stamps_, reads, claims, appends, removals)
+        self._on_message |= {
             m.Quit: self._quit,
             m.RepairChunk: repairs.repair,
             m.ScrubRequest: scrub_.request,
-            **_messages_of(greetings, stamps_, reads, claims, appends, removals),
         }
 
     def _group_log(self, log: LogTail) -> GroupLog:
