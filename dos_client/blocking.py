@@ -87,7 +87,6 @@ class Portal:
                 self.call(manager_open.end)
 
     def close(self) -> None:
-        """End the thread. Raises the error of the thread if it ended earlier."""
         if self._closed:
             return
         self._closed = True
@@ -218,8 +217,6 @@ def iterate(portal: Portal, items: AsyncGenerator[T]) -> Iterator[T]:
 
 
 class BlockingObjectWriter(Facade[ObjectWriter]):
-    """An `ObjectWriter` for plain threads."""
-
     name = Attribute[str]()
     size = Attribute[int]()
     synced = Attribute[int]()
@@ -233,8 +230,6 @@ class BlockingObjectWriter(Facade[ObjectWriter]):
 
 
 class BlockingClaim(Facade[Claim]):
-    """A `Claim` for plain threads. A context manager that closes it."""
-
     directory = Attribute[str]()
     epoch = Attribute[int]()
     writer_id = Attribute[bytes]()
@@ -255,7 +250,6 @@ class BlockingClaim(Facade[Claim]):
 
     @property
     def answers(self) -> dict[bytes, dict[str, ObjectInfo]]:
-        """As of `Claim`, at this moment."""
         return self.portal.call_sync(lambda: dict(self.wrapped.answers))
 
     def open_object(self, name: str) -> BlockingObjectWriter:

@@ -104,7 +104,6 @@ def serve(
 
 
 def store_problem() -> str:
-    """Return which members are missing while writers of this process wait for a quorum; "" if none waits."""
     with _lock:
         waiting = sum(waits for _, waits in _seen.values())
         members = {one.address for found, _ in _seen.values() for one in found if one.state == "unavailable"}
@@ -114,8 +113,6 @@ def store_problem() -> str:
 
 
 class SharedFigures(Collector):
-    """The metrics of this process's stores for one of several HTTP servers of the process."""
-
     def __init__(self) -> None:
         with _lock:
             _shared_by.append(self)
@@ -137,13 +134,10 @@ def text() -> str:
 
 
 class StoreFigures:
-    """The metrics of one store. Counters are increased by differences to what was published."""
-
     def __init__(self) -> None:
         self._published = StoreCounters()
 
     def publish(self, counts: StoreCounters, members: Sequence[MemberStatus], waiting: int) -> None:
-        """Publish the current values. May be called from any thread."""
         before, self._published = self._published, counts.copy()
         for attribute, total in _TOTALS.items():
             total.inc(getattr(counts, attribute) - getattr(before, attribute))
@@ -157,7 +151,6 @@ class StoreFigures:
             _set_gauges(before_that)
 
     def close(self) -> None:
-        """Remove the store's members from the gauges. Counters keep their values."""
         with _lock:
             members, _ = _seen.pop(self, ((), 0))
             _set_gauges(members)

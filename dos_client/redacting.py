@@ -46,7 +46,6 @@ _PATTERNS: Final = (
 
 
 def names_secret(variable: str) -> bool:
-    """Return whether the value of a variable of this name is a secret."""
     return _SECRET_NAME.search(variable) is not None and _PLACE_NAME.search(variable) is None
 
 
@@ -75,7 +74,6 @@ class Redactor:
 
 
 def _forms(secret: str) -> set[str]:
-    """Return a secret as programs print it: plain, in JSON, repr, URLs and base64."""
     encoded = secret.encode("utf-8", "replace")
     forms = {
         secret,

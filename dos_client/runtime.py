@@ -34,12 +34,8 @@ class ClientStream(Protocol):
 
 
 class ClientRuntime(Protocol):
-    """What a client needs from its environment."""
-
     @property
-    def rng(self) -> random.Random:
-        """Random numbers for jitter and load spreading."""
-        ...
+    def rng(self) -> random.Random: ...
 
     def fresh_id(self, size: int) -> bytes:
         """Return random bytes for an identity that is used only once."""
@@ -51,8 +47,6 @@ class ClientRuntime(Protocol):
 
 
 class RealClientRuntime:
-    """TCP, with TLS if environment variables name its files, and the system's random source."""
-
     def __init__(self) -> None:
         self.rng = random.SystemRandom()  # a forked process must not repeat its parent's numbers
 

@@ -76,7 +76,6 @@ async def _run_store(
 
 
 async def _observe(store: Store) -> None:
-    """Observe the store's claims at intervals and publish the metrics. Runs as a task."""
     figures = metrics.StoreFigures()
     try:
         while True:

@@ -93,7 +93,6 @@ class PrefixDigest:
             self._tail_bytes = count - start
 
     def copy(self) -> "PrefixDigest":
-        """Return an independent digest of the same content."""
         twin = PrefixDigest(0, self.blocks_digest)
         twin.size = self.size
         twin._tail = None if self._tail is None else self._tail.copy()

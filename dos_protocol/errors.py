@@ -407,7 +407,6 @@ def text_of(error: BaseException) -> str:
 
 
 def encodable(text: str) -> str:
-    """Return the text with every lone surrogate written as an escape, so that UTF-8 can encode it."""
     return text.encode(errors="backslashreplace").decode()
 
 

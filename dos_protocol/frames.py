@@ -132,7 +132,6 @@ class FrameDecoder:
         self._meta_max, self._payload_max = meta_max, payload_max
 
     def shrink(self) -> None:
-        """Release memory, if no frame has begun."""
         if self._start == self._end and len(self._buffer) > _FIRST_CAPACITY:
             self._buffer = bytearray(_FIRST_CAPACITY)
             self._view = memoryview(self._buffer)
@@ -154,11 +153,9 @@ class FrameDecoder:
         return self._view[self._end :]
 
     def wrote(self, count: int) -> None:
-        """Record that `count` bytes of the view from `writable` are filled."""
         self._end += count
 
     def receive(self, data: Buffer) -> None:
-        """Copy bytes in. Call `next_frame` until it returns None before the next large call."""
         view = memoryview(data)
         if self.buffered + len(view) > len(self._buffer):
             self._grow(self.buffered + len(view))
@@ -260,7 +257,6 @@ class FrameDecoder:
 
 
 def _foreign_bytes_text(begun: bytes) -> str:
-    """Return the message for a peer whose first bytes are not the magic."""
     text = f"a frame begins with {MAGIC.hex()}, not {begun.hex()}"
     protocol = next((name for first, name in _OTHER_PROTOCOLS.items() if begun.startswith(first)), "")
     return f"{text}: that is {protocol}, not DOS" if protocol else text

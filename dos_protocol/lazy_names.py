@@ -95,7 +95,6 @@ def lazy_names(held: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[[],
 
 
 def _names_for_type_checkers(source: str | None, package: str) -> dict[str, str]:
-    """Return name -> module of the imports in the block `if TYPE_CHECKING:`."""
     if source is None:
         raise ImportError(
             f"package {package} is installed without its source, which lists its names", name=package

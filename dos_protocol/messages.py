@@ -83,7 +83,6 @@ SESSION_TABLE: Final[dict[SessionState, dict[SessionEvent, SessionState]]] = {
 
 
 def step(state: SessionState, event: SessionEvent) -> SessionState:
-    """Return the state after the event. Raises LocalProtocolError for an event not in the table."""
     try:
         return SESSION_TABLE[state][event]
     except KeyError:
@@ -93,7 +92,6 @@ def step(state: SessionState, event: SessionEvent) -> SessionState:
 
 
 def diagram() -> str:
-    """Return the table as a Mermaid state diagram, as in protocol.md."""
     lines = ["stateDiagram-v2", "    [*] --> NEW"]
     for state, row in SESSION_TABLE.items():
         lines += [f"    {state.name} --> {after.name}: {event.value}" for event, after in row.items()]
@@ -109,8 +107,6 @@ NO_DIGEST: Final = u64_max
 
 @unique
 class Opcode(IntEnum):
-    """The message type in a frame. Values below 128 are requests, from 128 on answers. Never reused."""
-
     HELLO = 1
     CHANGE_DIRECTORY = 2
     APPEND = 3
@@ -298,8 +294,6 @@ class Configure(Message, frozen=True):
 
 
 class Configured(Message, frozen=True):
-    """The store record of that generation is on stable storage."""
-
     generation: int
 
 
@@ -310,8 +304,6 @@ class Ping(Message, frozen=True):
 
 
 class Pong(Message, frozen=True):
-    """The answer to PING, with its payload."""
-
     payload: Buffer = b""
 
 
@@ -535,8 +527,6 @@ _ID: Final = f"{id_bytes}s"
 
 
 class _Plan(NamedTuple):
-    """A row prepared for coding. `flagged`: a field is 0 or 1. `ids`: the fields that are an id."""
-
     opcode: Opcode
     row: MessageLayout
     layout: struct.Struct
@@ -647,7 +637,6 @@ def _decode_durability_ack(frame: Frame) -> DurabilityAck:
 
 
 def _decode_row(frame: Frame, plan: _Plan) -> Message:
-    """Return the message by the row's layout. Raises ValueError or struct.error."""
     _, row, layout, names, _, flagged, _ = plan
     fixed = layout.unpack_from(frame.meta)
     if flagged and layout.pack(*fixed) != frame.meta[: layout.size]:
@@ -672,7 +661,6 @@ def _decode_row(frame: Frame, plan: _Plan) -> Message:
 
 
 def encode_entries(entries: tuple[ObjectInfo, ...]) -> bytes:
-    """Return the payload for the entries."""
     parts = [_COUNT.pack(len(entries))]
     for info in entries:
         name = info.name.encode("latin-1")
@@ -688,7 +676,6 @@ def _entry_of(name_bytes: int) -> struct.Struct:
 
 
 def decode_entries(payload: Buffer) -> tuple[ObjectInfo, ...]:
-    """Return the entries of a payload. Raises ValueError or struct.error for anything else."""
     data = bytes(payload)
     (count,) = _COUNT.unpack_from(data)
     position = _COUNT.size

@@ -22,7 +22,6 @@ NO_ID: Final = bytes(id_bytes)
 
 
 def is_name(name: str) -> bool:
-    """Return whether the name matches the grammar."""
     return _NAME.fullmatch(name) is not None
 
 

@@ -29,8 +29,6 @@ _ID: Final = f"{id_bytes}s"
 
 
 class SealedField(NamedTuple):
-    """A field. `code`: of `struct`. `most`: its highest value. `note`: for protocol.md."""
-
     name: str
     code: str
     most: int | None = None
@@ -42,8 +40,6 @@ RESERVED: Final = SealedField("reserved", "B", 0)
 
 
 class OpenedRecord(NamedTuple):
-    """The values of the fields, without those of reserved bytes, and the rest."""
-
     values: tuple[Any, ...]
     rest: bytes
 
@@ -69,7 +65,6 @@ class SealedLayout:
         """The length of a record without a rest."""
 
     def seal(self, *values: int | bytes, rest: bytes = b"") -> bytes:
-        """Return the bytes of a record. Raises LocalProtocolError for an id that has not 16 bytes."""
         given = iter(values)
         packed = [0 if field is RESERVED else next(given) for field in self.fields]
         for field, value in zip(self.fields, packed, strict=True):
@@ -109,7 +104,6 @@ class SealedLayout:
         return self._struct.size
 
     def as_text(self) -> str:
-        """Return the layout as protocol.md has it."""
         parts = [f"magic {self.magic.hex(' ').upper()}", f"version u8 = {self.version}"]
         for field in self.fields:
             note = " = 0" if field is RESERVED else f" ({field.note})" if field.note else ""

@@ -106,7 +106,6 @@ class StoreRecord(msgspec.Struct, frozen=True):
         return tuple(member for member in self.members if member.state == "in")
 
     def member(self, server_id: bytes) -> Member | None:
-        """Return the member with that identity, in any state; None if there is none."""
         return next((member for member in self.members if member.server_id == server_id), None)
 
     def find(self, named: str) -> Member | None:
@@ -114,7 +113,6 @@ class StoreRecord(msgspec.Struct, frozen=True):
         return next((one for one in self.members if named in (one.address, one.server_id.hex())), None)
 
     def names(self, server_id: bytes) -> bool:
-        """Return whether the server with that identity is a member or a spare."""
         return any(one.server_id == server_id for one in (*self.members, *self.spares))
 
     def spares_beside(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
@@ -183,7 +181,6 @@ def confirmations_needed(n: int, qa: int) -> int:
 
 
 def encode_store_record(record: StoreRecord) -> bytes:
-    """Return the bytes of the record. Raises ValueError if it violates a rule."""
     record.check()
     parts = []
     for member in (*record.members, *record.spares):

@@ -47,7 +47,6 @@ class OutgoingAccount:
 
     @property
     def per_peer_max(self) -> int:
-        """How much may be queued for one peer before it is no longer read; less while the total is high."""
         return outgoing_bytes_max if self.held <= outgoing_total_bytes_max else outgoing_pressed_bytes
 
     @property

@@ -85,13 +85,11 @@ def notice_silence(sock: Socket) -> None:
 
 
 def reject(sock: Socket, open_now: int) -> None:
-    """Report to a peer that there are too many connections, and close."""
     report_busy(sock, open_now)
     sock.close()
 
 
 def report_busy(sock: Socket, open_now: int) -> None:
-    """Report to a peer that there are too many connections, and that it may try again."""
     text = f"{open_now} connections are open"
     busy = m.Error(int(ErrorCode.BUSY), text, VERDICTS[ErrorCode.BUSY].remedy)
     try:
@@ -124,8 +122,6 @@ def peer_of(sock: Socket) -> str:
 
 
 class ConnectionOwner(Protocol):
-    """The server, as a connection sees it."""
-
     def received(self, session: int, frame: Frame) -> None:
         """Accept a whole frame."""
 
@@ -300,16 +296,13 @@ class ServerConnection:
 
     @property
     def has_greeted(self) -> bool:
-        """Whether HELLO was answered, or a first request of version 0."""
         return self._owner.is_welcome(self.session)
 
     @property
     def in_handshake(self) -> bool:
-        """Whether the handshake of TLS is not complete."""
         return self._tls is not None and self._tls.in_handshake
 
     def give_way(self, open_now: int) -> None:
-        """End, because a new connection needs the place; the peer may try again."""
         if self._tls is not None and self._tls.in_handshake:
             self._tls.alert_busy()
         else:
@@ -388,7 +381,6 @@ class ServerConnection:
         self._process_input()
 
     def _process_input(self) -> None:
-        """Pass on the buffered input, then keep reading or pause because of back-pressure."""
         turns, self._lacks_room = self._owner.turns, False
         began, before = self._now(), self._inflow.buffered
         fed = self._feed(began, began + turns.slice_seconds)
@@ -417,7 +409,6 @@ class ServerConnection:
             self._process_input()
 
     def take_turn(self) -> None:
-        """Continue when its turn has come: read the socket, or process what is already in the buffer."""
         if self._unread and self._reading is not ReadingState.ENDED:
             self._read()
         elif self._reading is ReadingState.PAUSED:
@@ -453,7 +444,6 @@ class ServerConnection:
         return self._outflow.bytes <= self._owner.outgoing.per_peer_max and self._owner.may_read(self.session)
 
     def _feed(self, now: float, until: float) -> Fed:
-        """Pass on the buffered frames until the time slice ends."""
         if self._inflow.inlet is not None:
             return self._feed_version0(self._inflow.inlet, now, until)
         clock, over = self._now, False
@@ -548,18 +538,15 @@ class ServerConnection:
     # Writing
 
     def send(self, frame: Frame) -> None:
-        """Queue a frame; `flush` sends it."""
         self._outflow.add(frame_head(frame))
         if frame.payload:
             self._outflow.add(frame.payload)
 
     def send_bytes(self, data: Buffer) -> None:
-        """Queue raw bytes, for version 0."""
         if data and not self._peer_gone:
             self._outflow.add(data)
 
     def flush(self) -> None:
-        """Send what the socket accepts now; the rest follows when it is writable again."""
         was_blocked = self._blocked_since is not None
         try:
             while self._outflow.bytes and self._send_some():

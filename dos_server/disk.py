@@ -90,15 +90,11 @@ _FOLIO_BYTES: Final = 2 << 20
 
 
 class FreeSpace(NamedTuple):
-    """Space of the data directory's file system: free for this user, and total; total 0: unknown."""
-
     free_bytes: int
     total_bytes: int
 
 
 class Disk(Protocol):
-    """Files and folders below one data directory. A handle is a number from `open`, valid until `close`."""
-
     def names(self, folder: str) -> list[str] | None:
         """Return the names in a folder in no particular order; None if there is no such folder."""
 
@@ -151,8 +147,6 @@ class Disk(Protocol):
 
 
 class RealDisk:
-    """A data directory on a POSIX file system. Linux: on other systems fsync may guarantee less (macOS)."""
-
     file_flags = _FILE_FLAGS
 
     def __init__(self, root: Path) -> None:
@@ -366,7 +360,6 @@ def _write_rest(system: WriteCalls, handle: int, position: int, data: bytes, wri
 
 
 def _locked(handle: int) -> int:
-    """Lock an open file or folder. If another process holds the lock, close it and raise BlockingIOError."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -399,7 +392,6 @@ def path_argument(text: str) -> Path:
 
 
 def read_file(disk: Disk, path: str) -> bytes | None:
-    """Return the content of a file; None if there is none."""
     try:
         handle = disk.open(path, create=False)
     except FileNotFoundError:

@@ -85,8 +85,6 @@ def listen_on(host: str, port: int) -> socket.socket:
 
 
 class EmbeddedServer:
-    """A running server; a context manager. `stop` may be called from any thread, and more than once."""
-
     def __init__(self, opened: OpenServer) -> None:
         self._opened = opened
         self.address = opened.address
@@ -103,7 +101,6 @@ class EmbeddedServer:
         return f"dos://{address_text(*self.address)}"
 
     def stop(self) -> None:
-        """Stop serving and close the files. Acknowledged data stays; connections are closed."""
         if self._token is not None and self._thread.is_alive():
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._scope.cancel)

@@ -29,8 +29,6 @@ Perform = Mapping[type[Any], Callable[[Any], Any]]
 
 
 class SyncTimes:
-    """How long syncs of the disk took. Called by the threads that sync."""
-
     def __init__(self) -> None:
         self.counts = [0] * (len(_SECONDS) + 1)
         self.total_s = 0.0
@@ -49,7 +47,6 @@ class SyncTimes:
         self.total_s += seconds
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return (upper bound, how many took at most that long), as Prometheus has them."""
         found, so_far = list[tuple[str, float]](), 0
         for bound, count in zip((*map(str, _SECONDS), "+Inf"), self.counts, strict=True):
             so_far += count
@@ -70,7 +67,6 @@ class ServerFigures(Collector):
     # --- from the event loop --------------------------------------------------------------------------------
 
     def count(self, perform: Perform) -> dict[type[Any], Callable[[Any], Any]]:
-        """Return the table of effects with the counting added."""
         send, write = perform[v.Send], perform[v.Write]
 
         def counted_send(effect: v.Send) -> Any:
@@ -91,7 +87,6 @@ class ServerFigures(Collector):
         return {**perform, v.Send: counted_send, v.Write: counted_write}
 
     def publish(self, gauges: CoreGauges, connections: int) -> None:
-        """Publish the gauges of now. connections: that were accepted since the start."""
         self._gauges, self._connections, self._at_s = gauges, connections, time.monotonic()
 
     # --- from other threads ---------------------------------------------------------------------------------

@@ -114,7 +114,6 @@ class LogFiles:
         self._disk.sync(handle)
 
     def missing_bytes(self) -> int:
-        """Return how much space `make` takes."""
         return sum(max(0, self.slot_bytes - self._size_of(slot)) for slot in range(log_slots))
 
     def _size_of(self, slot: int) -> int:
@@ -192,8 +191,6 @@ _COPY_BYTES: Final = 1 << 20
 
 
 class LogContent(NamedTuple):
-    """Where the content of an entry is: a slot, a position and a number of bytes."""
-
     slot: int
     position: int
     bytes: int
@@ -307,8 +304,6 @@ def append_record(
 
 
 class _Replay:
-    """Carries out the entries of a survey, directory by directory."""
-
     def __init__(self, disk: Disk, files: LogFiles, found: list[FoundRecord]) -> None:
         self._disk = disk
         self._files = files

@@ -62,7 +62,6 @@ class ObjectMarks:
         self._guard = threading.Lock()
 
     def load(self) -> dict[str, ObjectMark]:
-        """Return the marks in the file, by name; empty if there is no file. They are durable afterwards."""
         data = read_file(self._disk, self._path) or b""
         if data:
             self._disk.sync(self._open())
@@ -78,7 +77,6 @@ class ObjectMarks:
         return {mark.name: mark for mark in marks if mark is not None}
 
     def of(self, name: str) -> ObjectMark | None:
-        """Return the current mark of an object; None if it has no valid one."""
         with self._guard:
             slot = self._slots.get(name)
             if slot is None:
@@ -100,7 +98,6 @@ class ObjectMarks:
             self.make_durable()
 
     def erase(self, name: str) -> None:
-        """Erase the mark of an object durably. After an error it keeps its slot: write the mark again."""
         with self._guard:
             slot = self._slots.get(name)
             if slot is None:
@@ -121,12 +118,10 @@ class ObjectMarks:
             self._entry_durable = True
 
     def sync(self) -> None:
-        """Put all marks on stable storage, if the file is open."""
         if self._handle is not None:
             self._disk.sync(self._handle)
 
     def close(self) -> None:
-        """Close the file."""
         if self._handle is not None:
             self._disk.close(self._handle)
             self._handle = None
@@ -171,8 +166,6 @@ def registered(disk: Disk) -> dict[str, ObjectMark] | None:
 
 
 class DirectoryRegister:
-    """The register of one data directory. It is read when it is first used."""
-
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._guard = threading.RLock()
@@ -180,7 +173,6 @@ class DirectoryRegister:
         self._held: dict[str, ObjectMark] | None = None
 
     def create(self) -> None:
-        """Make the file, empty and durable, in a new data directory."""
         with self._guard:
             self._marks()
             self._file.make_durable()
@@ -192,18 +184,15 @@ class DirectoryRegister:
 
     @property
     def names(self) -> frozenset[str]:
-        """All registered directories."""
         with self._guard:
             return frozenset(self._marks())
 
     def epoch_of(self, directory: str) -> int:
-        """Return an epoch that the claim of the directory has reached; 0 if none is known."""
         with self._guard:
             mark = self._marks().get(directory)
             return 0 if mark is None else mark.synced
 
     def is_lost(self, directory: str) -> bool:
-        """Return whether the folder of the directory was missing once."""
         with self._guard:
             mark = self._marks().get(directory)
             return mark is not None and mark.damaged
@@ -244,7 +233,6 @@ class DirectoryRegister:
         return [mark.name for mark in lost]
 
     def add(self, directory: str, epoch: int = 0) -> None:
-        """Register a directory whose folder is durable. `epoch`: of the claim in the folder."""
         with self._guard:
             mark = self._marks().get(directory)
             if mark is None:
@@ -264,7 +252,6 @@ class DirectoryRegister:
         held[mark.name] = mark
 
     def close(self) -> None:
-        """Close the file; the next use reads it again."""
         with self._guard:
             self._file.close()
             self._file, self._held = ObjectMarks(self._disk, "", DIRECTORIES), None

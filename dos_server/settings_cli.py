@@ -388,7 +388,6 @@ def edit_file(file: Path, edit: Callable[[bytes | None], bytes], command: str) -
 
 @contextmanager
 def _locked(new: Path, command: str) -> Iterator[BinaryIO]:
-    """Open the new file, locked. On an error the file is removed."""
     while True:
         try:
             descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

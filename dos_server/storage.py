@@ -92,8 +92,6 @@ class OpenFile:
 
 
 class OpenFiles:
-    """The open files of a data directory, by path. Thread-safe."""
-
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._files: dict[str, OpenFile] = {}
@@ -513,8 +511,6 @@ class _NotRegisteredError(OSError):
 
 
 class Storage(DirectoryLoader):
-    """The disk effects of the core, on one data directory."""
-
     def __init__(self, disk: Disk) -> None:
         super().__init__(disk)
         self._reported_no_space = False

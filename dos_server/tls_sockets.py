@@ -175,7 +175,6 @@ class TlsSocket:
             self._peers.handshakes -= 1
 
     def _flush(self) -> None:
-        """Send all encrypted bytes. Raises BlockingIOError if there is no room for all."""
         while True:
             while len(self._unsent):
                 self._unsent = self._unsent[self._sock.send(self._unsent) :]
@@ -200,7 +199,6 @@ class TlsSocket:
 
 
 def _part(buffers: Sequence[Buffer], begin: int) -> list[memoryview]:
-    """Return what is encrypted next: some bytes from this position on of the buffers together."""
     parts: list[memoryview] = []
     room = _ENCRYPT_BYTES
     for buffer in buffers:

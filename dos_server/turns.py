@@ -36,8 +36,6 @@ class OncePerRound:
 
 
 class ConnectionCost:
-    """The recent cost of a connection, in seconds of processor time."""
-
     __slots__ = ("_at", "_seconds")
 
     def __init__(self) -> None:
@@ -53,8 +51,6 @@ class ConnectionCost:
 
 
 class Turner(Protocol):
-    """A connection."""
-
     use: ConnectionCost
     has_more: bool
     """Its last slice was not enough, or its answers pile up."""
@@ -64,8 +60,6 @@ class Turner(Protocol):
 
 
 class Turns:
-    """The schedule of one server. `clock` returns real time in seconds."""
-
     def __init__(self, clock: Callable[[], float], rounds: Rounds) -> None:
         self.clock = clock
         self._ends: float | None = None
@@ -87,7 +81,6 @@ class Turns:
         self._bytes += count
 
     def wait(self, one: Turner) -> None:
-        """Queue a connection that has more to do than its slice allowed, or whose round was over."""
         if one not in self._waiting:
             self._waiting[one] = None
             self._call_turns.submit()

@@ -58,7 +58,6 @@ class WatchedFile(Generic[Content, Settings]):
                 logger.warning("%s", problem or f"the {self._what} is valid again")
 
     def look(self) -> bool:
-        """Return whether other settings are in force than before."""
         try:
             if (state := self._state()) != self._seen:
                 self._content = self._read()

@@ -37,8 +37,6 @@ _EARLIER: Final = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class CertificateFacts:
-    """What `dos tls show` prints of a certificate."""
-
     path: str
     subject: str
     names: tuple[str, ...]
@@ -48,8 +46,6 @@ class CertificateFacts:
 
 
 class Authority:
-    """A private authority in a directory. Its methods raise TlsSettingsError and OSError."""
-
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         try:
@@ -150,7 +146,6 @@ def check_names(servers: Sequence[Sequence[str]]) -> None:
 
 
 def facts(path: Path) -> CertificateFacts:
-    """Return the facts of the first certificate in a file. Raises TlsSettingsError."""
     try:
         found = x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:

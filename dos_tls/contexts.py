@@ -133,7 +133,6 @@ class ServerContext:
 
 
 def _stamp(settings: TlsSettings) -> _Stamp:
-    """Return what changes with the files. Raises TlsSettingsError if one is missing."""
     stamp = []
     for path in settings.files:
         try:

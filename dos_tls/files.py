@@ -30,7 +30,6 @@ def replace_durably(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def make_durable_folders(folder: Path, mode: int = 0o777) -> None:
-    """Make a folder and its missing parents, and put each new name on stable storage. Raises OSError."""
     folder = folder.absolute()
     missing = []
     while not folder.is_dir():

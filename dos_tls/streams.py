@@ -124,7 +124,6 @@ class TlsEngine:
         self._object.write(data)
 
     def end(self) -> None:
-        """Mark the end of what this end sends, so that the peer can tell it from a cut."""
         if self.established and self._failure is None:
             try:
                 self._object.unwrap()
@@ -304,15 +303,12 @@ async def connect_tls(
 
 
 class TlsListener(trio.abc.Listener[TlsStream]):
-    """A listener of trio whose connections use TLS. It waits for no handshake."""
-
     def __init__(self, listener: trio.SocketListener, context: ServerContext) -> None:
         self.socket = listener.socket
         self._listener = listener
         self._context = context
 
     async def accept(self) -> TlsStream:
-        """Return the next connection. Raises OSError."""
         stream = await self._listener.accept()
         return TlsStream(stream.socket, TlsEngine(self._context.current(), _peer(stream.socket), name=None))
 

@@ -22,8 +22,6 @@ from dos_protocol.messages import ObjectInfo
 
 
 class ClaimState(Enum):
-    """The states of a claim."""
-
     CLAIMING = "CLAIMING"
     """Fewer than F members hold it. No object may be opened."""
     HELD = "HELD"
@@ -87,7 +85,6 @@ class ClaimMachine:
         self._count()
 
     def left(self, server_id: bytes) -> None:
-        """The session with a member ended."""
         self.live.discard(server_id)
         self._count()
 
@@ -211,7 +208,6 @@ def climb(epoch_held: int, epoch: int) -> Iterable[int]:
 
 
 def diagram() -> str:
-    """Return the table as a Mermaid state diagram, as in protocol.md."""
     lines = ["stateDiagram-v2", "    [*] --> CLAIMING"]
     for state, row in CLAIM_TABLE.items():
         lines += [f"    {state.name} --> {after.name}: {event.value}" for event, after in row.items()]

@@ -33,8 +33,6 @@ from dos_protocol.names import epoch_of_segment
 
 
 class CopyState(Enum):
-    """How a member's copy compares with the reference."""
-
     EQUAL = "equal"
     BEHIND = "behind"
     """A prefix of the reference."""
@@ -47,8 +45,6 @@ class CopyState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MemberCopy:
-    """One member's copy: its durable size and the digest there. If absent, it counts as one of size 0."""
-
     size: int = 0
     digest: int = 0
     damaged: bool = False

@@ -80,8 +80,6 @@ class Contexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of dos.toml. serve, watch: option -> value."""
-
     store: str = ""
     token_file: str = ""
     tls: str = ""
@@ -217,5 +215,4 @@ def _decode(text: str, where: str, kind: type[_Kind]) -> _Kind:
 
 
 def _text(value: str) -> str:
-    """Return a basic string of TOML. JSON escapes what TOML does, and DEL besides."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -67,7 +67,6 @@ class Latencies:
         return self._sorted[min(len(self._sorted) - 1, int(share * len(self._sorted)))]
 
     def usual(self, now: float) -> float | None:
-        """Return the median of the last few answers, or None without answers."""
         oldest = now - hedge_sample_age_s
         last = sorted(
             seconds for at, seconds in islice(reversed(self._samples), hedge_order_samples) if at >= oldest
@@ -161,7 +160,6 @@ class Pace:
 
 
 def _class_of(size: int) -> int:
-    """Return the class within which answer times are compared: no bytes, up to 64 KiB, powers of four."""
     if size == 0:
         return -1
     blocks = max(size - 1, 0) // digest_block_bytes
@@ -170,8 +168,6 @@ def _class_of(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class QueryMember:
-    """Send the request to this member. `hedge`: only because another one is slow."""
-
     server_id: bytes
     hedge: bool
 

@@ -58,7 +58,6 @@ def encode_entry(record: StoreRecord) -> bytes:
 
 
 def decode_entries(data: bytes) -> tuple[list[StoreRecord], int]:
-    """Return the complete entries at the beginning of the bytes, and how many bytes they use."""
     records: list[StoreRecord] = []
     position = 0
     while len(data) - position >= _LENGTH.size:
@@ -96,7 +95,6 @@ class JsonLog(Generic[Entry]):
         return json.dumps({"version": 1, **asdict(entry)}, sort_keys=True).encode() + b"\n"
 
     def decode(self, data: bytes) -> list[Entry]:
-        """Return the complete entries in the bytes. Lines that cannot be parsed are skipped."""
         entries = []
         for line in data.split(b"\n"):
             try:
@@ -172,5 +170,4 @@ OVERRIDES: Final = JsonLog("overrides.", Override)
 
 
 def is_finished(entries: Iterable[Override], generation: int) -> bool:
-    """Return whether the forced change of that generation was completed."""
     return any(entry.finished and entry.generation == generation for entry in entries)

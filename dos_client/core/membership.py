@@ -118,7 +118,6 @@ def _generation(answer: ServerAnswer) -> int:
 
 
 def _records(answers: Iterable[ServerAnswer]) -> list[StoreRecord]:
-    """Return each different record once, without those that this release does not understand."""
     records: list[StoreRecord] = []
     for answer in answers:
         if answer.record is not None and answer.record not in records and _understood(answer.record):
@@ -211,8 +210,6 @@ def admit(
 
 
 class Condition(Enum):
-    """The condition of a member."""
-
     THERE = "there"
     UNAVAILABLE = "unavailable"
     STALE = "has an older record"
@@ -261,7 +258,6 @@ def rolled_back(view: MemberView) -> MemberView:
 
 
 def same_server(answers: Sequence[ServerAnswer]) -> list[str]:
-    """Return one line for each server that answers at several addresses."""
     addresses: dict[bytes, list[str]] = {}
     for answer in answers:
         addresses.setdefault(answer.server_id, []).append(answer.address)

@@ -27,7 +27,6 @@ from dos_protocol.store_record import Member, StoreRecord, claims_needed
 
 
 def filled_member(record: StoreRecord) -> Member | None:
-    """Return the member that joins or is being added, or None. Raises ValueError if more than one changes."""
     filled = [index for index, member in enumerate(record.members) if member.state != "in"]
     if not filled:
         return None
@@ -44,7 +43,6 @@ def joining_member(record: StoreRecord) -> Member | None:
 
 
 def replaced_member(record: StoreRecord) -> Member | None:
-    """Return the member that the joining one replaces, or None."""
     joining = joining_member(record)
     return None if joining is None else record.members[record.members.index(joining) - 1]
 

@@ -19,8 +19,6 @@ from dos_protocol.messages import ObjectInfo
 
 
 class ReplicaState(Enum):
-    """The states of a member's copy."""
-
     DISCOVER_LOCAL_SIZE = "DISCOVER_LOCAL_SIZE"
     """No session. The writer finds out what its own machine has of the object before the next attempt."""
     ENTER = "ENTER"
@@ -97,8 +95,6 @@ def worst_text(texts_given: Iterable[str]) -> str:
 
 
 class CopyRelation(Enum):
-    """How a member's copy compares with what the writer knows."""
-
     AGREES = "a prefix of what was written"
     DIFFERS = "not what was written"
     QUERY_MEMBER = "longer than needed: request its digest of that prefix"
@@ -212,8 +208,6 @@ Event = (
 
 
 class ReplicaEffect(Enum):
-    """What the shell must do, in the given order."""
-
     COUNT = "the copy's `received` and `synced` count for the member from now on"
     DISCOUNT = "nothing of it counts any more"
     QUERY_MEMBER = "request the digest at the goal from the member; then Agreed or Differed"
@@ -323,7 +317,6 @@ class Replica:
 
 
 def diagram() -> str:
-    """Return the table as a Mermaid state diagram, as in protocol.md."""
     lines = ["stateDiagram-v2", "    [*] --> DISCOVER_LOCAL_SIZE"]
     for state, row in REPLICA_TABLE.items():
         lines += [f"    {state.name} --> {after.name}: {event.value}" for event, after in row.items()]

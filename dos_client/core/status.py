@@ -50,15 +50,11 @@ def _problem_of(member: MemberStatus) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WaitBegan:
-    """A wait has lasted long enough to be reported."""
-
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WaitEnded:
-    """A reported wait has ended."""
-
     seconds: float
 
 

@@ -44,8 +44,6 @@ class MemberSight:
 
 @dataclass(frozen=True, slots=True)
 class SpareSight:
-    """What the watcher sees of one spare. `problem`: why it cannot be used; empty if it can."""
-
     member: Member
     problem: str = ""
 
@@ -85,8 +83,6 @@ class WaitAction:
 
 
 class Problem(Enum):
-    """The kinds of problems that need a person."""
-
     UNREADABLE = "the store cannot be read"
     NO_QUORUM = "no quorum"
     SEVERAL_ADDRESSES = "a member at several addresses"
@@ -106,8 +102,6 @@ class ReportAction:
 
 @dataclass(frozen=True, slots=True)
 class CompleteAction:
-    """Complete the change in the record: fill `new`, which replaces `old` or is added."""
-
     old: Member | None
     new: Member
     why: str
@@ -115,8 +109,6 @@ class CompleteAction:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceAction:
-    """Replace the member `old` by the spare `new`."""
-
     old: Member
     new: Member
     why: str
@@ -124,16 +116,12 @@ class ReplaceAction:
 
 @dataclass(frozen=True, slots=True)
 class FollowAction:
-    """Record that members have new addresses, by server id."""
-
     addresses: Mapping[bytes, str]
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class RepairAction:
-    """Repair the copies in these directories; in all of them if none is named."""
-
     directories: tuple[str, ...]
     why: str
 
@@ -218,7 +206,6 @@ def why_stuck(sight: StoreSight) -> ReportAction | None:
 
 
 def sees_quorum(sight: StoreSight) -> bool:
-    """Return whether enough members are seen to decide a store record; a member that moved counts."""
     assert sight.record is not None
     moved = {one.member.server_id for one in sight.members if not one.present and one.elsewhere}
     return Quorums(deciding_record(sight.record)).can_take_over(_present(sight) | moved)
@@ -274,7 +261,6 @@ def _no_quorum(sight: StoreSight, record: StoreRecord) -> ReportAction:
 
 
 def _follow(sight: StoreSight, policy: WatchPolicy, *, fenced: bool) -> FollowAction | None:
-    """Follow members that moved."""
     moved = [
         one
         for one in sight.members

@@ -50,7 +50,6 @@ def append_id(tag: int, end: int) -> int:
 
 
 def append_head(name: str, tag: int, chunk: Chunk) -> bytes:
-    """Return header and meta of the chunk's APPEND. They are encoded once and kept in the chunk."""
     if chunk.head is None:
         message = Append(name, chunk.start, chunk.digest, chunk.payload)
         chunk.head = frame_head(encode(message, append_id(tag, chunk.end)))
@@ -58,7 +57,6 @@ def append_head(name: str, tag: int, chunk: Chunk) -> bytes:
 
 
 def tag_of(request_id: int) -> int | None:
-    """Return the tag in the request id of an append, or None for another request."""
     return (request_id & ~APPEND_IDS) >> _TAG_SHIFT if request_id & APPEND_IDS else None
 
 
@@ -117,7 +115,6 @@ class SendWindow:
         return self.size
 
     def _append_part(self, data: bytes, position: int) -> int:
-        """Append the bytes from `position` to the next boundary. Returns where the next part begins."""
         until_block = digest_block_bytes - self.size % digest_block_bytes
         if until_block == digest_block_bytes and not self._pending_bytes:
             until_cut = chunk_bytes_max - self.size % chunk_bytes_max
@@ -240,7 +237,6 @@ class Milestones:
             self._digests.append(digest)
 
     def at(self, size: int) -> int | None:
-        """Return the digest of that prefix, or None if it is not known."""
         index = size // milestone_bytes - self._first
         if size % milestone_bytes or not 0 <= index < len(self._digests):
             return None
@@ -279,6 +275,5 @@ class AppendTimes:
                 del self._sizes[1:half:2], self._times[1:half:2]
 
     def age(self, offset: int, now: float) -> float:
-        """Return an upper bound, in seconds, for the age of the byte at `offset`."""
         index = max(0, bisect_right(self._sizes, offset) - 1)
         return max(0.0, now - self._times[index])

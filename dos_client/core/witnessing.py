@@ -60,7 +60,6 @@ class Witnessing:
         self._remember(member)
 
     def went_back(self, member: bytes) -> None:
-        """Record that the member's disk is an older copy."""
         ours = self._stored[OURSELVES]
         # It is the first stamp that this client saw: the disk that is no copy does not have it.
         if member in ours and ours[member] == self._newest.get(member):

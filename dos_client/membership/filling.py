@@ -85,7 +85,6 @@ class DirectoryGoal:
         return self.epoch == 0
 
     def leave(self, name: str, why: str) -> None:
-        """Exclude a file, which stays on its server."""
         del self.objects[name], self.sources[name]
         self.copied.pop(name, None)
         log.warning("filling %s: %s is not copied: %s", self.directory, name, why)
@@ -96,8 +95,6 @@ class DirectoryGoal:
 
 
 class Filling:
-    """One run that fills one joining member."""
-
     def __init__(
         self,
         store: Store,
@@ -116,7 +113,6 @@ class Filling:
         self._directories = 0
 
     async def run(self) -> None:
-        """Fill until the joining member holds everything. Raises ReplacementError if that is impossible."""
         names = await self._store.list_directories()
         self._directories = len(names)
         await read_each(names, self._directory)
@@ -162,7 +158,6 @@ class Filling:
         return await self._list_once(name)
 
     async def _list_again(self, wanted: DirectoryGoal) -> DirectoryGoal:
-        """List what F members hold now. While fewer answer, return the earlier list."""
         try:
             return await self._list_stable(wanted.directory)
         except QuorumUnavailableError as error:
@@ -205,7 +200,6 @@ class Filling:
         return wanted
 
     async def _compare_copies(self, view: DirectoryView, wanted: DirectoryGoal, name: str) -> None:
-        """Check that every shorter copy is a prefix of the longest. Otherwise a person must decide."""
         for server_id, objects in view.answers.items():
             info = objects.get(name)
             if info is None or not info.synced or server_id == wanted.sources[name].server_id:
@@ -314,7 +308,6 @@ class _Copy:
             self._moved.set()
 
     async def run(self, source: MemberSource) -> None:
-        """Copy until the member has synced all of the object."""
         fold = await fold_at(source, self._sent)
         goal = self._goal
         if await copy_bytes(source, self, fold, {goal.synced: goal.digest}.get) < goal.synced:

@@ -33,8 +33,6 @@ _T = TypeVar("_T")
 
 
 class RecordLog:
-    """The log after a take-over. `last`: the newest record decided or in use."""
-
     def __init__(self, claim: Claim, writer: ObjectWriter, last: StoreRecord) -> None:
         self.last = last
         self._claim = claim
@@ -65,7 +63,6 @@ class RecordLog:
         await writer.wait_synced(writer.append(CHANGES.encode(change)))
 
     def beat(self) -> None:
-        """Show that this run works. Raises FencedError if another run has taken the log over."""
         self._writer_of(CHANGES).append(BEAT)
 
     def _writer_of(self, log: "JsonLog[Any]") -> ObjectWriter:

@@ -48,8 +48,6 @@ from dos_protocol.store_record import StoreRecord
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The record in use now, and what was done, one line each."""
-
     record: StoreRecord
     details: tuple[str, ...]
 

@@ -422,7 +422,6 @@ async def add_spare(
 async def remove_spare(
     url: str | DosUrl, *, spare: str, token: bytes = b"", client: str = "dos store spare remove"
 ) -> StoreRecord:
-    """Remove a spare, given by its address or its server id in hex. Raises as `add_spare`."""
     async with open_store(parse_url(url), token=token, client=client) as store:
         known = [one for one in store.record.spares if spare in (one.address, id_text(one.server_id))]
         change = change_now(store, "spare-remove", old=named(*known) or spare)
@@ -477,7 +476,6 @@ async def move_in(store: Store, records: RecordLog, addresses: Mapping[bytes, st
 
 
 async def _is_that_member(store: Store, server_id: bytes, address: str) -> None:
-    """Raise ReplacementError unless the member works at the address, and is not also at its old one."""
     answer = await probe(address, token=store.token, client=store.client)
     with trio.move_on_after(open_timeout_s):
         while not (

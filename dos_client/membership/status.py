@@ -41,7 +41,6 @@ class StoreStatus:
 
     @property
     def holdings(self) -> dict[bytes, MemberHolding]:
-        """What each member has, by server id; empty without a comparison."""
         return {} if self.compared is None else self.compared.holdings
 
     @property

@@ -71,8 +71,6 @@ log: Final = logging.getLogger("dos.client")
 
 @dataclass(frozen=True, slots=True)
 class WatchOptions:
-    """Times in seconds. `look_at`: more addresses of members. `dry_run`: decide, and do nothing."""
-
     look_at: Sequence[str] = ()
     replace_after_s: float = watch_replace_after_s
     interval_s: float = watch_interval_s
@@ -116,7 +114,6 @@ class StoreWatcher:
         self._failed: dict[tuple[str, ...], tuple[int, float]] = {}
 
     async def run(self, on_seen: Callable[[Seen], None]) -> None:
-        """Look and act until cancelled. Errors of a look or an action are reported, and never end it."""
         self._on_seen = on_seen
         while True:
             on_seen(await self.step())

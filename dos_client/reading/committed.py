@@ -73,7 +73,6 @@ class CommittedReads:
         return f"{self.directory}/{self.name}"
 
     async def reach(self) -> Reach:
-        """Return how far the object reaches now. Raises NotFoundError if F members have no such object."""
         quorums = reading_quorums(self._store.record)
 
         def evaluate(answers: MemberAnswers[StatResult]) -> tuple[Reach, set[bytes]]:
@@ -313,8 +312,6 @@ class Bookmark:
 
 
 class Snapshot:
-    """The extent of an object as it was acknowledged when this was created."""
-
     def __init__(self, store: ReadableStore, committed: CommittedReads) -> None:
         self._store = store
         self._committed = committed
@@ -429,7 +426,6 @@ class _Ahead:
         return piece, after
 
     async def _fetch_alone(self, fold: PrefixDigest, end: int) -> tuple[CommittedPiece, PrefixDigest]:
-        """Fetch the piece until it succeeds, because members that contradict each other may be repaired."""
         deadline = trio.current_time() + read_timeout_s
         while True:
             try:
@@ -545,7 +541,6 @@ class Growth:
                 await trio.sleep(backoff_s(attempt, self._store.rng.random()))
 
     async def _poll(self, member: Member, sizes: dict[bytes, int]) -> bool:
-        """Ask one member to answer when its size is above the known one. Returns whether it is."""
         known = sizes.get(member.server_id, self._position)
         connection = await self._store.reader(member, self._committed.directory)
         try:

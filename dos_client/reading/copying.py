@@ -17,8 +17,6 @@ from dos_protocol.limits import digest_block_bytes
 
 
 class CopySource(Protocol):
-    """A place that has bytes of one object. Its text names object and place."""
-
     async def read(self, offset: int, max_bytes: int) -> bytes:
         """Return durable bytes from `offset`, none at the end."""
         ...
@@ -29,8 +27,6 @@ class CopySource(Protocol):
 
 
 class CopyTarget(Protocol):
-    """A place that is to have the bytes."""
-
     async def wanted(self, offset: int) -> int:
         """Wait until there is room. Return how many bytes from `offset` on to read next; 0 ends the copy."""
         ...
@@ -42,8 +38,6 @@ class CopyTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemberSource:
-    """An object on one member, read over a session in its directory."""
-
     connection: Connection
     name: str
 

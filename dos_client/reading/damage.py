@@ -17,8 +17,6 @@ log: Final = logging.getLogger("dos.client")
 
 
 class CopyFault(Enum):
-    """The kinds of damage to a copy."""
-
     DAMAGED = "its disk returns other bytes than were stored, as its server reports"
     """CORRUPT. The bytes before `offset` are good."""
     POISONED = "a write or sync of it failed, as its server reports"
@@ -75,7 +73,6 @@ class Damage:
         return next((report for report in self.reports() if report.server_id == server_id), None)
 
     def avoid(self, server_id: bytes, directory: str, name: str) -> bool:
-        """Return whether that copy should not be read while another one can be."""
         return (server_id, directory, name) in self._reports
 
     def refuse(self, server_id: bytes, directory: str, name: str) -> bool:
@@ -92,7 +89,6 @@ class Damage:
         return new
 
     def repaired(self, server_id: bytes, directory: str, name: str) -> None:
-        """Remove the note: the copy was repaired and verified, and may be read again."""
         report = self._reports.pop((server_id, directory, name), None)
         if report is not None:
             log.warning("%s/%s on %s was repaired", directory, name, id_text(server_id))

@@ -66,8 +66,6 @@ async def read_one(connection: Connection, name: str, offset: int, max_bytes: in
 
 
 class ReaderSession:
-    """A session in one directory of one member, without a claim. A task of the store runs it."""
-
     def __init__(self, store: WitnessedStore, member: Member, directory: str) -> None:
         self.member = member
         self.scope = trio.CancelScope()
@@ -134,7 +132,6 @@ class Readers:
         self._held_directories: Counter[str] = Counter()
 
     def session(self, member: Member, directory: str) -> ReaderSession:
-        """Return the session for that member and directory. Starts one if there is none."""
         check_run(self._store.run_token)
         key = (member.server_id, check_name(directory))
         session = self._sessions.get(key)
@@ -167,8 +164,6 @@ class Readers:
 
 
 class ReadableStore(WitnessedStore, Protocol):
-    """A store with reader sessions."""
-
     readers: Readers
 
     def unavailable(self, error: DosError) -> DosError: ...
@@ -220,19 +215,13 @@ class MemberQuery(Generic[T]):
 
 
 class Sessions(Protocol):
-    """The sessions on which members are queried: those of readers or those of a claim."""
-
     async def session(self, member: Member) -> Connection:
         """Return a live session in the directory. Raises BrokenConnectionError."""
         ...
 
-    def owed(self, member: Member) -> int:
-        """The member's `Connection.owed`."""
-        ...
+    def owed(self, member: Member) -> int: ...
 
-    def is_connected(self, member: Member) -> bool:
-        """Whether the member is connected, as far as is known."""
-        ...
+    def is_connected(self, member: Member) -> bool: ...
 
 
 async def query_members(
@@ -383,7 +372,6 @@ async def with_retries(
 
 
 async def read_any(store: ReadableStore, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
-    """Return durable bytes of the first undamaged member. Implements `Store.read`."""
     check_name(directory)
     check_name(name)
     wanted = min(max_bytes, read_bytes_max)
@@ -434,7 +422,6 @@ async def query_bytes(
 
 
 def bytes_of(answers: MemberAnswers[bytes]) -> bytes | None:
-    """Return the bytes of a member; b"" if all are at their end; None if no member has the object."""
     return next((data for data in answers.given.values() if data), b"" if answers.given else None)
 
 
@@ -443,8 +430,6 @@ Key = tuple[str, bytes | None]
 
 
 class _Piece:
-    """A piece that is being read: `size` bytes from `offset`. `data` is None if that failed."""
-
     def __init__(self, offset: int, size: int) -> None:
         self.offset = offset
         self.size = size

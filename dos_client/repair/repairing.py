@@ -74,8 +74,6 @@ class RepairOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """One copy that was not as it should be. `size`: of the new copy."""
-
     directory: str
     name: str
     address: str
@@ -105,8 +103,6 @@ class RepairProgress:
 
 @dataclass(slots=True)
 class RepairReport:
-    """The result. `unavailable`: by address, why. `damaged_directories`: what members cannot open."""
-
     directories: int = 0
     objects: int = 0
     members: int = 0
@@ -227,7 +223,6 @@ class _Repairer:
     async def copy(
         self, directory: str, name: str, server_id: bytes, verdict: CopyState | None
     ) -> Repair | None:
-        """Repair one copy: read its state, decide, send. Repeats this if a writer interfered."""
         reason, ended = "", partial(self._repair, directory, name, server_id)
         for attempt in range(repair_attempts_max):
             if attempt:

@@ -98,7 +98,6 @@ class VerifyReport:
 
     @property
     def differences(self) -> list[CopyDifference]:
-        """The findings that are more than a lag."""
         return [one for one in self.findings if not one.live]
 
     @property
@@ -276,7 +275,6 @@ class _Comparison:
         return copy if sound else MemberCopy(copy.size, copy.digest, damaged=True)
 
     async def _was_read(self, count: int) -> None:
-        """Count bytes that were read, and wait if they came faster than the rate."""
         self.report.bytes_read += count
         self._progress.bytes_read += count
         self._show()

@@ -75,7 +75,6 @@ class StoreWalk:
         return member
 
     async def directories(self, prefix: str = "") -> list[str]:
-        """Return every directory that any member has. Call it only before the first `enter`."""
         names: set[str] = set()
 
         async def list_member(server_id: bytes, session: Connection) -> None:
@@ -126,26 +125,22 @@ class StoreWalk:
 
     @property
     def claimed(self) -> bool:
-        """Whether any member knows a claim of the directory."""
         # Without a claim, no quorum has acknowledged anything: each member has files of its own, which only
         # happen to have the same names. To repair one by another would destroy it.
         return any(epoch for epoch, _ in self._claims.values())
 
     @property
     def epoch_granted_twice(self) -> int:
-        """An epoch of the directory that two writers used; 0 if none is known."""
         return epoch_granted_twice({one: self._claims[one] for one in self._objects}, self._objects)
 
     def names(self) -> list[str]:
         return sorted({name for objects in self._objects.values() for name in objects})
 
     def infos(self, name: str) -> Infos:
-        """Return what each member reports of an object, in the order of the record and of repair."""
         answered = [one.server_id for one in self.record.members if one.server_id in self._objects]
         return {server_id: self._objects[server_id].get(name) for server_id in answered}
 
     async def compared(self, name: str, infos: Infos) -> tuple[Copies, Digests]:
-        """Return the copies of an object, and the digests that are needed to judge them."""
         copies: dict[bytes, MemberCopy] = {one: copy_of(info) for one, info in infos.items()}
         digests: dict[tuple[bytes, int], int] = {}
         for server_id, size in needed_digests(copies):
@@ -164,7 +159,6 @@ class StoreWalk:
     async def read_through(
         self, name: str, server_id: bytes, copy: MemberCopy, on_progress: Callable[[int], Awaitable[None]]
     ) -> bool:
-        """Read a copy completely. Returns whether every byte is good."""
         fold = PrefixDigest()
         while fold.size < copy.size:
             try:
@@ -180,7 +174,6 @@ class StoreWalk:
         return fold.value == copy.digest
 
     def session(self, server_id: bytes) -> Connection:
-        """Return the session with a member. Raises BrokenConnectionError if it is excluded."""
         session = self.sessions.get(server_id)
         if session is None:
             raise BrokenConnectionError(f"{self.member(server_id).address} is no longer connected")

@@ -109,7 +109,6 @@ class Requests(ABC):
         """End the session."""
 
     async def call(self, message: Message, expected: type[Answer], timeout_s: float | None = None) -> Answer:
-        """Send a request and return an answer of the expected class."""
         answer = await self.request(message, timeout_s)
         if not isinstance(answer, expected):
             raise self.unfit(message, type(answer).__name__)
@@ -143,7 +142,6 @@ class Requests(ABC):
                 raise self.unfit(message, f"a name that no object can have: {info.name[:40]!a}")
 
     async def list_names(self, prefix: str = "", after: str = "", entries_max: int = 1_000) -> Listing:
-        """Return one page of directories, or of objects if a directory is open."""
         request = List(prefix, after, entries_max)
         answer = await self.call(request, Listing)
         self._check_names(request, answer.entries)
@@ -158,7 +156,6 @@ class Requests(ABC):
                 return found
 
     async def stat(self, name: str, digest_at: int = NO_DIGEST) -> StatResult:
-        """Return the sizes of an object, and the prefix digest at `digest_at` if given."""
         request = Stat(name, digest_at)
         answer = await self.call(request, StatResult)
         if (answer.info.name, answer.digest_at) != (name, digest_at):
@@ -166,7 +163,6 @@ class Requests(ABC):
         return answer
 
     async def get(self, name: str, offset: int, max_bytes: int, wait_ms: int = 0) -> bytes:
-        """Return durable bytes from `offset`, empty at the synced end."""
         return bytes((await self.get_data(name, offset, max_bytes, wait_ms)).payload)
 
     async def get_data(self, name: str, offset: int, max_bytes: int, wait_ms: int = 0) -> Data:
@@ -193,7 +189,6 @@ class Requests(ABC):
         return answer
 
     async def configure(self, record: StoreRecord) -> int:
-        """Send a newer store record to the server. Returns the generation that it then stores."""
         return (await self.call(Configure(encode_store_record(record)), Configured)).generation
 
     async def scrub(self, *, begin: bool = False, bytes_per_s: int = 0) -> ScrubProgress:
@@ -288,7 +283,6 @@ class Connection(Requests):
             await self._sent.wait()
 
     def fail(self, error: DosError) -> None:
-        """End the session. Only the first error is kept."""
         if self.failure is None:
             self.failure = (
                 ClosedError(f"the session with {self.address} was closed") if self._quitting else error

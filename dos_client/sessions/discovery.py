@@ -44,7 +44,6 @@ class ServerSurvey:
 async def probe(
     address: str, *, token: bytes = b"", client: str = "", timeout_s: float = probe_timeout_s
 ) -> ServerAnswer:
-    """Ask one server for its identity and record. Raises BrokenConnectionError, RefusedError."""
     with trio.move_on_after(timeout_s):
         async with open_connection(address, token=token, client=client) as connection:
             welcome = connection.welcome
@@ -165,7 +164,6 @@ def _named(record: StoreRecord) -> tuple[Member, ...]:
 async def _update_servers(
     membership: Membership, updated: set[tuple[str, int]], *, token: bytes, client: str
 ) -> bool:
-    """Send the newest record to servers that lack it. Returns whether any server accepted it."""
     newest, accepted = membership.newest, False
     for answer in membership.help:
         if newest is None or (answer.address, newest.generation) in updated:

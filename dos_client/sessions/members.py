@@ -250,8 +250,6 @@ def _of(welcome: Welcome, address: str) -> tuple[DiskStamp, dict[bytes, DiskStam
 
 
 class WitnessedStore(SharedStore, Protocol):
-    """A store that checks the disks of its members."""
-
     witnesses: Witnesses
 
 

@@ -147,7 +147,6 @@ class Claim:
 
     @property
     def ended(self) -> DosError | None:
-        """Why the claim can no longer be used, or None."""
         if self.lost is not None or self.refused is not None:
             return self.lost or self.refused
         if self._machine.state is ClaimState.CLOSED:
@@ -376,7 +375,6 @@ class Claim:
         self.changed()
 
     def member_left(self, link: "MemberLink") -> None:
-        """Record that a session ended. A link of an older record does not affect its successor."""
         if self._links.get(link.server_id) is link:
             self._machine.left(link.server_id)
         self.changed()
@@ -420,7 +418,6 @@ class Claim:
             link.copies.wake()
 
     def seal(self, target: WriteTarget) -> None:
-        """Seal an object: its memory is freed once a quorum has all of it."""
         target.on_complete = self._sealed
         if target.synced >= target.size:
             self._sealed(target)
@@ -668,7 +665,6 @@ def of_member(claims: Iterable[Claim], server_id: bytes) -> list[MemberStatus]:
 
 
 def member_in_store(watch: Watch, seen: Sequence[MemberStatus], fault: str) -> MemberStatus:
-    """Return a member's status. `seen`: as each claim sees it. `fault`: of a copy that it holds, or ''."""
     member, connected = watch.member, watch.connection is not None
     state = "broken" if connected and fault else worst_text(one.state for one in seen)
     if state != "broken":
@@ -700,7 +696,6 @@ class Outage:
         self._logged: set[type[DosError]] = set()
 
     def failed(self, error: DosError, *, worked: bool) -> None:
-        """Record a failure; each kind is logged once. `worked`: the session has acknowledged something."""
         if worked:
             self._logged.clear()
         if not self.attempts and not self._logged:
@@ -779,7 +774,6 @@ class MemberLink:
         return refusal_of_token(quorums, refusals) is not None
 
     def _distrust(self) -> None:
-        """Discard what the member reported: its disk went back in time."""
         # It may no longer have what it reported, and what it lacks proves nothing (R4).
         self.claim.answers.pop(self.server_id, None)
         for target in self.claim.targets.values():
@@ -804,7 +798,6 @@ class MemberLink:
             self.copies.worked = True
 
     async def _enter(self, connection: Connection) -> DirectoryOpened | None:
-        """Open or claim the directory. Returns None if the claim is lost thereby."""
         claim = self.claim
         if not claim.claiming:
             opened = await connection.open_directory(claim.directory)
@@ -830,7 +823,6 @@ class MemberLink:
             return None
 
     async def _climb(self, connection: Connection, epoch_held: int) -> DirectoryOpened | None:
-        """Claim in steps, because the server rejects a large jump of the epoch (R17)."""
         for epoch in climb(epoch_held, self.claim.epoch):
             opened = await connection.claim(self.claim.directory, epoch, self.claim.writer_id)
         return opened
@@ -899,7 +891,6 @@ class MemberCopies:
     # For the link: the sessions
 
     def attempt(self) -> None:
-        """Begin an attempt at a session: first determine the sizes of the local copies."""
         self._attempting = True
         self.worked = False
         for target in self.claim.targets.values():
@@ -980,7 +971,6 @@ class MemberCopies:
         self.held.made(target.name)
 
     def sealed(self, target: WriteTarget) -> None:
-        """Record that the writer sealed the object. Missing bytes come from elsewhere."""
         copy = self._active.pop(target.name, None)
         if copy is not None and copy.replica.sent < target.goal_size:
             self.handle(copy, ReplicaFellBehind())
@@ -999,7 +989,6 @@ class MemberCopies:
     # State changes of the copies
 
     def handle(self, copy: ObjectCopy, event: Event, *, filling: bool = False) -> None:
-        """Apply the event and perform its effects. `filling`: the caller already fills the copy."""
         for effect in copy.replica.handle(event, trio.current_time()):
             match effect:
                 case ReplicaEffect.COUNT:
@@ -1181,7 +1170,6 @@ class _CatchUp:
         self._target = copy.target
 
     async def compare_at_goal(self) -> None:
-        """Compare a member's digest at the goal: it has more, and bytes after the goal do not exist (R6)."""
         target, connection = self._target, self._copies.connection
         assert connection is not None
         try:
@@ -1261,7 +1249,6 @@ class _CatchUp:
         return self._replica.sent
 
     def _reached(self) -> bool:
-        """Return whether the copy needs no more filling, and if so let it follow the window."""
         if self._replica.state not in (ReplicaState.DISCOVER_REMOTE_SIZE, ReplicaState.CATCH_UP):
             return True
         if self._replica.state is ReplicaState.CATCH_UP and self._replica.sent >= self._target.base:
@@ -1270,7 +1257,6 @@ class _CatchUp:
         return False
 
     def _agrees(self, digest: int) -> bool:
-        """Compare a digest found elsewhere with the member's, if necessary. Returns whether to fill on."""
         if self._replica.state is ReplicaState.DISCOVER_REMOTE_SIZE:
             claimed = self._replica.claimed
             assert claimed is not None

@@ -32,8 +32,6 @@ from dos_protocol.limits import u64_max
 
 
 class WriterClaim(Protocol):
-    """What a writer uses of its claim."""
-
     directory: str
 
     @property
@@ -224,7 +222,6 @@ class WriteTarget:
 
     @property
     def base(self) -> int:
-        """The offset of the first byte in memory; the end of the object if none is."""
         return self.window.base if self.window is not None else self.goal_size
 
     @property
@@ -232,14 +229,12 @@ class WriteTarget:
         return ObjectView(self.goal, self.base, self.digest_at)
 
     def digest_at(self, size: int) -> int | None:
-        """Return the prefix digest at `size`, or None if it is not known here."""
         if self.window is None and size == self.goal_size:
             return self.goal_digest
         in_window = self.window.digest_at(size) if self.window is not None else None
         return in_window if in_window is not None else self.milestones.at(size)
 
     def seal(self, size: int, digest: int) -> None:
-        """Fix size and digest, and free the memory."""
         self.window = None
         self.goal_size, self.goal_digest = size, digest
 
@@ -279,7 +274,6 @@ class WriteTarget:
                 self.trim(window_bytes_max)
 
     def uncount(self, server_id: bytes) -> None:
-        """Stop counting what the member reported of its copy."""
         self.sizes.pop(server_id, None)
         self.received_sizes.pop(server_id, None)
 
@@ -333,13 +327,9 @@ log: Final = logging.getLogger("dos.client")
 class LocalCopy(Protocol):
     """The bytes of one object on this machine, if there are any. Called from threads; never raises."""
 
-    def size(self) -> int:
-        """Return the number of bytes, 0 if there are none."""
-        ...
+    def size(self) -> int: ...
 
-    def read(self, offset: int, max_bytes: int) -> bytes | None:
-        """Return bytes from `offset`, fewer at the end, or None if they cannot be read."""
-        ...
+    def read(self, offset: int, max_bytes: int) -> bytes | None: ...
 
 
 class LocalSource:

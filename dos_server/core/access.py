@@ -31,8 +31,6 @@ _DIGEST_CHARS: Final = 64
 
 
 class RequestRefusal(NamedTuple):
-    """Why a request is refused: error code, message, and the number for the error's `actual` field."""
-
     code: ErrorCode
     message: str
     actual: int = 0
@@ -50,8 +48,6 @@ def covers(prefix: str, directory: str) -> bool:
 
 
 class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rights in the directories of a prefix."""
-
     prefix: str
     rights: tuple[Right, ...]
 
@@ -102,8 +98,6 @@ EVERYTHING: Final = Access("")
 
 
 class Tokens:
-    """The tokens that are valid now."""
-
     def __init__(self, valid: Iterable[Access]) -> None:
         self._valid = {access.digest: access for access in valid}
 
@@ -122,7 +116,6 @@ class Tokens:
         )
 
     def find(self, token: bytes) -> Access | None:
-        """Return what a token allows, None if it is not valid."""
         presented, found = hashlib.sha256(token).digest(), None
         for digest, access in self._valid.items():  # all of them: when one matches must not be measurable
             if hmac.compare_digest(presented, digest):

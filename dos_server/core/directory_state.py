@@ -63,7 +63,6 @@ class NameTable:
             insort(self._ordered, name)
 
     def page(self, prefix: str, after: str, count: int, seen: Callable[[str], bool] | None = None) -> Page:
-        """Return a page of the names. seen: of those for which it is true."""
         ordered = self._ordered if seen is None else [*filter(seen, self._ordered)]
         return page_of(ordered, prefix, after, count)
 

@@ -69,8 +69,6 @@ class RecordRoom(NamedTuple):
 
 @dataclass
 class Segment:
-    """A live segment. `unfiled`: up to which size each object must be filed before it is released."""
-
     number: int
     slot: int
     first_sequence: int
@@ -119,7 +117,6 @@ class Segments:
         return room
 
     def holds(self, key: Key, end: int) -> None:
-        """Note that the active segment has bytes of an object up to a size."""
         assert self._active is not None
         self._active.unfiled[key] = max(end, self._active.unfiled.get(key, 0))
         self._active.keys.add(key)
@@ -292,7 +289,6 @@ class GroupLog:
         return self._add_bare(EntryKind.REMOVED, state, 0, 0, then)
 
     def replace(self, state: ObjectState, new_root: int, size: int, then: Then) -> bool:
-        """Log a repair before it changes names. False: there is no room now."""
         return self._add_bare(EntryKind.REPLACED, state, new_root, size, then)
 
     def _add_bare(self, kind: EntryKind, state: ObjectState, position: int, end: int, then: Then) -> bool:
@@ -301,7 +297,6 @@ class GroupLog:
         )
 
     def claim(self, directory: str, claim: ClaimRecord, then: Then) -> bool:
-        """Log a claim. False: there is no room now, so it is stored in its file."""
         data = encode_claim(claim)
         entry = LogEntry(EntryKind.CLAIM, directory, "", 0, 0, claim.epoch, len(data))
         return self._add_reserved(entry, data, then)
@@ -381,7 +376,6 @@ class GroupLog:
     # Filing
 
     def tick(self, now: float) -> None:
-        """File what the oldest sealed segment has; when nothing was logged for a while, everything."""
         self._segments.seal(now, idle=now - self._used_at >= log_idle_seconds)
         self._file()
         if self._segments.may_free and self._in_flight is None and not self._pending:

@@ -39,8 +39,6 @@ from dos_server.limits import extent_header_bytes, extent_payload_bytes_max, log
 
 
 class PendingAppend(NamedTuple):
-    """One accepted append that is not yet synced or refused."""
-
     end: int
     session: int
     request_id: int
@@ -304,7 +302,6 @@ class ObjectState:
         return batch
 
     def undo_write(self) -> list[PendingAppend]:
-        """Discard the unwritten batch and everything accepted after it. Return the refused tickets."""
         batch = self._take_batch()
         refused = batch.tickets + self.unwritten_tickets
         self.unwritten_tickets = 0
@@ -343,7 +340,6 @@ class ObjectState:
         return Sync(self.directory, self.name, not self.entry_durable)
 
     def filing_sync(self) -> Sync | None:
-        """Return a sync of the file, for what only the log has; None if one runs, which files it, too."""
         if self.sync_asked or self.poisoned:
             return None
         self.sync_asked = self.filing = True
@@ -354,7 +350,6 @@ class ObjectState:
         self.sync_covers = self.written
 
     def was_synced(self) -> list[PendingAppend]:
-        """Record that the sync succeeded, and return the tickets it settles."""
         assert self.sync_covers is not None, "a sync ended that did not begin"
         self.filed, self.sync_covers, self.sync_asked, self.filing = self.sync_covers, None, False, False
         self.entry_durable = self.entry_safe = self.entry_covered = True
@@ -390,7 +385,6 @@ class ObjectState:
 
 
 def refuses_append(state: ObjectState, append: Append, session: int) -> RequestRefusal | None:
-    """Return why the append cannot be accepted now, or None. Has no effect."""
     refusal = refuses_session(state, session)
     if refusal is not None:
         return refusal

@@ -30,8 +30,6 @@ QUOTA_FILE_VERSION: Final = 1
 
 
 class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Limits for the directories of a prefix, taken together; None: no limit. `burst`: requests at once."""
-
     prefix: str
     bytes_max: int | None = None
     objects_max: int | None = None
@@ -122,8 +120,6 @@ class QuotaGauge(NamedTuple):
 
 @dataclass(eq=False)
 class _Rule:
-    """A quota, and what its directories use now. allowance: requests that may come, as of `at`; or a debt."""
-
     quota: Quota
     bytes: int = 0
     objects: int = 0
@@ -203,7 +199,6 @@ class Quotas:
     # Directories
 
     def refuses_directory(self, directory: str) -> RequestRefusal | None:
-        """Return why the directory may not be made; None if it may, or exists."""
         for rule in self._of(directory) if directory not in self._directories else ():
             limit = rule.quota.directories_limit
             if limit is not None and rule.directories >= limit:
@@ -238,7 +233,6 @@ class Quotas:
             rule.objects += objects
 
     def refuses(self, directory: str, count_bytes: int, objects: int) -> RequestRefusal | None:
-        """Return why so much more may not be stored in the directory; None if it may."""
         for rule in self._of(directory):
             limit = rule.quota.bytes_max
             if limit is not None and count_bytes > 0 and rule.bytes + count_bytes > limit:
@@ -261,7 +255,6 @@ class Quotas:
     # Connections and requests
 
     def refuses_session(self, directory: str, current: str | None) -> RequestRefusal | None:
-        """Return why a session that is in `current` may not enter the directory; None if it may."""
         inside = self._of(current) if current is not None else ()
         for rule in self._of(directory):
             limit = rule.quota.connections_max

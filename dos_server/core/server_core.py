@@ -81,8 +81,6 @@ def gauges_of(tables: Tables, *, rolled_back: bool) -> CoreGauges:
 
 
 class ServerCore:
-    """The state of one object server and the dispatch of its events."""
-
     def __init__(
         self,
         *,
@@ -233,7 +231,6 @@ class ServerCore:
 
     @property
     def log_is_due(self) -> bool:
-        """Whether a record of the group log can be written: the shell then reports `LogDue`."""
         log = self._tables.log
         return log is not None and log.is_due
 

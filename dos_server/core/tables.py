@@ -81,8 +81,6 @@ class WaitingRead(NamedTuple):
 
 
 class WaitingReads:
-    """All waiting GETs. Its length counts those that wait, and those woken but not answered yet."""
-
     def __init__(self) -> None:
         self._waiters: dict[int, WaitingRead] = {}
         self._of_session: dict[int, set[int]] = {}
@@ -199,7 +197,6 @@ class DiskSpace:
         return True
 
     def spend(self, count: int) -> None:
-        """Subtract bytes that are written in any case, because they were admitted before."""
         self.room_bytes -= count
 
     def ran_out(self, count: int, now: float) -> str | None:
@@ -246,7 +243,6 @@ class Seldom:
         self._left_out: dict[tuple[str, str], int] = {}
 
     def line(self, host: str, text: str, now_s: float) -> str:
-        """Return the line to log now, "" for none."""
         what = host, text
         if now_s - self._at_s.get(what, -_SELDOM_S) < _SELDOM_S:
             self._left_out[what] = self._left_out.get(what, 0) + 1
@@ -382,7 +378,6 @@ class Tables:
             session.stream = None
 
     def drop_repair(self, session: int) -> None:
-        """Discard the new copy that the session sends, unless it is being installed."""
         repair = self.repairs.get(session)
         if repair is None:
             return
@@ -393,7 +388,6 @@ class Tables:
             self.effects.append(v.DropRepair(session, repair.directory, repair.name, repair.number))
 
     def directory_of(self, session: Session, request_id: int) -> DirectoryState | None:
-        """Return the session's directory, or None after refusing with NOT_READY."""
         directory = self.directories.get(session.directory) if session.directory else None
         if directory is None:
             self.refuse(session, ErrorCode.NOT_READY, "no directory is open: send CWD first", request_id)
@@ -451,7 +445,6 @@ class Tables:
         return self.space.refusal(state.name)
 
     def reserve_directory(self, directory: DirectoryState) -> RequestRefusal | None:
-        """Reserve space for a directory that does not exist, and count it; or return what refuses it."""
         refusal = self.quotas.refuses_directory(directory.name)
         if refusal is not None:
             return refusal
@@ -475,7 +468,6 @@ class Tables:
             self.effects.append(v.LogNotice(text))
 
     def answerable(self, number: int, *, read: bool = False) -> Session | None:
-        """Return the session whose pending request is about to be answered, if it still exists."""
         session = self.sessions.get(number)
         if session is not None:
             # Also of a session that is leaving: it ends when its last request is answered.

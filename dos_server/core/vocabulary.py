@@ -25,8 +25,6 @@ Effect = tuple[Any, ...]
 
 
 class DiskFailure(Enum):
-    """The outcome of a disk operation."""
-
     NONE = "done"
     NO_SPACE = "no space left; nothing of it is in the file"
     TEMPORARY = "temporarily not possible; nothing of it is in the file"

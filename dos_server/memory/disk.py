@@ -95,7 +95,6 @@ class MemoryDisk:
             raise OSError(error, f"injected into {method}", what)
 
     def put(self, path: str, data: bytes) -> None:
-        """Put a file on stable storage, with the folders above it, replacing what was there."""
         *folders, name = path.split("/")
         folder = self.root
         for part in folders:
@@ -112,7 +111,6 @@ class MemoryDisk:
         above.stable.pop(name, None)
 
     def content(self, path: str) -> bytes:
-        """Return the content of a file as programs see it."""
         folder, _, name = path.rpartition("/")
         node = self._folder(folder).seen[name]
         assert isinstance(node, _Node), path

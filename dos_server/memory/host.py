@@ -82,7 +82,6 @@ class MemoryRounds:
             self._ring()
 
     def _is_ready(self, sock: MemorySocket) -> bool:
-        """Whether to call for a socket. A broken one is always ready."""
         if sock not in self._watched:
             return False
         _, reading, writing = self._watched[sock]
@@ -171,8 +170,6 @@ class MemoryWorkers(WorkerPool[Job, Result]):
 
 
 class MemoryPorts:
-    """The outside of one server in memory. `rng` makes every choice; without it, work takes no time."""
-
     def __init__(
         self,
         timers: MemoryTimers,
@@ -286,8 +283,6 @@ class Loopback:
 
 
 class HostNetwork(Protocol):
-    """The network of a host."""
-
     def listen(self, host: str, port: int) -> Listener: ...
 
     def process_died(self, host: str) -> None: ...
@@ -333,7 +328,6 @@ class MemoryHost:
         return self.server is not None and not self._scope.cancel_called
 
     def prepare(self, fresh_id: bytes, record: StoreRecord | None = None) -> None:
-        """Write the identity, a stamp and the store record to the disk before the first incarnation."""
         storage = Storage(self.disk)
         storage.start(fresh_id)
         storage.add_stamp(fresh_id)  # with the identity, as in the start of a new server
@@ -342,7 +336,6 @@ class MemoryHost:
         storage.stop()
 
     def start(self, nursery: trio.Nursery, scrub: ScrubPlan = NO_SCRUB, *, log_bytes: int = 0) -> None:
-        """Start an incarnation, which accepts connections on return. Raises CorruptDataError, OSError."""
         assert self.server is None, "the server runs already"
         self.disk.off = False
         self._ports = self._make_ports()

@@ -33,8 +33,6 @@ from dos_protocol.digests import Buffer
 
 
 class MemoryTimers:
-    """The pending calls. `run` is the task that makes them; without it they wait."""
-
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
@@ -60,8 +58,6 @@ class MemoryTimers:
 
 
 class PipeSignal(Enum):
-    """What travels besides bytes."""
-
     FIN = auto()
     RESET = auto()
 
@@ -76,8 +72,6 @@ def _error(number: int) -> OSError:
 
 
 class PipeNetwork(Protocol):
-    """The network of a connection (`MemoryNetwork`): it decides when data arrives and what is lost."""
-
     timers: MemoryTimers
     rng: Random | None
     way_bytes_max: int
@@ -184,7 +178,6 @@ class MemorySocket:
             self.moved()
 
     async def wait(self) -> None:
-        """Wait for a change. Raises ClosedResourceError if this end is closed meanwhile."""
         await self._lot.park()
         if self.closed:
             await trio.lowlevel.checkpoint_if_cancelled()  # in a killed process the cancellation comes first
@@ -279,7 +272,6 @@ class MemorySocket:
         return self.sendmsg([data])
 
     def shutdown(self, how: int, /) -> None:
-        """Stop sending. Only SHUT_WR is implemented."""
         self._check_open()
         if how != socket.SHUT_WR:
             raise _error(errno.EINVAL)
@@ -294,7 +286,6 @@ class MemorySocket:
             self.wake()
 
     def close(self) -> None:
-        """Close this end; reset the connection if bytes are unread."""
         if self.closed:
             return
         self.closed = True
@@ -322,8 +313,6 @@ class MemorySocket:
 
 
 class MemoryStream:
-    """A `MemorySocket` for tasks: it waits where a socket would block. The interface of trio's sockets."""
-
     def __init__(self, sock: MemorySocket) -> None:
         self.socket = sock
 
@@ -350,7 +339,6 @@ class MemoryStream:
                 continue
 
     def close(self) -> None:
-        """Close it. Tasks that wait for it get ClosedResourceError."""
         self.socket.close()
 
     def __enter__(self) -> Self:
@@ -383,8 +371,6 @@ def _no_trace(_who: str, _what: str) -> None:
 
 
 class MemoryListener:
-    """A listener of one host and port, with the interface of a listening socket."""
-
     def __init__(self, network: "MemoryNetwork", host: str, port: int) -> None:
         self.network = network
         self.host = host
@@ -399,14 +385,12 @@ class MemoryListener:
         return bool(self._waiting)
 
     def enqueue(self, sock: MemorySocket) -> None:
-        """Add an incoming connection. Raises ECONNREFUSED if the backlog is full."""
         if len(self._waiting) >= _BACKLOG_MAX:
             raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         self._waiting.append(sock)
         self._lot.unpark_all()
 
     def accept(self) -> tuple[MemorySocket, tuple[str, int]]:
-        """Return the next connection. Raises BlockingIOError if none is waiting."""
         if self.closed:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         if not self._waiting:
@@ -427,7 +411,6 @@ class MemoryListener:
         """Do nothing: it never blocks."""
 
     def close(self) -> None:
-        """Accept no more connections, and close those that wait."""
         if not self.closed:
             self.closed = True
             self.network.listeners.pop((self.host, self.port), None)
@@ -470,7 +453,6 @@ class MemoryNetwork:
     # Connections
 
     def listen(self, host: str, port: int) -> MemoryListener:
-        """Listen on a host and port; port 0 picks a free one. Raises OSError if the port is in use."""
         if not port:
             self._last_port += 1
             port = self._last_port
@@ -480,7 +462,6 @@ class MemoryNetwork:
         return listener
 
     async def connect(self, host: str, port: int) -> MemoryStream:
-        """Connect from the host in `here`. Raises ConnectionRefusedError; waits while the path is blocked."""
         origin = here.get()
         await trio.sleep(self._latency_s(origin, host) + self._latency_s(host, origin))
         while self.is_blocked(origin, host) or self.is_blocked(host, origin) or self.is_dark(host):
@@ -569,14 +550,12 @@ class MemoryNetwork:
             end.outgoing.forgotten = True
 
     def process_died(self, host: str) -> None:
-        """Kill the processes of a host: the kernel closes their sockets."""
         for end in self._ends_of(host):
             end.close()
         for listener in [one for (at, _), one in self.listeners.items() if at == host]:
             listener.close()
 
     def power_lost(self, host: str) -> None:
-        """Cut the power of a host: its sockets vanish, and no peer is notified."""
         self._dark.setdefault(host, trio.current_time())
         for listener in [one for (at, _), one in self.listeners.items() if at == host]:
             listener.close()

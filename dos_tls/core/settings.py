@@ -29,8 +29,6 @@ name: workers start on any host, and each proves with the job's key that it belo
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """The files of one end. `certificate` and `key` are both set or both empty."""
-
     authorities: str
     certificate: str = ""
     key: str = ""
@@ -224,7 +222,6 @@ class LogLimit:
     _left_out: dict[str, int] = field(default_factory=dict)
 
     def text(self, kind: str, line: str, now: float) -> str | None:
-        """Return the line to log now, or None. `now`: seconds of a clock that does not go back."""
         before = self._logged.get(kind)
         if before is not None and now < before + self.pause_s:
             self._left_out[kind] = self._left_out.get(kind, 0) + 1

@@ -67,15 +67,11 @@ assert _DIGESTED_BYTES == 56
 
 
 class HeaderFault(Enum):
-    """Why 64 bytes are not a valid header of this object."""
-
     DIGEST = "the header digest does not match"
     FORMAT = "the header digest matches, but this version is not known"
 
 
 class ExtentHeader(NamedTuple):
-    """One extent header."""
-
     payload_bytes: int
     offset: int
     epoch: int
@@ -86,7 +82,6 @@ class ExtentHeader(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The logical offset after the extent."""
         return self.offset + self.payload_bytes
 
 
@@ -109,13 +104,11 @@ def fresh_root(incarnation_id: bytes, number: int) -> int:
 
 
 def link_after(head: Buffer) -> int:
-    """Return the link for the extent that follows the one with this 64-byte header."""
     link: int = _LINK.unpack_from(head, _LINK_AT)[0]
     return link
 
 
 def encode_header(header: ExtentHeader, seed: int) -> bytes:
-    """Return the 64 bytes of the header."""
     head = _BEFORE_DIGEST.pack(
         MAGIC,
         VERSION,

@@ -119,7 +119,6 @@ def one_line(finding: Finding) -> str:
 
 
 def logged(place: str, found: RecoveredObject, file_bytes: int) -> str:
-    """Return what a start logs about an object that it does not simply keep."""
     expected, what, means = _CASE_TEXTS[found.letter]
     seen = f"expected {expected}, found {what}: {means} (case {found.letter})"
     position_text = f"object {place}, byte {found.file_bytes} of {file_bytes} in its file: {seen}"
@@ -144,7 +143,6 @@ def of_rot(place: str, damage: DamagedExtentError) -> Finding:
 
 
 def of_lost(place: str, mark: ObjectMark | None, why: str) -> Finding:
-    """Return the finding for an object whose file is missing or unreadable: row G from offset 0."""
     synced = f"{mark.synced} bytes, according to its mark" if mark is not None else "an object's file"
     means = "this server has lost the object: CORRUPT from offset 0 on"
     return Finding(Severity.DAMAGED, place, synced, why, means, REPAIR, 0, None, "G")
@@ -213,7 +211,6 @@ def of_entry(place: str, entry: Entry) -> Finding:
 
 
 def of_unreadable(place: str, why: str) -> Finding:
-    """Return the finding for a file that could not be read and may be sound."""
     means = "it is unknown whether it is good"
     return Finding(
         Severity.UNCHECKED, place, "a file to read", why, means, "run the check as the user of the server"

@@ -81,8 +81,6 @@ class LogEntry(NamedTuple):
 
 
 class LogHeader(NamedTuple):
-    """The header of a record. `digest`: its header digest, which the next record names."""
-
     table_bytes: int
     content_bytes: int
     entries: int
@@ -125,14 +123,12 @@ class TableError(ValueError):
 
 
 def log_seed(key: bytes) -> int:
-    """Return the seed of the header digests of a log, from its secret key."""
     # A client writes what it likes into contents, at every alignment, and a slot may hold the rest of an old
     # record: with a seed that clients know, such bytes could be a valid record.
     return digest64(key)
 
 
 def padded(count: int) -> int:
-    """Return the number of bytes, rounded up to where the next record may begin."""
     return -(-count // log_align_bytes) * log_align_bytes
 
 

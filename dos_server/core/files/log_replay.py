@@ -92,7 +92,6 @@ class FoundRecord(NamedTuple):
 
     @property
     def valid(self) -> bool:
-        """Whether all three digests match."""
         return self.entries is not None and self.content_matches
 
 
@@ -198,7 +197,6 @@ def _live(sequence: int, by_sequence: dict[int, FoundRecord], seen: SeenRecord |
 
 
 def _check_chain(live: Sequence[LiveRecord], by_sequence: dict[int, FoundRecord]) -> None:
-    """Each record names the header digest of the one before it. Raises CorruptDataError."""
     for one in live[1:]:
         before, own = by_sequence.get(one.sequence - 1), by_sequence.get(one.sequence)
         if before is None or own is None:
@@ -278,16 +276,12 @@ def decode_seen(data: bytes | None, seed: int) -> SeenRecord | None:
 
 
 class ReplayEntry(NamedTuple):
-    """An entry, and a reference to its contents that the shell understands; `lost`: they are damaged."""
-
     entry: LogEntry
     content: object
     lost: bool = False
 
 
 class FileFacts(NamedTuple):
-    """The file of an object. `root`: of its first extent, else the one in its mark, or 0."""
-
     exists: bool
     root: int
     file_bytes: int
@@ -311,7 +305,6 @@ class ObjectPlan(NamedTuple):
 
 
 def plan_object(entries: Sequence[ReplayEntry], file: FileFacts) -> ObjectPlan:
-    """Return what a start does with the entries of one object."""
     removed, left = _after_removal(entries)
     remove = removed is not None and file.exists and file.root in (removed.root, 0)
     if remove:
@@ -374,6 +367,5 @@ def _after_replacement(entries: list[ReplayEntry], file: FileFacts) -> tuple[lis
 
 
 def claim_to_store(entries: Sequence[ReplayEntry], held_epoch: int) -> ReplayEntry | None:
-    """Return the claim that the claim file must get, None if it holds it or a later one."""
     highest = max(entries, key=lambda one: (one.entry.end, not one.lost), default=None)
     return highest if highest is not None and highest.entry.end > held_epoch else None

@@ -124,8 +124,6 @@ assert _MARK.size + _DIGEST.size == mark_bytes
 
 
 class ClaimRecord(NamedTuple):
-    """The right to write a directory. Epoch 0: the directory was never claimed."""
-
     epoch: int
     writer_id: bytes
 
@@ -149,7 +147,6 @@ def encode_claim(claim: ClaimRecord) -> bytes:
 
 
 def decode_claim(data: bytes, where: str) -> ClaimRecord:
-    """Return the claim in the bytes. Raises CorruptDataError for anything but one whole claim."""
     epoch, writer_id = CLAIM.open(data, where).values
     return ClaimRecord(epoch, writer_id)
 
@@ -221,7 +218,6 @@ def is_log_in_use(identity: bytes) -> bool:
 
 
 def decode_identity(data: bytes, where: str) -> bytes:
-    """Return the server id in the bytes. Raises CorruptDataError for anything but one whole identity."""
     check_format(data)
     try:
         server_id = parse_id(data[: 2 * id_bytes].decode("ascii"))

@@ -65,16 +65,12 @@ from dos_server.limits import extent_header_bytes
 
 
 class Remainder(Enum):
-    """What the file holds after the last whole extent."""
-
     NOTHING = "nothing"
     ZEROS = "zeros"
     BYTES = "bytes"
 
 
 class TailDamage(Enum):
-    """The kind of damage at the start of the remainder."""
-
     NONE = "none"
     TORN = "torn"
     ROTTEN = "rotten"
@@ -90,8 +86,6 @@ class RecoveryDecision(Enum):
 
 
 class ExtentFacts(NamedTuple):
-    """What the scan found; the columns of the table."""
-
     remainder: Remainder
     damage: TailDamage
     below: bool
@@ -249,8 +243,6 @@ def judge(read: ReadAt, file_bytes: int, seed: int, mark: ObjectMark | None) -> 
 
 
 class _Stop(NamedTuple):
-    """A place between two extents: logical size, file position, and the link of the extent that follows."""
-
     size: int
     position: int
     link: int | None
@@ -296,7 +288,6 @@ class _Scan:
                 return
 
     def _follow(self, data: bytes) -> bool:
-        """Walk the headers in `data`, which begins at `position`. Return False if the chain ends there."""
         index, mark, unsure = self.index, self.mark.synced, self.unsure
         position, size, link, durable = self.position, self.size, self.link, self.durable
         keeps_from, foreign_chain, follows = index.keeps_from, False, False

@@ -21,8 +21,6 @@ _FIRST_SPACING: Final = 4 * KIB
 
 
 class ExtentStart(NamedTuple):
-    """The start of an extent: logical offset, file position, and its link; None if unknown."""
-
     offset: int
     position: int
     link: int | None = None
@@ -57,7 +55,6 @@ class SparseIndex:
         return self._offsets[-1] + self._spacing if self._offsets else 0
 
     def add(self, offset: int, position: int, link: int) -> None:
-        """Add the start of an extent, if it is far enough from the last entry."""
         if offset < self.keeps_from:
             return
         if len(self._offsets) == index_entries_max:
@@ -72,7 +69,6 @@ class SparseIndex:
         self._links.append(link)
 
     def find(self, offset: int) -> ExtentStart:
-        """Return the start of an extent at or before the offset; the first extent if there is no entry."""
         index = bisect_right(self._offsets, offset) - 1
         recent = self._recent
         if (
@@ -94,7 +90,6 @@ class SparseIndex:
         self._recent = extent
 
     def cut(self, offset: int) -> None:
-        """Drop the entries at or after the logical offset."""
         self._recent = None
         index = bisect_right(self._offsets, offset - 1) if offset else 0
         del self._offsets[index:]
@@ -126,8 +121,6 @@ class DamagedExtentError(Exception):
 
 
 class LocatedExtent(NamedTuple):
-    """A header and its file position. `link_after`: the link for the extent that follows it."""
-
     position: int
     header: ExtentHeader
     link_after: int
@@ -147,7 +140,6 @@ class ReadWindow:
         self._position = 0
 
     def at(self, position: int, count: int) -> memoryview:
-        """Return `count` bytes from a file position; fewer at the end of the file."""
         start = position - self._position
         if start < 0 or start + count > len(self._data):
             self._data = memoryview(self._read(position, max(count, self.ahead_bytes)))
@@ -272,8 +264,6 @@ class VerifiedChain(NamedTuple):
 
 
 class VerifyGoal(NamedTuple):
-    """The content that should be there: its size, and its digest, or None if the digest is unknown."""
-
     size: int
     digest: int | None = None
 

@@ -38,7 +38,6 @@ class Appends:
         self._reads = reads
 
     def append(self, session: Session, request: m.Append, request_id: int) -> None:
-        """Carry out an APPEND. An empty one to an existing object only requests a durability ack."""
         directory = self._tables.directory_of(session, request_id)
         if directory is None or not self._claims.may_write(session, directory, request_id):
             return
@@ -69,7 +68,6 @@ class Appends:
     def accept(
         self, session: Session, directory: DirectoryState, state: ObjectState, data: Buffer, request_id: int
     ) -> None:
-        """Accept bytes that passed all checks. They are written at the end of the batch."""
         state.accept(data, session.number, request_id)
         session.unsynced_bytes += len(data)
         session.unsynced_appends += 1
@@ -166,14 +164,12 @@ class Appends:
         self._claims.grant_if_ready(directory)
 
     def logged(self, state: ObjectState, end: int) -> None:
-        """Acknowledge what a record of the group log made durable, up to a size of the object."""
         directory = self._tables.directories[state.directory]
         if not state.poisoned:
             self._settled(directory, state, state.was_logged(end))
         self._claims.grant_if_ready(directory)
 
     def gone(self, state: ObjectState) -> None:
-        """Poison an object whose file was removed or replaced under the running server."""
         if state.poisoned:
             return
         state.filed = state.synced  # what was acknowledged and is lost: the mark must have it
@@ -236,7 +232,6 @@ class Appends:
                 self._tables.refuse(session, code, text, ticket.request_id, actual)
 
     def _poison(self, state: ObjectState, *, needs_log: bool = True) -> None:
-        """Poison the object, store that in its mark, and refuse everything that waits for it."""
         if needs_log and not state.is_filed:
             # Only a restart replays what the log has and the file lacks.
             text = f"a write or sync of {state.directory}/{state.name} failed, and the log has bytes of it"

@@ -14,8 +14,6 @@ from dos_server.core.tables import REFUSALS, Tables
 
 
 class Claims:
-    """Carries out CWD, supersedes older writers, and checks the claim of each change."""
-
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._lost: set[str] = set()
@@ -83,7 +81,6 @@ class Claims:
         self._tables.forget_idle()
 
     def lost(self, event: v.DirectoriesLost) -> None:
-        """Refuse directories whose folders were removed under the server, and end the sessions in them."""
         tables = self._tables
         for name in event.directories:
             self._lost.add(name)
@@ -222,7 +219,6 @@ class Claims:
             self._tables.log.filed((name, ""), claim.epoch)
 
     def claim_stored(self, effect: v.WriteClaim, failure: v.DiskFailure) -> None:
-        """Handle a claim that is on stable storage, in the log or in its file, or could not be stored."""
         directory = self._tables.directories[effect.directory]
         directory.storing = None
         if failure is v.DiskFailure.NONE:

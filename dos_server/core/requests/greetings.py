@@ -31,8 +31,6 @@ _HOSTS_MAX: Final = 1_024
 
 
 class HeldRefusal(NamedTuple):
-    """A refusal to send at a time."""
-
     at_s: float
     session: int
     request_id: int
@@ -71,7 +69,6 @@ class Attempts:
         self._held.pop(session, None)
 
     def due(self, now_s: float) -> list[HeldRefusal]:
-        """Return, and forget, the refusals whose time has come."""
         due = [one for one in self._held.values() if one.at_s <= now_s]
         for one in due:
             del self._held[one.session]
@@ -79,8 +76,6 @@ class Attempts:
 
 
 class Greetings:
-    """Carries out HELLO, CONFIGURE and PING."""
-
     def __init__(self, tables: Tables, stamps: Stamps) -> None:
         self._tables, self._stamps = tables, stamps
         self._storing_record = False
@@ -172,7 +167,6 @@ class Greetings:
                 session.access = access
 
     def _hello_problem(self, hello: m.Hello) -> tuple[ErrorCode, str] | None:
-        """Return why the HELLO is refused; None if it is accepted."""
         tables, record = self._tables, self._tables.record
         if hello.store_id == NO_ID:
             return None
@@ -196,7 +190,6 @@ class Greetings:
         return None if older is None else (ErrorCode.ROLLED_BACK, older)
 
     def configure(self, session: Session, request: m.Configure, request_id: int) -> None:
-        """Store a first record that names this server, or a newer generation of the same store."""
         tables = self._tables
         try:
             record = decode_store_record(request.store_record)
@@ -223,7 +216,6 @@ class Greetings:
             tables.effects.append(v.WriteStoreRecord(session.number, request_id, request.store_record))
 
     def record_stored(self, effect: v.WriteStoreRecord, failure: v.DiskFailure) -> None:
-        """Adopt the stored record, end sessions of older generations, and answer CONFIGURED."""
         tables = self._tables
         self._storing_record = False
         session = tables.answerable(effect.session)
@@ -243,7 +235,6 @@ class Greetings:
             tables.send(session, m.Configured(offered.generation), effect.request_id)
 
     def _end_older_generations(self, record: StoreRecord) -> None:
-        """Send STALE_GENERATION to sessions of an older record, which ends them."""
         # Their quorums would count members that no longer count.
         for other in list(self._tables.sessions.values()):
             if other.store_id != NO_ID and not other.closed and other.generation < record.generation:

@@ -14,8 +14,6 @@ from dos_server.limits import list_entries_max, reads_queued_of_one_max, woken_o
 
 
 class Reads:
-    """Carries out GET, STAT and LIST."""
-
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
@@ -80,7 +78,6 @@ class Reads:
         )
 
     def got_data(self, event: v.GotData) -> None:
-        """Answer a GET with the bytes that were read. Quarantine the object if they are damaged."""
         read = event.read
         session = self._tables.answerable(read.session, read=True)
         damaged_at = event.damaged_at
@@ -129,7 +126,6 @@ class Reads:
             self.end_waiting(state, ErrorCode.CORRUPT, text, state.corrupt_from)
 
     def wake(self, state: ObjectState) -> None:
-        """Answer the GETs that wait for more bytes of the object, perhaps from a new copy."""
         waiters = self._tables.waiting.take_of_object(state)
         if waiters:
             now = self._tables.find(state.directory, state.name) or state
@@ -183,7 +179,6 @@ class Reads:
         self._answer_empty(self._tables.waiting.take_of_session(session.number))
 
     def stat(self, session: Session, request: m.Stat, request_id: int) -> None:
-        """Carry out a STAT, reading from the disk only if the requested digest is not in memory."""
         target = self._tables.target(session, request.name, request_id)
         if target is None:
             return
@@ -212,7 +207,6 @@ class Reads:
             )
 
     def got_digest(self, event: v.GotDigest) -> None:
-        """Answer a STAT with the digest that was computed. Quarantine the object if its bytes are damaged."""
         read = event.read
         session = self._tables.answerable(read.session, read=True)
         refusal = self._changed_meanwhile(read, damaged=event.damaged_at is not None) or _missed(event)
@@ -233,7 +227,6 @@ class Reads:
         return m.ObjectInfo(name, corrupt=self._tables.has_damage(name))
 
     def list_entries(self, session: Session, request: m.List, request_id: int) -> None:
-        """Answer a LIST from memory: objects of the session's directory, or the directories."""
         tables, count = self._tables, min(request.entries_max, list_entries_max)
         if session.directory is not None:
             directory = tables.directory_of(session, request_id)

@@ -25,16 +25,12 @@ from dos_server.core.tables import Tables
 
 
 class RemovalOutcome(NamedTuple):
-    """The outcome of a removal. `refusal` None: removed durably. `session` None: it has ended."""
-
     session: Session | None
     request_id: int
     refusal: RequestRefusal | None
 
 
 class Removals:
-    """Carries out DELETE and the removals of version 0."""
-
     def __init__(self, tables: Tables, claims: Claims, reads: Reads) -> None:
         self._tables = tables
         self._claims = claims
@@ -100,7 +96,6 @@ class Removals:
         return RequestRefusal(ErrorCode.BUSY, f"{state.name} was not removed: the group log has no room now")
 
     def removed(self, event: v.Removed) -> RemovalOutcome | None:
-        """Return the outcome of the removal; None if it is retried later."""
         tables = self._tables
         directory = tables.directories[event.directory]
         state = directory.objects[event.name]
@@ -156,7 +151,6 @@ def _remove(state: ObjectState, session: int, request_id: int) -> v.RemoveObject
 
 
 def _refuses(state: ObjectState) -> RequestRefusal | None:
-    """Return why the object cannot be removed now; None if it can."""
     if state.changing is not None:
         return RequestRefusal(ErrorCode.BUSY, state.changing)
     if state.being_appended or not state.settled_or_filing:

@@ -36,8 +36,6 @@ from dos_server.limits import (
 
 
 class Repairs:
-    """Carries out MEND and installs new copies."""
-
     def __init__(self, tables: Tables, claims: Claims, reads: Reads) -> None:
         self._tables = tables
         self._claims = claims
@@ -45,7 +43,6 @@ class Repairs:
         self._last_copy = 0
 
     def repair(self, session: Session, request: m.RepairChunk, request_id: int) -> None:
-        """Carry out a MEND: receive the next bytes of a new copy, or refuse them."""
         tables = self._tables
         if session.store_id == NO_ID:
             text = "MEND requires a session of a store: name the store in HELLO"
@@ -244,7 +241,6 @@ def _is_already_complete(state: ObjectState | None, request: m.RepairChunk) -> b
 
 
 def refuses(state: ObjectState | None, request: m.RepairChunk) -> RequestRefusal | None:
-    """Return why the object's copy may not be replaced, whatever the new bytes are; None if it may."""
     size, digest = state.claimed_size if state is not None else (0, 0)
     if request.goal_size > object_bytes_max:
         return RequestRefusal(
@@ -292,8 +288,6 @@ class _Tail:
 
 
 class Tails:
-    """Schedules the renewed judgment of uncut tails."""
-
     def __init__(self, tables: Tables, claims: Claims) -> None:
         self._tables = tables
         self._claims = claims
@@ -306,7 +300,6 @@ class Tails:
                 self._tails[event.directory, name] = _Tail(state, self._tables.now)
 
     def space_seen(self, event: v.SpaceSeen) -> None:
-        """Order a new judgment of each object for which there is space now."""
         free_bytes = event.free_bytes
         for key, tail in list(self._tails.items()):
             state = tail.state

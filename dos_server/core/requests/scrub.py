@@ -140,7 +140,6 @@ class Scrub:
     # Rounds
 
     def _next_directory(self) -> bool:
-        """Move to the next directory. Return False if the round is over or there is none."""
         tables = self._tables
         if self._left is None:
             self._begin_round()
@@ -196,7 +195,6 @@ class Scrub:
         return directory
 
     def _next_object(self, directory: DirectoryState) -> bool:
-        """Continue with the current object or move to the next one. Return False if there is none."""
         if self._object is not None and self._is_current(self._object):
             return True
         if self._names is None:

@@ -52,8 +52,6 @@ NO_STAMPS: Final = "the history of this disk begins anew, and a member that know
 
 
 class StampFiles(NamedTuple):
-    """The contents of the two files, empty if a file is missing. Without stamps the server reports none."""
-
     stamps: bytes = b""
     witnessed: bytes = b""
 
@@ -205,7 +203,6 @@ class Stamps:
             tables.send(session, m.Stamped(*self.history.newest), request_id)
 
     def _went_back_before(self, session: Session, announced: DiskStamp) -> bool:
-        """Return whether the stamp proves that the disk went back in time."""
         history, server_id = self.history, self._tables.server_id
         is_ours = history.has_made(server_id, announced)
         if not history.lacks(announced):

@@ -47,8 +47,6 @@ from dos_server.limits import (
 
 
 class V0State(Enum):
-    """The protocol state of a version 0 connection on the server."""
-
     COMMAND = "COMMAND"
     """The next bytes are a request."""
     ANSWERING = "ANSWERING"
@@ -80,14 +78,12 @@ TABLE: Final[dict[V0State, dict[V0Event, V0State]]] = {
 
 
 def step(state: V0State, event: V0Event) -> V0State:
-    """Return the state after the event. The peer cannot cause an event that the table does not allow."""
     after = TABLE[state].get(event)
     assert after is not None, f"event {event.name} is not valid in state {state.name}"
     return after
 
 
 def diagram() -> str:
-    """Return the table as a Mermaid state diagram, as in protocol.md."""
     lines = ["stateDiagram-v2", "    [*] --> COMMAND"]
     for state, row in TABLE.items():
         lines += [f"    {state.name} --> {after.name}: {event.value}" for event, after in row.items()]
@@ -135,8 +131,6 @@ NO_DIRECTORY: Final = "no directory: u DIR comes first"
 
 
 class V0Answers:
-    """The version 0 sessions. `waiting`: sessions to check after a write or sync of the object ends."""
-
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self.sessions: dict[int, V0Session] = {}
@@ -438,7 +432,6 @@ class V0Service:
             one.half_closed = True
 
     def ended(self, session: int) -> None:
-        """Forget the session of a closed connection. Stream bytes accepted from it still go to the disk."""
         one = self._answers.sessions.pop(session, None)
         if one is not None and not one.closed:
             one.move(V0Event.ENDED)
@@ -570,7 +563,6 @@ class V0Service:
         # A durability ack needs no translation: the status frames read the sizes from the object.
 
     def _refused(self, one: V0Session, text: str) -> None:
-        """Translate an error by the table of this module."""
         if isinstance(one.request, wire.V0Get) or one.protocol_state is not V0State.ANSWERING:
             self._answers.end(one, text)
         elif isinstance(one.request, wire.V0Append):
@@ -595,7 +587,6 @@ def _damaged(name: str) -> str:
 
 
 def why_off(*, version0: bool, tokens: Tokens | None, quotas: Quotas | None) -> str:
-    """Return why version 0 is not served; "" if it is."""
     if not version0:
         return "version 0 is switched off on this server"
     if quotas is not None:

@@ -77,7 +77,6 @@ class _InvalidArgumentError(Exception):
 
 
 def parse(body: bytes) -> Request | V0InvalidRequest:
-    """Return the request in a nonempty body."""
     command = body[:1].decode("latin-1")
     row = _COMMANDS.get(command)
     if row is None:
