@@ -155,12 +155,9 @@ class ServerCore:
             v.WriteRepair: repairs.written,
             v.MakeDirectory: version0_.directory_made,
         }
-        self._on_message = _messages_of(greetings, stamps_, reads, claims, appends, removals)
-        self._on_message |= {
-            m.Quit: self._quit,
-            m.RepairChunk: repairs.repair,
-            m.ScrubRequest: scrub_.request,
-        }
+        parts = greetings, stamps_, reads, claims, appends, removals, repairs, scrub_
+        self._on_message = _messages_of(*parts)
+        self._on_message[m.Quit] = self._quit
 
     def _group_log(self, log: LogTail) -> GroupLog:
         tables = self._tables
@@ -401,12 +398,21 @@ class ServerCore:
 
 
 def _messages_of(
-    greetings: Greetings, stamps: Stamps, reads: Reads, claims: Claims, appends: Appends, removals: Removals
+    greetings: Greetings,
+    stamps: Stamps,
+    reads: Reads,
+    claims: Claims,
+    appends: Appends,
+    removals: Removals,
+    repairs: Repairs,
+    scrub: Scrub,
 ) -> dict[type[Any], Callable[..., None]]:
     return {
         m.ChangeDirectory: claims.change_directory,
         m.Append: appends.append,
         m.Delete: removals.delete,
+        m.RepairChunk: repairs.repair,
+        m.ScrubRequest: scrub.request,
         m.Hello: greetings.hello,
         m.Configure: greetings.configure,
         m.Ping: greetings.ping,
