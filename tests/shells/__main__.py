@@ -13,8 +13,8 @@ from typing import Annotated, NamedTuple
 import typer
 
 from tests.shells.run import plan_of, run_seed
+from tests.sim.campaign import numbers, shrink
 from tests.sim.result import Result
-from tests.sim.shrink import numbers, shrink
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 COMMAND = "./run sim --shells"

@@ -30,8 +30,7 @@ from journal.core.chain import ChainState
 from journal.core.errors import ChainError, CorruptRecordError, LostBytesError, NotEnoughAnswersError
 from tests.shells.oracles import check_read
 from tests.sim.history import History
-from tests.sim.store.appending import PendingRecords
-from tests.sim.store.writer import CHAIN, epoch_above, numbers_of
+from tests.sim.store.clients import CHAIN, PendingRecords, epoch_above, numbers_of
 
 if TYPE_CHECKING:
     from tests.shells.run import Cluster

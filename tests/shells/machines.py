@@ -24,8 +24,8 @@ from dos_server.core.requests.stamps import decode_history, decode_witnesses
 from dos_server.memory.host import MemoryHost, MemoryPorts
 from dos_server.memory.network import MemoryNetwork
 from tests.sim.engine.disk import SimDisk
-from tests.sim.oracles.oracle import Bench
-from tests.sim.store.reported_sizes import ReportedSizes
+from tests.sim.oracles.store import Bench
+from tests.sim.store.server import ReportedSizes
 from tests.support.group_log import log_bytes_of, removals_in
 
 PORT = 9999

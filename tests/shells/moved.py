@@ -31,7 +31,7 @@ from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.engine.trace import Trace
 from tests.sim.history import ViolationError
 from tests.sim.nemesis.fault import Fault
-from tests.sim.oracles.members import check_records
+from tests.sim.oracles.store import check_records
 
 PLACES = 2
 """Addresses to which a disk may move. There is one more: a server that is in no store."""

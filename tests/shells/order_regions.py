@@ -34,7 +34,7 @@ from tests.dataflow.test_two_phase_sink import Output, Place, Sink
 from tests.shells.order_stories import WRITER
 from tests.shells.ordered_store import ordered_store
 from tests.shells.orders import Orders
-from tests.shells.region.surroundings import Surroundings
+from tests.shells.region.process import Surroundings
 
 _WORKERS = 2
 _COMMITS = 3

@@ -16,7 +16,7 @@ from dos_server.memory.network import here
 from journal import ChainWriter, Op, Record, inspect_chain, take_over
 from tests.shells.ordered_store import ordered_hosts, ordered_store
 from tests.shells.orders import Orders, Story
-from tests.sim.store.writer import numbers_of
+from tests.sim.store.clients import numbers_of
 
 WRITER = bytes(15) + b"w"
 SETTLED_S = 1.0

@@ -29,12 +29,7 @@ from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.engine.trace import Trace
 from tests.sim.history import History, ViolationError
 from tests.sim.nemesis.fault import Fault
-from tests.sim.oracles.o1_nothing_lost import NothingLost
-from tests.sim.oracles.o2_order import Order
-from tests.sim.oracles.o3_reads import ReadsStay
-from tests.sim.oracles.o4_one_writer import OneWriter
-from tests.sim.oracles.o6_refused import Refused
-from tests.sim.oracles.oracle import Bench
+from tests.sim.oracles.store import Bench, NothingLost, OneWriter, Order, ReadsStay, Refused
 from tests.sim.result import Result
 from tests.support.group_log import LOG_SEEDS
 

@@ -44,10 +44,7 @@ def the_identity_at_a_new_address_is_not_compared() -> list[Patch]:
     async def is_that_member(store: Any, server_id: bytes, address: str) -> None:
         del store, server_id, address
 
-    return [
-        (watching.StoreObserver, "_sight_of", sight_of),
-        (replacing, "_is_that_member", is_that_member),
-    ]
+    return [(watching.StoreObserver, "_sight_of", sight_of), (replacing, "_is_that_member", is_that_member)]
 
 
 def clients_stay_at_the_old_address() -> list[Patch]:

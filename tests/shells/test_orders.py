@@ -162,9 +162,7 @@ PLANTED = {
         Slowed(0),
     ),
     "a read for a reader that has left stays in the limit": Planted(
-        "readers leave",
-        (PacedReads._ended, _COUNTED, _COUNTED_IF_THERE),
-        Slowed(0),
+        "readers leave", (PacedReads._ended, _COUNTED, _COUNTED_IF_THERE), Slowed(0)
     ),
     "a claim is granted before it is stored": Planted(
         "claims and a power cut", "claims_are_answered_before_they_are_stored", Shuffled(22)

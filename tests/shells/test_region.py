@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.shells.region.surroundings import Threads
+from tests.shells.region.process import Threads
 from tests.shells.run import run_seed
 from tests.sim.result import Result
 

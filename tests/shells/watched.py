@@ -35,7 +35,7 @@ from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.engine.trace import Trace
 from tests.sim.history import ViolationError
 from tests.sim.nemesis.fault import Fault
-from tests.sim.oracles.members import check_records
+from tests.sim.oracles.store import check_records
 from tests.sim.result import Result
 
 WATCHERS = 2

@@ -8,12 +8,11 @@ ones; disks, network, clocks and the order of events are models. Its parts, from
     store/     machines with their server processes, clients' sessions, claims, writers and readers
     regions/   whole regions on that store: drivers, workers, their checkpoints and outputs
     history    what happened, as the oracles see it
-    oracles/   what must be true, one module each
+    oracles/   what must be true
     nemesis/   the faults of a run, planned from the seed
     run        one seed, from topology to verdict
-    shrink     a failing run with as few faults as possible
     sometimes  the events that must happen in many runs, taken from the project's own tables
-    campaign   many seeds on all cores; summary: its result; keeping: the record of a failing run
+    campaign   many seeds on all cores, their summary, the smallest failing runs and their records
     regressions  seeds that found a fault once
     bugs/      planted bugs; hunt: how many seeds it takes to find them
 """

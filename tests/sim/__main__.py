@@ -17,14 +17,22 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from tests.sim.campaign import KINDS, MISSES_MAX, Totals, run_campaign, wanted_seeds
-from tests.sim.keeping import keep, line_of
+from tests.sim.campaign import (
+    KINDS,
+    MISSES_MAX,
+    Totals,
+    as_json,
+    keep,
+    line_of,
+    run_campaign,
+    show,
+    shrink,
+    wanted_seeds,
+)
 from tests.sim.nemesis import ALL_KINDS, Fault, plan_of
 from tests.sim.run import run_seed
-from tests.sim.shrink import shrink
 from tests.sim.soak.command import soak as run_soak
 from tests.sim.sometimes import ENOUGH_RUNS, missing
-from tests.sim.summary import as_json, show
 from tests.stories.replay import retell
 from tests.stories.script import StoryError
 

@@ -1,6 +1,7 @@
 """Run many seeds on all cores; count the violations, the faults and the events."""
 
 import gc
+import json
 import logging
 import os
 import subprocess
@@ -9,17 +10,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count, islice
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
 
 from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.membership.kind import has_operator
-from tests.sim.nemesis import has_troubles, plan
+from tests.sim.nemesis import Fault, has_troubles, plan
 from tests.sim.regions.region import has_region
 from tests.sim.result import Result
-from tests.sim.run import run_seed
-from tests.sim.visitors.crowd import has_visitors
+from tests.sim.run import ROOT, run_seed
+from tests.sim.sometimes import ENOUGH_RUNS, EVENT_GROUPS, missing
+from tests.sim.visitors.visitors import has_visitors
 
 CHECKED_AGAIN_EVERY = 100
 """One seed in so many is repeated in another process with another hash seed. Its digest must be the
@@ -184,3 +190,152 @@ def run_campaign(
 
 def _same_again(outcome: Outcome) -> bool:
     return digest_elsewhere(outcome.seed, "7") == outcome.digest
+
+
+# --- the summary ------------------------------------------------------------------------------------------
+
+
+def percentile(values: list[int], share: float) -> int:
+    """Return the percentile of the values; 0 if there are none."""
+    ordered = sorted(values)
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else 0
+
+
+def as_json(totals: Totals) -> str:
+    """Return the figures as one JSON object."""
+    figures: dict[str, Any] = {
+        "runs": totals.runs,
+        "steps": totals.steps,
+        "wall_s": round(totals.wall_s, 3),
+        "cpu_s": round(totals.cpu_s, 3),
+        "virtual_s": round(totals.virtual_s, 3),
+        "faults_median": percentile(totals.faults, 0.5),
+        "faults_p90": percentile(totals.faults, 0.9),
+        "sometimes": dict(sorted(totals.sometimes.items())),
+        "missing": missing(totals.sometimes),
+        "failed": [{"seed": one.seed, "violation": one.violation} for one in totals.failed],
+        "differed": totals.differed,
+    }
+    return json.dumps(figures, indent=2)
+
+
+def show(totals: Totals, console: Console) -> None:
+    """Print the figures, then each group of events."""
+    wall_s, cpu_s = max(totals.wall_s, 1e-9), max(totals.cpu_s, 1e-9)
+    figures = Table(show_header=False, box=None, pad_edge=False)
+    figures.add_row("runs", f"{totals.runs:,} in {totals.wall_s:,.0f} s, {len(totals.failed)} failed")
+    figures.add_row("speed", f"{totals.runs / wall_s:.1f} runs/s, {totals.runs / cpu_s:.1f} a second of CPU")
+    figures.add_row("virtual time", f"{totals.virtual_s:,.0f} s, {totals.virtual_s / wall_s:.0f} x real time")
+    figures.add_row(
+        "faults of a run", f"median {percentile(totals.faults, 0.5)}, p90 {percentile(totals.faults, 0.9)}"
+    )
+    console.print(figures, highlight=False)
+    for title in titles(totals):
+        console.print(f"\n[bold]{title}[/bold]", highlight=False)
+        console.print(_group_table(totals, title), highlight=False)
+    lacking = missing(totals.sometimes)
+    if lacking:
+        console.print(f"\nnever seen in {totals.runs:,} runs: {', '.join(lacking)}", highlight=False)
+        if totals.runs < ENOUGH_RUNS:
+            console.print(f"this is an error from {ENOUGH_RUNS:,} runs on", highlight=False)
+
+
+def titles(totals: Totals) -> list[str]:
+    """Return the titles of the groups, then all others that were counted, by the text before the colon."""
+    known = [group.title for group in EVENT_GROUPS]
+    others = {name.partition(": ")[0] for name in totals.sometimes if ": " in name}
+    return known + sorted(others - set(known))
+
+
+def _group_table(totals: Totals, title: str) -> Table:
+    """Return a table with three pairs of name and number in a line, in alphabetical order."""
+    prefix = f"{title}: "
+    counted = [
+        (name.removeprefix(prefix), number)
+        for name, number in sorted(totals.sometimes.items())
+        if name.startswith(prefix) and number
+    ]
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for _ in range(3):
+        table.add_column()
+        table.add_column(justify="right")
+    for at in range(0, len(counted), 3):
+        cells = [cell for name, number in counted[at : at + 3] for cell in (name, f"{number:,}")]
+        table.add_row(*cells)
+    return table
+
+
+# --- shrinking --------------------------------------------------------------------------------------------
+
+
+RUNS_MAX = 200
+
+
+def shrink(
+    seed: int,
+    faults: list[Fault],
+    oracle: str,
+    *,
+    run: Callable[..., Result] = run_seed,
+    runs_max: int = RUNS_MAX,
+) -> list[Fault]:
+    """Return the faults of the smallest run found to which the same oracle objects. None of them can be left
+    out alone, unless `runs_max` was reached. (Zeller's ddmin, from halves down to single faults.)"""
+    left, parts, runs = list(faults), 2, 0
+    while left:
+        length = max(1, len(left) // parts)
+        for start in range(0, len(left), length):
+            rest = left[:start] + left[start + length :]
+            runs += 1
+            if runs > runs_max:
+                return left
+            if run(seed, faults=rest).oracle == oracle:
+                left, parts = rest, max(parts - 1, 2)
+                break
+        else:
+            if length == 1:
+                return left
+            parts = min(parts * 2, len(left))
+    return left
+
+
+def numbers(faults: list[Fault]) -> str:
+    """Return their numbers, for the command line."""
+    return ",".join(str(fault.number) for fault in faults)
+
+
+# --- records of failing runs ------------------------------------------------------------------------------
+
+
+def line_of(seed: int, faults: list[Fault] | None) -> str:
+    """Return the command that repeats the run; `faults`: only these of the plan."""
+    only = "" if faults is None else f" --faults {numbers(faults) or '-1'}"
+    return f"./run sim --seed {seed}{only} --trace"
+
+
+def commit() -> str:
+    """Return the commit of the code that ran, as git reports it."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:  # git is not installed
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+def keep(folder: Path, result: Result, faults: list[Fault]) -> Path:
+    """Write a failing run to a file and return its path. `result`: the run with only `faults`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"seed-{result.seed}.json"
+    kept = {
+        "seed": result.seed,
+        "commit": commit(),
+        "violation": result.violation,
+        "again": line_of(result.seed, faults),
+        "faults": [asdict(fault) for fault in faults],
+        "digest": result.digest,
+        "sometimes": dict(sorted(result.history.sometimes.items())),
+        "trace": result.lines,
+    }
+    path.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    return path

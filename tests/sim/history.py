@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.sim.oracles.oracle import Bench, ViolationError
+from tests.sim.oracles.store import Bench, ViolationError
 
 if TYPE_CHECKING:
     from tests.sim.oracles.accepted import Loss

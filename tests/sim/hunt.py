@@ -39,10 +39,7 @@ FIGURES = Path(__file__).parent / "hunts.csv"
 """The results that docs/robustness.md sums up: a row for each bug that was found."""
 
 COLUMNS = ("planted", "found_by", "median", "worst", "found", "hunts")
-HEAD = (
-    "| planted | breaks | found by | seeds: median | worst | found |",
-    "|---|---|---|---|---|---|",
-)
+HEAD = ("| planted | breaks | found by | seeds: median | worst | found |", "|---|---|---|---|---|---|")
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,10 @@ from tests.sim.regions.audit import Auditor
 from tests.sim.regions.region import Region, has_region
 from tests.sim.result import Result
 from tests.sim.sometimes import watching
+from tests.sim.store.clients import PACES_S, Observer, Reader, Stores, Writer
 from tests.sim.store.machine import Machine
-from tests.sim.store.observer import Observer
-from tests.sim.store.reader import Reader
 from tests.sim.store.server_log import ServerLog
-from tests.sim.store.writer import PACES_S, Stores, Writer
-from tests.sim.visitors.crowd import Crowd, has_visitors
+from tests.sim.visitors.visitors import Crowd, has_visitors
 from tests.support.group_log import LOG_SEEDS
 
 CRASH = "crash"

@@ -13,13 +13,21 @@ from typer.testing import CliRunner
 from tests.sim import __main__ as command
 from tests.sim import campaign
 from tests.sim.bugs import planted
-from tests.sim.campaign import KINDS, Outcome, Totals, run_campaign, wanted_seeds
+from tests.sim.campaign import (
+    KINDS,
+    Outcome,
+    Totals,
+    as_json,
+    line_of,
+    percentile,
+    run_campaign,
+    show,
+    wanted_seeds,
+)
 from tests.sim.engine.random_streams import RandomStreams
-from tests.sim.keeping import line_of
 from tests.sim.nemesis import Fault, plan_of
 from tests.sim.run import run_seed
 from tests.sim.sometimes import ENOUGH_RUNS, EVENT_GROUPS, EventGroup, missing
-from tests.sim.summary import as_json, percentile, show
 
 
 def everything() -> Counter[str]:

@@ -22,17 +22,12 @@ from tests.sim.membership.cluster import MembershipCluster
 from tests.sim.membership.jobs import Job
 from tests.sim.membership.kind import has_operator
 from tests.sim.oracles.accepted import Loss
-from tests.sim.oracles.members import check_records
-from tests.sim.oracles.oracle import ViolationError
+from tests.sim.oracles.store import ViolationError, check_records
 from tests.sim.store.machine import Machine
 
 SEEDS = [seed for seed in range(1, 1000) if has_operator(RandomStreams(seed))][:12]
 
-FOUND_SOON = {
-    "old_set_alone_acknowledges": 20,
-    "records_are_not_decided": 12,
-    "repair_reads_nothing": 25,
-}
+FOUND_SOON = {"old_set_alone_acknowledges": 20, "records_are_not_decided": 12, "repair_reads_nothing": 25}
 """Planted bugs, with the maximum number of runs with an operator. The others are hunted by hand, or change
 stories."""
 

@@ -10,14 +10,12 @@ import pytest
 from dos_server.core.server_core import ServerCore
 from tests.sim import hunt
 from tests.sim.bugs import BUGS
-from tests.sim.campaign import digest_elsewhere, run_batch
+from tests.sim.campaign import digest_elsewhere, line_of, run_batch, shrink
 from tests.sim.engine.random_streams import RandomStreams
-from tests.sim.keeping import line_of
 from tests.sim.nemesis import ALL_KINDS, OF_LOGS, has_troubles, plan_of
 from tests.sim.oracles import without
 from tests.sim.regressions import REGRESSIONS, Regression
 from tests.sim.run import CRASH, ROOT, run_seed
-from tests.sim.shrink import shrink
 from tests.sim.test_visitors import SEEDS as OF_VISITORS
 from tests.support.group_log import LOG_SEEDS
 from tests.support.parts import with_long

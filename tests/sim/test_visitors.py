@@ -11,7 +11,7 @@ from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.run import run_seed
 from tests.sim.store.alone import machine
 from tests.sim.visitors import LOOSE
-from tests.sim.visitors.crowd import has_visitors
+from tests.sim.visitors.visitors import has_visitors
 
 SEEDS = [seed for seed in range(1, 400) if has_visitors(RandomStreams(seed))][:8]
 FOUND_SOON = {

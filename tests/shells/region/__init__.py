@@ -6,16 +6,12 @@ links, incarnations, exchange, journals and output logs; the circuit with its op
 connections, threads and files of outputs; the rows of the input; the launcher. A worker's two threads are two
 tasks.
 
-    surroundings  the runtime that `checkpoint.runtime` provides
-    driver        the process of a coordinator
-    worker        the process of a worker
-    region        the task of the region, and the restart of drivers
-    output        the output of the region, in files and in logs
-    users         clients that read output logs, and that send requests through the store
-    audit         reads the journals at the end
-    phases        a run with a region
-    nemesis       faults of a region
-    oracles       what must be true of its processes
+    process    the runtime that `checkpoint.runtime` provides, the process of a coordinator, and what must be
+               true of processes
+    worker     the process of a worker
+    region     the task of the region, its output, users and audit, and the restart of drivers
+    phases     a run with a region
+    nemesis    faults of a region
 
 Input, launcher, record and checks of checkpoints are the first tier's (`tests.sim.regions`).
 """

@@ -16,7 +16,7 @@ from tests.sim.nemesis.fault import Fault
 from tests.sim.nemesis.regions import MOMENTS
 
 if TYPE_CHECKING:
-    from tests.shells.region.driver import Driver
+    from tests.shells.region.process import Driver
     from tests.shells.region.region import ShellRegion
     from tests.shells.region.worker import Worker
     from tests.shells.run import Cluster

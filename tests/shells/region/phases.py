@@ -16,11 +16,9 @@ from checkpoint.participant import Participant
 from dos_client import ObjectWriter
 from dos_protocol.digests import Buffer
 from tests.shells.oracles import check_ends, check_nothing_left
-from tests.shells.region import oracles
-from tests.shells.region.audit import Auditor
-from tests.shells.region.files import check_files
+from tests.shells.region import process
 from tests.shells.region.nemesis import strike
-from tests.shells.region.users import Requester, Viewer
+from tests.shells.region.region import Auditor, Requester, Viewer, check_files
 from tests.sim.history import ViolationError
 from tests.sim.nemesis.fault import Fault
 from tests.sim.oracles.checkpoints import check_checkpoints, check_output
@@ -108,9 +106,9 @@ async def _watch(region: "ShellRegion") -> None:
     """Check the limits repeatedly."""
     while True:
         await trio.sleep(0.25)
-        region.guarded(oracles.check_links, region)
-        region.guarded(oracles.check_tasks, region)
-        region.guarded(oracles.check_silence, region)
+        region.guarded(process.check_links, region)
+        region.guarded(process.check_tasks, region)
+        region.guarded(process.check_silence, region)
         region.guarded(check_ends, region.cluster)
 
 
@@ -127,7 +125,7 @@ async def _no_orphans(region: "ShellRegion") -> None:
     with trio.move_on_after(ORPHANS_S):
         while any(one.alive for one in region.workers):  # noqa: ASYNC110 - as above
             await trio.sleep(0.5)
-    region.guarded(oracles.check_orphans, region)
+    region.guarded(process.check_orphans, region)
 
 
 async def _verdict(region: "ShellRegion") -> None:

@@ -3,33 +3,273 @@
 As in `tests.sim.regions.region`.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 import trio
 
+from checkpoint.chains.directory_store import DirectoryStore
+from checkpoint.chains.manifest_log import CHAIN, checkpoints_in
+from checkpoint.chains.state_store import StateStore
 from checkpoint.core.coordination.vocabulary import End
-from checkpoint.core.region import RegionState
+from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.core.region import RegionState, coordinator_directory, worker_directory
+from checkpoint.errors import NoAnswerError
+from checkpoint.requests.client import RequestClient
 from checkpoint.runtime import replace_runtime
-from dataflow import Graph, LogSink
+from dataflow import Graph, LogSink, RuntimeContext, UserOperator
+from dataflow.errors import NoOutputError
 from dataflow.graph.plan import GraphPlan
 from dataflow.limits import WorkerLimits
-from tests.shells.region.driver import Driver
-from tests.shells.region.files import KEEPER, Keeper
-from tests.shells.region.output import ShellOutput
-from tests.shells.region.process import RegionProcess
-from tests.shells.region.surroundings import Surroundings
+from dataflow.outputs import StepRows, read_output
+from dataflow.state.operator_directory import OperatorDirectory
+from dos_client import Claim, QuorumUnavailableError, Store, StoreNotReadyError, open_store
+from dos_protocol.errors import DosError
+from journal import Position, inspect_chain, read_records
+from tests.journal.journaled_files import files as content
+from tests.shells.region.process import Driver, RegionProcess, Surroundings
 from tests.shells.region.worker import Worker
+from tests.sim.history import ViolationError
+from tests.sim.regions.audit import retained_of
 from tests.sim.regions.base import SINKS, RegionBase, no_part, region_spec
 from tests.sim.regions.input import Input, RegionSource
-from tests.sim.regions.output import Part, RegionSink
+from tests.sim.regions.output import Output, Part, RegionSink
 from tests.sim.regions.record import Record
 
 if TYPE_CHECKING:
     from tests.shells.run import Cluster
+
+
+class ShellOutput(Output):
+    """The output of one region. `logs`: for each log sink, its steps as they were last read."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self.logs: dict[str, list[StepRows]] = {}
+
+    def rows(self, sink: str) -> list[list[str]]:
+        if sink not in self.logs:
+            return super().rows(sink)
+        return [
+            row for step in self.logs[sink] for worker in sorted(step.parts) for row in of_step(step, worker)
+        ]
+
+    def upto(self, checkpoint: Checkpoint, worker: int, sink: str) -> list[list[str]]:
+        if sink not in self.logs:
+            return super().upto(checkpoint, worker, sink)
+        return [
+            row for step in self.logs[sink] if step.step <= checkpoint.step for row in of_step(step, worker)
+        ]
+
+    def open_files(self) -> list[str]:
+        """Return the paths of the open files."""
+        return sorted(path for disk in self.disks for _, path in disk._handles.values())
+
+
+def of_step(step: StepRows, worker: int) -> list[list[str]]:
+    """Return one worker's rows of a step."""
+    table = step.parts[worker]
+    if table is None:
+        return []
+    columns = [column.to_pylist() for column in table.columns]
+    return [[str(value) for value in row] for row in zip(*columns, strict=True)]
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+KEEPER = "keeper"
+
+
+class Keeper(UserOperator):
+    """Writes each row to a file, and the number of rows of its word to another one; emits the rows
+    unchanged."""
+
+    keeps_files = True
+    files: OperatorDirectory
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.files = ctx.directory()
+
+    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        for word, number in zip(*(batch.column(name).to_pylist() for name in ("word", "id")), strict=True):
+            self.files.append("rows", f"{word}\t{number}\n".encode())
+            count = self.files.path / "counts" / word
+            before = int.from_bytes(count.read_bytes()) if count.exists() else 0
+            self.files.write_at(f"counts/{word}", 0, (before + 1).to_bytes(8))
+        return batch
+
+
+def check_files(region: "ShellRegion", audit: "Auditor") -> None:
+    """O7: check that the files of a checkpoint contain the rows that the sink received up to it. Raises
+    ViolationError."""
+    checkpoints = {checkpoint.number: checkpoint for checkpoint in audit.checkpoints}
+    for (number, worker), files in audit.files.items():
+        _check(region, checkpoints[number], worker, files)
+
+
+def _check(region: "ShellRegion", checkpoint: Checkpoint, worker: int, files: dict[str, bytes]) -> None:
+    output = Counter(map(tuple, region.output.upto(checkpoint, worker, "rows")))
+    written = Counter(tuple(line.split("\t")) for line in files.get("rows", b"").decode().splitlines())
+    counts = {name: int.from_bytes(data) for name, data in files.items() if name != "rows"}
+    expected = Counter(f"counts/{word}" for word, _ in output.elements())
+    if written != output or counts != expected:
+        raise ViolationError(
+            "O7",
+            f"checkpoint {checkpoint.number} restores worker {worker} with {written.total()} rows in"
+            f" files, counts {counts};"
+            f" its output has {output.total()}",
+        )
+
+
+# --- users ------------------------------------------------------------------------------------------------
+
+
+class Viewer(RegionProcess):
+    """Reads the output logs now and then: each read must begin with what the previous one returned."""
+
+    kind = "viewer"
+
+    def __init__(self, region: "ShellRegion", name: str) -> None:
+        super().__init__(region, name)
+        self.read: dict[str, list[tuple[int, list[list[str]]]]] = {}
+
+    async def work(self) -> None:
+        region = self.region
+        logs = [sink for sink, kind in region.kinds.items() if kind != "file"]
+        while not region.finished:
+            await self.sleep(5.0)
+            try:
+                async with open_store(self.cluster.url, client=self.name) as store:
+                    for sink in logs:
+                        steps = await read_all(store, region.spec.name, sink)
+                        self._compare(sink, steps)
+            except NoOutputError:
+                region.saw("viewer: nothing yet")
+            except DosError as error:
+                region.saw(f"viewer: {type(error).__name__}")
+
+    def _compare(self, sink: str, steps: Sequence[StepRows]) -> None:
+        """Check O3 of outputs. Raises ViolationError."""
+        workers = range(self.region.spec.workers)
+        found = [(step.step, [row for worker in workers for row in of_step(step, worker)]) for step in steps]
+        known = self.read.setdefault(sink, [])
+        if found[: len(known)] != known:
+            different = next((one for one, other in zip(known, found, strict=False) if one != other), None)
+            raise ViolationError(
+                "O3", f"output {sink} had {different} and no longer has it; {len(found)} steps"
+            )
+        if len(found) > len(known):
+            self.region.saw("viewer saw more")
+        self.read[sink] = found
+
+
+class Requester(RegionProcess):
+    """Requests the status, a checkpoint or a reset now and then, as `dos region` does."""
+
+    kind = "requester"
+
+    async def work(self) -> None:
+        while not self.region.finished:
+            await self.sleep(2.0)
+            what = self.rng.choice(["status", "status", "checkpoint", "reset"])
+            try:
+                async with open_store(self.cluster.url, client=self.name) as store:
+                    reply = await RequestClient(store, self.region.spec.name).send(
+                        what, patience_s=3.0, wait_s=5.0
+                    )
+                    self.region.saw(f"requester: {what} {reply.answer.verdict}")
+            except NoAnswerError:
+                self.region.saw("requester: no answer")
+            except DosError as error:
+                self.region.saw(f"requester: {type(error).__name__}")
+            await trio.sleep(0.5)
+
+
+# --- the audit --------------------------------------------------------------------------------------------
+
+
+_AWAY = (QuorumUnavailableError, StoreNotReadyError)
+
+
+class Auditor(RegionProcess):
+    """The audit of one region. `checkpoints`: the manifest's checkpoints; `counts`: (checkpoint, worker) ->
+    word -> count; `files`: (checkpoint, worker) -> name -> content; `done`: everything is read.
+    """
+
+    kind = "auditor"
+
+    def __init__(self, region: "ShellRegion", name: str) -> None:
+        super().__init__(region, name)
+        self.checkpoints: list[Checkpoint] = []
+        self.counts: dict[tuple[int, int], dict[str, int]] = {}
+        self.files: dict[tuple[int, int], dict[str, bytes]] = {}
+        self.done = False
+
+    async def work(self) -> None:
+        while not self.done:
+            try:
+                async with open_store(self.cluster.url, client=self.name) as store:
+                    await self._audit(store)
+            except _AWAY:
+                await trio.sleep(1.0)
+
+    async def _audit(self, store: Store) -> None:
+        name = self.region.spec.name
+        directory = coordinator_directory(name)
+        chain = await inspect_chain(store, directory, CHAIN)
+        async with aclosing(checkpoints_in(read_records(store, chain, directory=directory))) as checkpoints:
+            self.checkpoints = [checkpoint async for checkpoint in checkpoints]
+        for sink, kind in self.region.kinds.items():
+            if kind != "file":
+                self.region.output.logs[sink] = await read_all(store, name, sink)
+        for worker in range(self.region.spec.workers):
+            for checkpoint in retained_of(self.checkpoints):
+                self.counts[checkpoint.number, worker] = await self._state(store, checkpoint, worker)
+        self.done = True
+
+    async def _state(self, store: Store, checkpoint: Checkpoint, worker: int) -> dict[str, int]:
+        directory = worker_directory(self.region.spec.name, worker)
+        view = await store.inspect(directory)
+        claim = await store.claim(directory, view.epoch_seen + 1, self.rng.randbytes(16))
+        async with claim:
+            generation = store.record.generation
+            at = checkpoint.workers[worker].state
+            state = await StateStore.open(claim, version=checkpoint.number, at=at, generation=generation)
+            async with aclosing(state):
+                block = (await state.load()).get("count")
+            for operator, position in checkpoint.workers[worker].directories.items():
+                self.files[checkpoint.number, worker] = await _files_at(claim, operator, position, generation)
+        if block is None:
+            return {}
+        words, counts = block.column("word").to_pylist(), block.column("count").to_pylist()
+        return dict(zip(words, counts, strict=True))
+
+
+async def _files_at(claim: Claim, operator: str, at: Position, generation: int) -> dict[str, bytes]:
+    with TemporaryDirectory() as folder:
+        store = await DirectoryStore.open(claim, operator, at=at, generation=generation)
+        async with aclosing(store):
+            await store.rebuild(root := Path(folder, operator))
+        return content(root)
+
+
+async def read_all(store: Store, region: str, sink: str) -> list[StepRows]:
+    """Return all steps of a log."""
+    async with aclosing(read_output(store, region, sink)) as steps:
+        return [step async for step in steps]
+
+
+# --- the region -------------------------------------------------------------------------------------------
+
 
 RUNS_WITH_ONE: Final = 5
 """One run in so many has a region."""

@@ -11,19 +11,13 @@ import trio
 from checkpoint.errors import OrphanedError
 from dataflow.worker.circuit_thread import CircuitLoop
 from dataflow.worker.link_thread import Links
-from dataflow.worker.messages import (
-    CircuitFailed,
-    LinksEnded,
-    Shared,
-    ToLinks,
-)
+from dataflow.worker.messages import CircuitFailed, LinksEnded, Shared, ToLinks
 from dataflow.worker.spec import Identity, WorkerSpec
-from tests.shells.region.process import RegionProcess
-from tests.shells.region.surroundings import CircuitClock
-from tests.sim.regions.mailbox import Mailbox
+from tests.shells.region.process import CircuitClock, RegionProcess
+from tests.sim.regions.worker import Mailbox
 
 if TYPE_CHECKING:
-    from tests.shells.region.driver import Driver
+    from tests.shells.region.process import Driver
     from tests.shells.region.region import ShellRegion
 
 

@@ -32,7 +32,7 @@ from journal.core.chain import below
 from journal.core.walk import TakeOver
 from tests.sim.bugs.catalogue import Patch, bug
 from tests.sim.regions.region import has_region
-from tests.sim.regions.worker_incarnation import WorkerIncarnation
+from tests.sim.regions.worker import WorkerIncarnation
 from tests.sim.store.claim import SimWriter
 
 of_regions = partial(bug, where=has_region)

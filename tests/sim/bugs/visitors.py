@@ -10,7 +10,7 @@ from dos_server.core.requests import appends, version0
 from dos_server.core.requests import version0_wire as wire
 from dos_server.core.requests.version0 import V0Streams
 from tests.sim.bugs.catalogue import Patch, bug
-from tests.sim.visitors.crowd import has_visitors
+from tests.sim.visitors.visitors import has_visitors
 
 of_visitors = partial(bug, where=has_visitors)
 

@@ -19,9 +19,7 @@ from tests.sim.engine.guest import scheduled_by
 from tests.sim.engine.trace import Trace
 from tests.sim.membership.jobs import Job, Operator, UnrepairableError
 from tests.sim.oracles.accepted import Loss
-from tests.sim.oracles.members import check_copies, check_records
-from tests.sim.oracles.oracle import ViolationError
-from tests.sim.oracles.repaired import check_repaired
+from tests.sim.oracles.store import ViolationError, check_copies, check_records, check_repaired
 from tests.sim.run import Cluster
 from tests.sim.store.machine import Machine
 from tests.sim.store.shells import ShellReader, ShellWriter

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from dos_server.core.files.extent import MAGIC
 from tests.sim.nemesis.fault import Fault, Kind
 from tests.sim.nemesis.machines import down_for
-from tests.sim.oracles.platters import payload_at
+from tests.sim.oracles.store import payload_at
 from tests.support.fake_disk import SECTOR
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from tests.sim.engine.environment import Signal
 from tests.sim.nemesis import rot
 from tests.sim.nemesis.fault import Fault, Kind
 from tests.sim.nemesis.troubles import removable_folders
-from tests.sim.store.writer import GRANTED, RUNNING, SETTLED, Writer
+from tests.sim.store.clients import GRANTED, RUNNING, SETTLED, Writer
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster

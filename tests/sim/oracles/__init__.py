@@ -1,4 +1,4 @@
-"""The oracles: what must be true, one module each. Cheap ones check at every step, the others at the end.
+"""The oracles: what must be true. Cheap ones check at every step, the others at the end.
 
     O1   nothing lost    every take-over finds what was acknowledged, and it is on the platters
     O2   order           records are in the order of epochs and numbers; copies are prefixes
@@ -12,7 +12,8 @@
     O12  damage          damage is reported, and nothing else is reported as damage
     O14  causes          reports about disks are true, and transient causes have no lasting effect
 
-O7 and O8 check regions (docs/simulation.md names their files). O13 is `tests.sim.sometimes`.
+These are in `store`. O7 and O8 check regions (docs/simulation.md names their files). O13 is
+`tests.sim.sometimes`.
 
 An oracle keeps the state that it needs. It reads the history and the platters, never the opinion of the code
 that it checks, and changes nothing.
@@ -20,18 +21,23 @@ that it checks, and changes nothing.
 
 from typing import Final
 
-from tests.sim.oracles.o1_nothing_lost import NothingLost
-from tests.sim.oracles.o2_order import Order
-from tests.sim.oracles.o3_reads import ReadsStay
-from tests.sim.oracles.o4_one_writer import OneWriter
-from tests.sim.oracles.o5_listed import Listed
-from tests.sim.oracles.o6_refused import Refused
-from tests.sim.oracles.o9_no_effect import NoEffect
-from tests.sim.oracles.o10_caps import Caps
-from tests.sim.oracles.o11_progress import Progress
-from tests.sim.oracles.o12_damage import Damage
-from tests.sim.oracles.o14_causes import Causes
-from tests.sim.oracles.oracle import Bench, Oracle, ViolationError, without
+from tests.sim.oracles.store import (
+    Bench,
+    Caps,
+    Causes,
+    Damage,
+    Listed,
+    NoEffect,
+    NothingLost,
+    OneWriter,
+    Oracle,
+    Order,
+    Progress,
+    ReadsStay,
+    Refused,
+    ViolationError,
+    without,
+)
 
 __all__ = ["ORACLES", "Bench", "Oracle", "ViolationError", "bench", "without"]
 

@@ -15,9 +15,8 @@ from dos_protocol.errors import DosError, FencedError
 from dos_protocol.messages import ObjectInfo
 from dos_protocol.store_record import Member, StoreRecord, default_ack_quorum
 from journal import take_over
-from tests.sim.oracles.oracle import ViolationError
-from tests.sim.oracles.platters import payload_at
-from tests.sim.store.writer import CHAIN, numbers_of
+from tests.sim.oracles.store import ViolationError, payload_at
+from tests.sim.store.clients import CHAIN, numbers_of
 
 if TYPE_CHECKING:
     from tests.sim.history import History

@@ -23,8 +23,8 @@ from tests.checkpoint.backup_model import MemoryPlace, run
 from tests.sim.history import ViolationError
 from tests.sim.oracles.checkpoints import counts_owned
 from tests.sim.regions.audit import counts_in
-from tests.sim.regions.backing_up import Backups
 from tests.sim.regions.region import Region
+from tests.sim.regions.users import Backups
 
 
 def check(region: Region, backups: Backups) -> None:

@@ -17,11 +17,10 @@ from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.key_hash import hash_keys
 from tests.sim.history import ViolationError
 from tests.sim.regions.audit import Auditor, retained_of
-from tests.sim.regions.editing import edits_in
 from tests.sim.regions.output import counts_of
 from tests.sim.regions.record import same
 from tests.sim.regions.region import Region
-from tests.sim.regions.trimmer import SOURCES
+from tests.sim.regions.users import SOURCES, edits_in
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
@@ -100,8 +99,7 @@ def check_checkpoints(region: Region, audit: Auditor) -> None:
         expected = counts_owned(region, chain[-1], checkpoint, worker)
         if Counter(counts) != expected:
             raise ViolationError(
-                "O7",
-                f"checkpoint {number} restores worker {worker} with {counts}, not {dict(expected)}",
+                "O7", f"checkpoint {number} restores worker {worker} with {counts}, not {dict(expected)}"
             )
 
 

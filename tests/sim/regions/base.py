@@ -11,11 +11,9 @@ from checkpoint.core.region import RegionSpec, RegionState
 from dataflow.graph.plan import GraphPlan
 from dataflow.worker.messages import CircuitFailed
 from tests.sim.history import History, ViolationError
-from tests.sim.regions.backing_up import Backups
-from tests.sim.regions.editing import edits_in
-from tests.sim.regions.forking import Forker
 from tests.sim.regions.output import Part
 from tests.sim.regions.record import Record
+from tests.sim.regions.users import Backups, Forker, edits_in
 
 SINKS: Final = ("rows", "counts")
 _FOR_A_PERSON: Final = ("consecutive resets", "did not join within")

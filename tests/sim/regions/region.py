@@ -1,6 +1,6 @@
 """A region of a run: its task, its drivers and workers, and the restart of drivers.
 
-Cores and tasks are in `driver`, `worker` and `worker_incarnation`.
+Cores and tasks are in `driver` and `worker`.
 """
 
 from dataclasses import replace
@@ -22,18 +22,13 @@ from dataflow import Graph
 from dataflow.graph.plan import GraphPlan
 from dataflow.limits import WorkerLimits
 from tests.sim.engine.random_streams import RandomStreams
-from tests.sim.regions.backing_up import Backups
 from tests.sim.regions.base import SINKS, RegionBase, no_part, region_spec
-from tests.sim.regions.channel import KEY
 from tests.sim.regions.driver import Driver
-from tests.sim.regions.editing import Editor
-from tests.sim.regions.forking import FORK, Forker
 from tests.sim.regions.input import Input, Reader, RegionSource
+from tests.sim.regions.links import KEY
 from tests.sim.regions.output import Output, Part, RegionSink
 from tests.sim.regions.record import Record
-from tests.sim.regions.savepoints import SavepointRequests
-from tests.sim.regions.spoiling import Spoiling
-from tests.sim.regions.trimmer import Trimmer
+from tests.sim.regions.users import FORK, Backups, Editor, Forker, SavepointRequests, Spoiling, Trimmer
 from tests.sim.regions.worker import Worker
 
 if TYPE_CHECKING:

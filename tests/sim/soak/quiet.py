@@ -8,10 +8,10 @@ from dataflow.sinks.files import part_name
 from tests.sim.engine.disk import SimDisk
 from tests.sim.engine.trace import Trace
 from tests.sim.history import History, ViolationError
-from tests.sim.oracles.oracle import Bench
+from tests.sim.oracles.store import Bench
 from tests.sim.regions.output import Holder
 from tests.sim.store.machine import Machine
-from tests.sim.store.reported_sizes import ReportedSizes
+from tests.sim.store.server import ReportedSizes
 
 if TYPE_CHECKING:
     from tests.sim.soak.region import SoakRegion

@@ -29,8 +29,8 @@ from dataflow.limits import WorkerLimits
 from dos_protocol.errors import DosError
 from tests.sim.engine.environment import Process
 from tests.sim.regions.base import RegionBase, no_part, region_spec
-from tests.sim.regions.channel import KEY
 from tests.sim.regions.driver import Driver
+from tests.sim.regions.links import KEY
 from tests.sim.regions.output import RegionSink
 from tests.sim.regions.worker import Worker
 from tests.sim.soak.quiet import Commits, TailOutput, TailPart
@@ -77,11 +77,7 @@ class SoakRegion(RegionBase):
         self.pace_s = 0.02
         self.spec = replace(
             region_spec(
-                _plan(),
-                workers,
-                store_url="dos://here",
-                job_key=KEY,
-                checkpoint_interval_s=soak.interval_s,
+                _plan(), workers, store_url="dos://here", job_key=KEY, checkpoint_interval_s=soak.interval_s
             ),
             retain=3,
         )

@@ -20,7 +20,7 @@ from journal import Op
 from tests.sim.engine.environment import Process
 from tests.sim.history import ViolationError
 from tests.sim.regions.claiming import Host
-from tests.sim.regions.log_outputs import SimLock
+from tests.sim.regions.output import SimLock
 from tests.sim.soak.region import HANDLE, PRODUCER, SCHEMA
 from tests.sim.soak.store import SoakStore
 

@@ -19,11 +19,10 @@ from dos_server.storage import Storage
 from tests.sim.engine.disk import PowerCutError, SimDisk
 from tests.sim.engine.environment import Environment
 from tests.sim.engine.network import Network
-from tests.sim.oracles.oracle import Bench
-from tests.sim.store.reported_sizes import ReportedSizes
-from tests.sim.store.server import Server
+from tests.sim.oracles.store import Bench
+from tests.sim.store.server import ReportedSizes, Server
 from tests.sim.visitors import LOOSE
-from tests.sim.visitors.files import LooseFiles
+from tests.sim.visitors.visitors import LooseFiles
 from tests.support.group_log import removals_in
 
 RESTART_S = 1.0

@@ -22,9 +22,7 @@ from journal.core.errors import ChainError, CorruptRecordError, LostBytesError, 
 from tests.sim.engine.network import Network
 from tests.sim.engine.sockets import Client
 from tests.sim.history import History
-from tests.sim.store.appending import PendingRecords, append_records
-from tests.sim.store.reader import pause_s
-from tests.sim.store.writer import CHAIN, epoch_above, numbers_of
+from tests.sim.store.clients import CHAIN, PendingRecords, append_records, epoch_above, numbers_of, pause_s
 
 _GRANT_PATIENCE_S = 8.0
 _SUPERSEDED_WAIT_MAX_S = 30.0

@@ -1,11 +1,7 @@
 """Visitors: clients that use a single server instead of the store, as the clients of the original service do
 (version 0), and as `dos append` does with one server (version 1 without a claim). In a directory that is
 never claimed they append to the same files, read, list and remove.
-
-    files      what such a file may contain, and what the server reported about it, checked at the server
-    version0   a client of version 0
-    version1   a client of version 1 without a claim
-    crowd      which runs have visitors, and their number
+`visitors.py` has all of them.
 """
 
 from typing import Final

@@ -13,9 +13,9 @@ from tests.sim.engine.environment import Environment, Process
 from tests.sim.engine.guest import scheduled_by
 from tests.sim.engine.network import Network
 from tests.sim.engine.trace import Trace
+from tests.sim.store.clients import Stores
 from tests.sim.store.server_log import ServerLog
 from tests.sim.store.sim_store import SimStore
-from tests.sim.store.writer import Stores
 from tests.stories.store.copies import Book, short
 from tests.stories.store.machine import StoryMachine
 from tests.stories.store.middle import Middle

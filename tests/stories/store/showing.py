@@ -6,8 +6,8 @@ It sends ordinary requests and changes nothing.
 from dos_protocol.errors import BrokenConnectionError, DosError
 from journal import inspect_chain
 from tests.sim.engine.environment import Process
+from tests.sim.store.clients import CHAIN
 from tests.sim.store.session import Session
-from tests.sim.store.writer import CHAIN
 from tests.stories.store.copies import in_words, listed, words_of
 from tests.stories.store.machine import StoryMachine
 from tests.stories.store.play import READER, Play

@@ -17,9 +17,9 @@ from journal.core.chain import parse_segment_name
 from journal.ports import ClaimPort, StorePort
 from tests.sim.engine.environment import Process, Signal
 from tests.sim.store.claim import SimClaim
+from tests.sim.store.clients import CHAIN, Stores, records_of
 from tests.sim.store.member import Link
 from tests.sim.store.sim_store import SimStore
-from tests.sim.store.writer import CHAIN, Stores, records_of
 from tests.stories.store.copies import Book, in_words, listed, short, words_of
 from tests.stories.words import WrongStepError
 

@@ -1,28 +1,258 @@
-"""The links of a worker to its peers with local recovery, as tasks of its process.
-
-It does what `dataflow.worker.exchange` does with trio; the real `PeerLinks` decides.
+"""Links between the processes of a region: one end with its handshake, and the links of an exchange, plain or
+resumed.
 """
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from random import Random
+from typing import TYPE_CHECKING, Final
 
-from checkpoint.core.links.frames import FrameType
-from checkpoint.core.links.handshake import LinkHello
+from checkpoint.core.links.frames import ChannelFrame, ChannelFrameDecoder, FrameType, encode
+from checkpoint.core.links.handshake import NONCE_BYTES, Acceptor, Dialler, LinkHello
 from checkpoint.core.links.messages import Restore, Suspects, View
+from checkpoint.errors import ChannelFrameError, HandshakeError, LinkClosedError
+from checkpoint.limits import handshake_timeout_s
 from dataflow import limits
 from dataflow.core.peer_links import Admission, Held, PeerLinks, Sent
 from dataflow.core.schedule import DurableSteps
-from dataflow.errors import StepDiffersError, StepsMissingError
+from dataflow.errors import PeerLostError, StepDiffersError, StepsMissingError
 from dataflow.worker.journals import Journals
 from dataflow.worker.layout_change import after_step
 from dataflow.worker.messages import Arrived, DivisionsDurable, PeerHeld, PeerRestarts, StageEnded
-from dos_protocol.errors import DosError
-from tests.sim.engine.environment import Signal, Task
-from tests.sim.regions.channel import Channel, dial
+from dos_protocol.errors import BrokenConnectionError, DosError
+from tests.sim.engine.environment import Process, Signal, Task
+from tests.sim.engine.network import Network, Wire
 
 if TYPE_CHECKING:
     from tests.sim.regions.worker import Worker
+
+
+KEY: Final = b"the key of the job, of this run!"
+
+
+class Channel:
+    """One end of a link. `over`: why nothing more arrives, '' while something may. `hello`: the identity of
+    the peer that dialed, after it is verified.
+    """
+
+    def __init__(self, process: Process, wire: Wire, *, dialler: bool) -> None:
+        self.process = process
+        self.over = ""
+        self.hello: LinkHello | None = None
+        self._dialler = dialler
+        self._wire = wire
+        self._decoder = ChannelFrameDecoder(handshake=True)
+        self._frames: deque[ChannelFrame] = deque()
+        self._changed = Signal()
+
+    def proved(self, hello: LinkHello) -> None:
+        """Accept all frames from now on: the peer is verified."""
+        self.hello = hello
+        self._decoder.handshake = False
+
+    def received(self, data: bytes) -> None:
+        """Bytes arrived."""
+        if not self.over:
+            self._decoder.receive_data(data)
+            self._changed.set()
+
+    def ended(self) -> None:
+        """The other end closed the link, or the connection ended."""
+        self._end("the other end closed the link")
+
+    def _end(self, why: str) -> None:
+        self.over = self.over or why
+        self._changed.set()
+
+    def send(self, frame: ChannelFrame) -> None:
+        """Send a frame. Raises BrokenConnectionError if the link has ended."""
+        if self.over:
+            raise BrokenConnectionError(f"the link broke: {self.over}")
+        self._wire.send(encode(frame), dialler=self._dialler)
+
+    async def receive(self, timeout_s: float | None = None) -> ChannelFrame:
+        """Return the next frame. Raises LinkClosedError, ChannelFrameError, BrokenConnectionError
+        (silence)."""
+        deadline = None if timeout_s is None else self.process.now + timeout_s
+        while True:
+            frame = self._decoder.next_frame()
+            if frame is not None:
+                return frame
+            if self.over:
+                raise LinkClosedError(self.over)
+            left = None if deadline is None else deadline - self.process.now
+            if left is not None and left <= 0:
+                raise BrokenConnectionError(f"nothing arrived within {timeout_s:g} s")
+            await self.process.wait(self._changed, left)
+
+    def close(self) -> None:
+        """Close this end."""
+        if not self.over:
+            self._wire.close(dialler=self._dialler)
+        self._end("closed here")
+
+
+async def dial(
+    process: Process, network: Network, address: str, hello: LinkHello, rng: Random, timeout_s: float
+) -> Channel:
+    """Connect and perform the handshake. Raises BrokenConnectionError, HandshakeError."""
+    answered: list[Wire | None] = []
+    changed = Signal()
+    given_up = False
+
+    def done(wire: Wire | None) -> None:
+        if given_up and wire is not None:
+            wire.reset()
+            return
+        answered.append(wire)
+        changed.set()
+
+    network.dial(process, address, done)
+    try:
+        await process.wait(changed, timeout_s)
+    finally:
+        given_up = not answered
+    if not answered or answered[0] is None:
+        raise BrokenConnectionError(f"{address} cannot be reached")
+    channel = Channel(process, answered[0], dialler=True)
+    answered[0].attach(channel, dialler=True)
+    try:
+        dialler = Dialler(hello, key=KEY, nonce=rng.randbytes(NONCE_BYTES))
+        channel.send(dialler.hello())
+        channel.send(dialler.challenged(await channel.receive(timeout_s)))
+        dialler.accepted(await channel.receive(timeout_s))
+    except (LinkClosedError, ChannelFrameError) as error:
+        channel.close()
+        raise HandshakeError(f"{address}: {error.args[0]}") from error
+    except BaseException:
+        channel.close()
+        raise
+    channel.proved(hello)
+    return channel
+
+
+async def accept(channel: Channel, job: str, rng: Random) -> LinkHello:
+    """Perform the acceptor's part of the handshake. Raises HandshakeError, BrokenConnectionError after
+    closing the channel."""
+    acceptor = Acceptor(job=job, key=KEY, nonce=rng.randbytes(NONCE_BYTES))
+    wait_s = handshake_timeout_s
+    try:
+        channel.send(acceptor.received(await channel.receive(wait_s)))
+        hello, accepted = acceptor.proved(await channel.receive(wait_s))
+        channel.proved(hello)
+        channel.send(accepted)
+    except (LinkClosedError, ChannelFrameError) as error:
+        channel.close()
+        raise HandshakeError(str(error.args[0])) from error
+    except BaseException:
+        channel.close()
+        raise
+    return hello
+
+
+# --- plain links ------------------------------------------------------------------------------------------
+
+
+class PlainLinks:
+    """The links of one incarnation. `fail` is called with the error that ends it."""
+
+    def __init__(self, worker: "Worker", order: Restore, fail: Callable[[DosError], None]) -> None:
+        self._worker = worker
+        self._order = order
+        self._fail = fail
+        self._over = False
+        terms = (order.incarnation,) * len(order.layout.workers)
+        name, after = worker.region.spec.name, after_step(order)
+        self._peers = PeerLinks(name, worker.index, terms, after_step=after, resumes=False)
+        self._outgoing: dict[int, Channel] = {}
+        self._incoming: list[Channel] = []
+
+    def close(self) -> None:
+        """Close all of them."""
+        self._over = True
+        for channel in (*self._outgoing.values(), *self._incoming):
+            channel.close()
+
+    def purge(self, step: int) -> None:
+        """Do nothing: nothing is retained."""
+
+    async def dial_all(self) -> None:
+        """Open a link to every peer. Raises PeerLostError."""
+        for index, peer in enumerate(self._order.peers):
+            if index != self._worker.index:
+                await self._dial(index, peer.host)
+
+    async def _dial(self, peer: int, address: str) -> None:
+        worker, number = self._worker, self._order.incarnation
+        hello = LinkHello(
+            role="exchange",
+            job=worker.region.spec.name,
+            worker=worker.index,
+            attempt=worker.attempt,
+            incarnation=number,
+            to_worker=peer,
+            to_term=number,
+        )
+        try:
+            channel = await dial(
+                worker, worker.region.network, address, hello, worker.rng, limits.peer_dial_s
+            )
+        except DosError as error:
+            raise PeerLostError(peer, str(error.args[0])) from error
+        self._outgoing[peer] = channel
+        self._peers.opened(peer)
+        self._send(peer)
+
+    def send(self, message: StageEnded) -> None:
+        """Send what a stage sends. Raises PeerLostError."""
+        self._peers.add(Sent(message.step, message.frames), message.records, produces=message.stage == 0)
+        self._send_all()
+
+    def _send_all(self) -> None:
+        for peer in self._outgoing:
+            self._send(peer)
+
+    def _send(self, peer: int) -> None:
+        channel = self._outgoing[peer]
+        try:
+            while frames := self._peers.next_frames(peer):
+                for frame in frames:
+                    channel.send(frame)
+        except BrokenConnectionError as error:
+            raise PeerLostError(peer, str(error.args[0])) from error
+
+    def announce(self, kind: FrameType, step: int) -> None:
+        """Send that divisions are durable, or that the input is exhausted. Raises PeerLostError."""
+        if kind is FrameType.DURABLE:
+            self._peers.durable = max(self._peers.durable, step)
+        else:
+            self._peers.exhausted = True
+        self._send_all()
+
+    async def serve(self, channel: Channel, hello: LinkHello) -> None:
+        """Receive frames from a peer, on the link that it dialed."""
+        if self._peers.admits(hello) is not Admission.NOW:
+            self._worker.region.saw("a peer's link was refused")
+            channel.close()
+            return
+        self._incoming.append(channel)
+        shared = self._worker.shared
+        try:
+            while True:
+                frame = await channel.receive()
+                if self._over:
+                    return
+                arrived = self._peers.take(hello.worker, frame)
+                shared.peers_at = max(shared.peers_at, self._peers.peers_at)
+                if arrived is not None:
+                    self._worker.inbox.put(Arrived(self._order.incarnation, arrived))
+        except DosError as error:
+            channel.close()
+            self._fail(PeerLostError(hello.worker, str(error.args[0])))
+
+
+# --- resumed links ----------------------------------------------------------------------------------------
 
 
 class ResumedLinks:

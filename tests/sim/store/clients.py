@@ -1,27 +1,121 @@
-"""A writer: a client that takes a chain over and appends records to it, until it is superseded or killed.
+"""Clients of the simulated store, as the first tier has them: claims, writers, readers and observers."""
 
-The chain is the journal's own code. This file has what a well-behaved client does, and what it reports to
-the history of the run.
-"""
-
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from random import Random
+from typing import TYPE_CHECKING, Protocol
 
 from dos_client.core.agreement import DirectoryView
 from dos_client.errors import MissingDataError, QuorumUnavailableError
-from dos_protocol.errors import DosError, FencedError
+from dos_protocol.errors import BrokenConnectionError, DosError, FencedError
+from dos_protocol.messages import ObjectInfo
 from dos_protocol.store_record import StoreRecord
-from journal import ChainWriter, Op, Record, read_batches, take_over
+from dos_server.limits import log_small_bytes_max
+from journal import ChainWriter, Op, Position, Record, inspect_chain, read_batches, take_over
 from journal.core.chain import ChainState, parse_segment_name
 from journal.core.errors import ChainError, CorruptRecordError, LostBytesError, NotEnoughAnswersError
 from journal.ports import ClaimPort, StorePort
-from tests.sim.engine.environment import Process, Signal
+from tests.sim.engine.environment import Environment, Process, Signal
 from tests.sim.engine.network import Network
 from tests.sim.history import History
-from tests.sim.store.appending import PendingRecords, append_records
 from tests.sim.store.claim import SimClaim
+from tests.sim.store.session import Session
 from tests.sim.store.sim_store import SimStore
+
+if TYPE_CHECKING:
+    from tests.sim.store.machine import Machine
+
+
+# --- appending --------------------------------------------------------------------------------------------
+
+
+class PendingRecords:
+    """The appended records that are not acknowledged. `wait_appended`: waits for the next record."""
+
+    def __init__(
+        self, history: History, directory: str, wait_appended: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._history = history
+        self._directory = directory
+        self._wait_appended = wait_appended
+        self._records: list[tuple[int, Position]] = []
+
+    def add(self, number: int, position: Position) -> None:
+        self._records.append((number, position))
+
+    def clear(self) -> None:
+        self._records.clear()
+
+    async def report_acknowledged(self, writer: ChainWriter) -> None:
+        """Report each record that the quorum's watermark has passed to the history. Raises DosError."""
+        while True:
+            while not self._records:
+                await self._wait_appended()
+            number, position = self._records[0]
+            await writer.wait_synced(position)
+            self._records.pop(0)
+            self._history.acknowledge(self._directory, number)
+
+
+class Appending(Protocol):
+    """A process that appends. `hurries_until`: until then its pauses are short. `large_until`: until then
+    some of its records are too large for the group log of a server.
+    """
+
+    env: Environment
+    directory: str
+    history: History
+    rng: Random
+    pipelined: bool
+    pace_s: float
+    hurries_until: float
+    large_until: float
+    pending: PendingRecords
+
+    def records_appended(self) -> None:
+        """Called after a burst of records."""
+
+    def rolled(self, *, snapshot: bool) -> None:
+        """Called after the chain has continued in a new segment."""
+
+
+def _bytes_of_next(process: Appending) -> int:
+    count = process.rng.randint(0, 120)
+    if process.env.now < process.large_until and process.rng.random() < 0.1:
+        return log_small_bytes_max + count
+    return count
+
+
+async def append_records(
+    process: Appending,
+    writer: ChainWriter,
+    epoch: int,
+    found: list[int],
+    sleep: Callable[[float], Awaitable[None]],
+) -> None:
+    """Append records after those that were `found`, until an error ends it. Raises DosError."""
+    rng, numbers = process.rng, list(found)
+    while True:
+        for _ in range(rng.randint(1, 6) if process.pipelined else 1):
+            number = process.history.number(process.directory, epoch)
+            record = Record(Op.OUTPUT, number, strings=(rng.randbytes(_bytes_of_next(process)),))
+            process.pending.add(number, writer.append(record))
+            numbers.append(number)
+        process.records_appended()
+        if not process.pipelined or rng.random() < 0.1:
+            await writer.wait_synced()
+        if rng.random() < 0.03:
+            await writer.wait_synced()
+            keep = [Record(Op.OUTPUT, number) for number in numbers] if rng.random() < 0.5 else None
+            await writer.roll(keep)
+            process.rolled(snapshot=keep is not None)
+            process.history.sometimes["writer: rolled"] += 1
+        hurries = process.env.now < process.hurries_until
+        await sleep(0.001 + (0.005 if hurries else rng.expovariate(1 / process.pace_s)))
+
+
+# --- a writer ---------------------------------------------------------------------------------------------
+
 
 CHAIN = "state"
 GRANTED, SETTLED, RUNNING = "granted", "settled", "running"
@@ -201,3 +295,96 @@ class Stores:
     def __init__(self, network: Network, record: StoreRecord) -> None:
         self.network = network
         self.record = record
+
+
+# --- a reader ---------------------------------------------------------------------------------------------
+
+
+def pause_s(rng: Random) -> float:
+    """Return the pause between two reads."""
+    return 0.2 + rng.expovariate(1 / 1.8)
+
+
+class Reader(Process):
+    """One reader process of one directory. `read_now`: set to end its pause."""
+
+    def __init__(self, name: str, stores: Stores, directory: str, history: History, rng: Random) -> None:
+        super().__init__(stores.network.env, name)
+        self.directory = directory
+        self.history = history
+        self.rng = rng
+        self.store = SimStore(self, stores.network, stores.record)
+        self.read_now = Signal()
+        self.start("work", self._work())
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                await self.inspect()
+            except DosError as error:
+                self.history.sometimes[f"reader: {type(error).__name__}"] += 1
+            await self.wait(self.read_now, pause_s(self.rng))
+
+    async def inspect(self) -> list[int]:
+        """Read the chain once; return the numbers of the committed records."""
+        owed = self.history.acknowledged_now(self.directory)
+        state = await inspect_chain(self.store, self.directory, CHAIN)
+        found = await numbers_of(self.store, state, self.directory)
+        self.store.close()
+        self.env.trace.note(self.env.now, self.name, f"reads {len(found)} records of {self.directory}")
+        self.history.returned(self.directory, found, owed=0 if state.unproved else owed)
+        self.history.sometimes["reader: read"] += 1
+        return found
+
+
+# --- an observer ------------------------------------------------------------------------------------------
+
+
+_STATS_MAX = 4
+
+
+class Observer(Process):
+    """The observer of a run."""
+
+    def __init__(
+        self,
+        name: str,
+        stores: Stores,
+        machines: "Sequence[Machine]",
+        directories: Sequence[str],
+        history: History,
+        rng: Random,
+    ) -> None:
+        super().__init__(stores.network.env, name)
+        self._network = stores.network
+        self._machines = machines
+        self._directories = directories
+        self._history = history
+        self._rng = rng
+        self.start("work", self._work())
+
+    async def _work(self) -> None:
+        while self._directories:
+            await self.sleep(0.2 + self._rng.expovariate(1 / 1.5))
+            machine = self._rng.choice(self._machines)
+            session = Session(self, self._network, machine.address)
+            try:
+                await session.open()
+                await self._list_directory(machine, session)
+                self._history.sometimes["observer: listed"] += 1
+            except DosError as error:
+                self._history.sometimes[f"observer: {type(error).__name__}"] += 1
+            finally:
+                session.fail(BrokenConnectionError("closed"))
+
+    async def _list_directory(self, machine: "Machine", session: Session) -> None:
+        before, directory = (machine.disk, machine.doomed), self._rng.choice(self._directories)
+        reported = {name: size for (folder, name), size in machine.reported.items() if folder == directory}
+        await session.open_directory(directory)
+        if machine.removed_folder in ("d", f"d/{directory}") and machine.starts_without_it:
+            self._history.bench.overlooked(machine, machine.removed_folder)
+        infos: dict[str, ObjectInfo] = {info.name: info for info in await session.list_all()}
+        for name in sorted(infos)[-_STATS_MAX:]:
+            infos[name] = (await session.stat(name)).info
+        if (machine.disk, machine.doomed) == before:  # otherwise files were taken away meanwhile
+            self._history.bench.listed(machine, directory, reported, infos)
