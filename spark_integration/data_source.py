@@ -30,14 +30,7 @@ from pyspark.sql.types import StructType
 
 from dos_protocol.errors import DosError
 from spark_integration.core.option_texts import StoreOptions
-from spark_integration.core.sink_options import (
-    SinkOptions,
-    check_append,
-    check_stream,
-    parse_sink_options,
-)
-from spark_integration.core.slots import read_master
-from spark_integration.core.source_options import (
+from spark_integration.core.options import (
     NEED_BEGINNING,
     OPTIONS,
     SourceOptions,
@@ -45,10 +38,17 @@ from spark_integration.core.source_options import (
     check_streaming,
     parse_options,
 )
+from spark_integration.core.session_checks import read_master
+from spark_integration.core.sink_options import (
+    SinkOptions,
+    check_append,
+    check_stream,
+    parse_sink_options,
+)
 from spark_integration.reading.batch_reader import DosReader, PushingReader
+from spark_integration.reading.opening import with_token
 from spark_integration.reading.planning import check_once, columns_of
-from spark_integration.reading.session import with_token
-from spark_integration.reading.stream_reader import DosStreamReader
+from spark_integration.reading.readers import DosStreamReader
 from spark_integration.reading.unlimited_reader import UnlimitedStreamReader
 from spark_integration.sessions import (
     check_session,
@@ -85,7 +85,7 @@ def register(spark: SparkSession) -> None:
         use_in_this_thread(spark)
     use_tls_of_driver(spark)
     from spark_integration.inside.sources import SOURCES
-    from spark_integration.reading.merged_source import MergedSource
+    from spark_integration.reading.merged import MergedSource
 
     with _registering:
         for source in (PushingDosSource if pushes else DosSource, MergedSource, *SOURCES):

@@ -27,7 +27,7 @@ from dataflow.handle import RegionHandle
 from dataflow.schema import parse_schema
 from dos_client.blocking import open_store
 from dos_client.urls import parse_url
-from spark_integration.core.slots import SparkMaster
+from spark_integration.core.session_checks import SparkMaster
 from spark_integration.data_source import NAME, register
 from spark_integration.errors import NoCheckpointError, NoSuchEndError, NotEnoughSlotsError
 from spark_integration.graph_ends import GraphEnds, ends_of

@@ -23,7 +23,7 @@ from typing import Any
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
-from spark_integration.core import attempts
+from spark_integration.core import jobs as attempts
 from spark_integration.core.error_text import task_error
 from spark_integration.executors import Executors
 from spark_integration.limits import CANCEL_AGAIN_S, LEAVING_AGAIN_S, LEAVING_LOOK_S

@@ -29,7 +29,7 @@ from dos_tls import tls_of_environment
 from spark_integration import on_executor
 from spark_integration.core.confs import grows, judge_confs
 from spark_integration.core.driver_address import choose_addresses
-from spark_integration.core.slots import (
+from spark_integration.core.session_checks import (
     EnoughSlots,
     RefuseToStart,
     SparkMaster,

@@ -6,7 +6,7 @@ import sys
 from pyspark.sql import SparkSession
 
 from dos_tls import VARIABLES, tls_of_environment
-from spark_integration.core.slots import SparkMaster, read_master
+from spark_integration.core.session_checks import SparkMaster, read_master
 from spark_integration.errors import ConnectSessionError, SessionStoppedError
 
 

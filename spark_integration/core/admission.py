@@ -11,7 +11,7 @@ The caller scans the splits, one at a time and no further than requested.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spark_integration.core.source_offsets import SplitPoint
+from spark_integration.core.offsets import SplitPoint
 
 
 class StreamPiece(NamedTuple):

@@ -8,7 +8,7 @@ are not checked, because a lost worker is replaced.
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from spark_integration.core.slots import SparkMaster
+from spark_integration.core.session_checks import SparkMaster
 
 Get = Callable[[str], str | None]
 """Return the value of a conf; None if it is not set."""

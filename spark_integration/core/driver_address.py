@@ -3,7 +3,7 @@
 from urllib.parse import urlsplit
 
 from dos_protocol.arguments import bare_host, is_loopback, is_wildcard
-from spark_integration.core.slots import SparkMaster
+from spark_integration.core.session_checks import SparkMaster
 from spark_integration.errors import InsecureNetworkError, WrongAddressError
 
 LOOPBACK = "127.0.0.1"

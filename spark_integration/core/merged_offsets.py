@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from spark_integration.core.merged_options import MERGED
+from spark_integration.core.merged_rows import MERGED
 from spark_integration.errors import MalformedOffsetError, OtherSourceError
 
 VERSION: Final = 1

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from checkpoint import Checkpoint, Rewind, parting
-from spark_integration.core.source_offsets import SplitPoint
+from spark_integration.core.offsets import SplitPoint
 
 
 class LinePoints(NamedTuple):

@@ -18,11 +18,11 @@ from spark_integration.core.inside_options import (
     parse_state,
 )
 from spark_integration.inside.checkpoints import CheckpointsTable
-from spark_integration.inside.journal import JournalTable
 from spark_integration.inside.state import OperatorStateTable
 from spark_integration.inside.table import InsideReader, InsideTable, columns_of
+from spark_integration.reading.inspection import JournalTable
+from spark_integration.reading.opening import with_token
 from spark_integration.reading.planning import check_once
-from spark_integration.reading.session import with_token
 from spark_integration.spark_api import arrow_schema, spark_schema
 
 

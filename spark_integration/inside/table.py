@@ -14,8 +14,8 @@ from dos_client.blocking import BlockingStore
 from spark_integration.core.option_texts import ReadOptions
 from spark_integration.core.row_filter import check_filter
 from spark_integration.on_executor import expected_of_driver
+from spark_integration.reading.opening import check_executor, opened
 from spark_integration.reading.rows import BatchShaper, check_columns, chosen
-from spark_integration.reading.session import check_executor, opened
 from spark_integration.reading.store_cache import KEPT
 
 

@@ -12,12 +12,12 @@ import pyarrow as pa
 from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from spark_integration.core.options import SourceOptions
 from spark_integration.core.row_filter import ColumnCondition
-from spark_integration.core.source_options import SourceOptions
 from spark_integration.on_executor import expected_of_driver
+from spark_integration.reading.opening import check_executor
 from spark_integration.reading.planning import plan_batch
 from spark_integration.reading.ranges import DosPartition
-from spark_integration.reading.session import check_executor
 from spark_integration.reading.tasks import rows_of
 
 

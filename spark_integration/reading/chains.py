@@ -27,8 +27,8 @@ from journal import (
     segments_seen,
 )
 from spark_integration.core.admission import StreamPiece
+from spark_integration.core.offsets import BEGINNING, SplitPoint, Vector
 from spark_integration.core.recent_bytes import RecentBytes
-from spark_integration.core.source_offsets import BEGINNING, SplitPoint, Vector
 from spark_integration.errors import DataLossError
 from spark_integration.limits import HANDED_BYTES_KEPT, HANDED_BYTES_MAX
 from spark_integration.reading.origin import Scan

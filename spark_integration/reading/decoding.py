@@ -16,7 +16,7 @@ from checkpoint import InputPiece, InputSequence, decode_output, decode_part
 from journal import Op, RecordDecoder
 from spark_integration.core.arrow_messages import END_OF_STREAM, ArrowMessages, MessageKind
 from spark_integration.core.framing import PREFIX_BYTES, PrefixFramer
-from spark_integration.core.source_options import ObjectContent, SourceOptions
+from spark_integration.core.options import ObjectContent, SourceOptions
 from spark_integration.errors import NotReadableError
 from spark_integration.reading.ranges import ByteRange
 

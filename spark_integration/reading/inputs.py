@@ -10,8 +10,8 @@ from checkpoint import INPUT_CHAIN, InputSequence, decode_part, producer_directo
 from checkpoint.chains.input_log import InputHandle
 from dos_client import Store
 from journal import Op, Position, Record
-from spark_integration.core.source_offsets import SplitPoint
-from spark_integration.core.source_options import SourceOptions
+from spark_integration.core.offsets import SplitPoint
+from spark_integration.core.options import SourceOptions
 from spark_integration.core.wording import nearest
 from spark_integration.errors import MalformedOffsetError, NothingThereError
 from spark_integration.reading.chains import ALL, ChainOrigin, PieceReader

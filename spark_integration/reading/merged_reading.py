@@ -16,7 +16,7 @@ from dataflow import MergedOutput, read_merged
 from dataflow.operators.event_time import latest_times
 from spark_integration import limits
 from spark_integration.core.merged_offsets import NOTHING_READ
-from spark_integration.core.merged_options import MergedOptions
+from spark_integration.core.merged_rows import MergedOptions
 from spark_integration.core.rows_by_time import END_OF_TIME, RowsByTime
 
 logger = logging.getLogger("dos.spark_integration")

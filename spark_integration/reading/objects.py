@@ -19,8 +19,8 @@ from dos_protocol.errors import NotFoundError
 from spark_integration.core.admission import StreamPiece
 from spark_integration.core.arrow_messages import ArrowMessages
 from spark_integration.core.framing import ArrowFramer, Framer, JournalFramer, LineFramer, PrefixFramer
-from spark_integration.core.source_offsets import BEGINNING, SplitPoint, Vector
-from spark_integration.core.source_options import ObjectContent, ReadGuarantee, SourceOptions
+from spark_integration.core.offsets import BEGINNING, SplitPoint, Vector
+from spark_integration.core.options import ObjectContent, ReadGuarantee, SourceOptions
 from spark_integration.core.wording import nearest
 from spark_integration.errors import DataLossError, MalformedOffsetError, NothingThereError
 from spark_integration.limits import PIECES_PER_TRIGGER, SAMPLE_BYTES, SEEK_BYTES

@@ -10,7 +10,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from spark_integration.core.admission import StreamPiece
-from spark_integration.core.source_offsets import SplitPoint, Vector
+from spark_integration.core.offsets import SplitPoint, Vector
 from spark_integration.reading.ranges import ByteRange
 
 

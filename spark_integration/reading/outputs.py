@@ -23,9 +23,9 @@ from checkpoint.chains.output_reading import PublishedOutput
 from checkpoint.errors import NoRegionError, OutputRewoundError
 from dos_client import Store
 from journal import ChainFollower, LostBytesError, Op, Position, Record, inspect_chain, inspect_chain_at
+from spark_integration.core.offsets import BEGINNING, SplitPoint, Vector
+from spark_integration.core.options import ReadGuarantee, RewindPolicy, SourceOptions
 from spark_integration.core.rewinds import points_on_line
-from spark_integration.core.source_offsets import BEGINNING, SplitPoint, Vector
-from spark_integration.core.source_options import ReadGuarantee, RewindPolicy, SourceOptions
 from spark_integration.errors import MalformedOffsetError
 from spark_integration.reading.chains import ALL, ChainOrigin, PieceReader
 from spark_integration.reading.ranges import ByteRange, epoch_of

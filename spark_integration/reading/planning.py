@@ -11,14 +11,14 @@ from typing import TypeVar
 import pyarrow as pa
 
 from dos_protocol.errors import DosError
+from spark_integration.core.options import ObjectContent, SourceOptions
 from spark_integration.core.row_filter import ColumnCondition, check_filter
-from spark_integration.core.source_options import ObjectContent, SourceOptions
 from spark_integration.errors import BadOptionError, NoSchemaError
 from spark_integration.reading.decoding import schema_in
+from spark_integration.reading.opening import opened, origin_of
 from spark_integration.reading.origin import Origin
 from spark_integration.reading.ranges import DosPartition, partitions_of
 from spark_integration.reading.rows import check_columns, chosen
-from spark_integration.reading.session import opened, origin_of
 
 Planned = TypeVar("Planned")
 

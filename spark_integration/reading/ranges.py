@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pyspark.sql.datasource import InputPartition
 
 from journal import SegmentName, SegmentSpan, parse_segment_name
-from spark_integration.core.source_offsets import SplitPoint
+from spark_integration.core.offsets import SplitPoint
 
 
 class ByteRange(NamedTuple):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from dos_client.blocking import BlockingStore
 from spark_integration import limits
 from spark_integration.core.option_texts import StoreOptions
-from spark_integration.reading.session import opened
+from spark_integration.reading.opening import opened
 
 _Key = tuple[str, bytes, int]
 

@@ -15,8 +15,8 @@ import trio
 
 from checkpoint.chains.consumer_register import QueryRegistration
 from spark_integration.core.admission import BatchAdmission, BatchLimits, StreamPiece
-from spark_integration.core.source_offsets import BEGINNING, SplitPoint, Starting, StartingKind, points_of
-from spark_integration.core.source_options import SourceOptions
+from spark_integration.core.offsets import BEGINNING, SplitPoint, Starting, StartingKind, points_of
+from spark_integration.core.options import SourceOptions
 from spark_integration.errors import DataLossError, MalformedOffsetError
 from spark_integration.limits import SEEN_S
 from spark_integration.reading.origin import Origin, Scan

@@ -12,8 +12,8 @@ import pyarrow as pa
 from dos_client import Bookmark, QuorumUnavailableError
 from dos_client.blocking import BlockingStore
 from dos_protocol.errors import NotFoundError, PastEndError
+from spark_integration.core.options import ReadGuarantee, SourceOptions
 from spark_integration.core.row_filter import ColumnCondition
-from spark_integration.core.source_options import ReadGuarantee, SourceOptions
 from spark_integration.errors import DataLossError
 from spark_integration.limits import READ_BYTES
 from spark_integration.reading.decoding import decoder_of

@@ -12,10 +12,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from spark_integration.core.admission import BatchLimits
-from spark_integration.core.source_offsets import SplitPoint, StartingKind
-from spark_integration.core.source_options import SourceOptions
+from spark_integration.core.offsets import SplitPoint, StartingKind
+from spark_integration.core.options import SourceOptions
 from spark_integration.on_executor import Expected
-from spark_integration.reading.stream_reader import DosStreamReader
+from spark_integration.reading.readers import DosStreamReader
 
 
 class UnlimitedStreamReader(DosStreamReader):

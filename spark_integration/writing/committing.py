@@ -37,7 +37,7 @@ from spark_integration.limits import (
     SINK_SWEEP_S,
     SINK_SWEEPS_MAX,
 )
-from spark_integration.reading.session import opened
+from spark_integration.reading.opening import opened
 from spark_integration.writing.staged_reading import StagedReading
 from spark_integration.writing.staging import StagedCommit, collect_orphans, empty_part, sum_of
 

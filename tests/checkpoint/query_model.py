@@ -11,7 +11,7 @@ from typing import NamedTuple
 from checkpoint.chains.consumer_register import QueryRegistration
 from checkpoint.errors import ConsumerRefusedError
 from spark_integration.core.admission import BatchLimits
-from spark_integration.core.source_offsets import BEGINNING
+from spark_integration.core.offsets import BEGINNING
 from spark_integration.errors import DataLossError
 from spark_integration.reading.inputs import InputOrigin
 from spark_integration.reading.stream_planning import StreamPlanner

@@ -27,8 +27,8 @@ from journal import ChainWriter, Op, Position, Record, StopNotFoundError, inspec
 from journal.inspecting import InspectionOutcome
 from journal.showing import verdict_text
 from spark_integration.core.admission import StreamPiece
-from spark_integration.core.source_offsets import BEGINNING
-from spark_integration.core.source_options import parse_options
+from spark_integration.core.offsets import BEGINNING
+from spark_integration.core.options import parse_options
 from spark_integration.reading.chains import ChainScan
 from spark_integration.reading.inputs import InputOrigin
 from spark_integration.reading.outputs import OutputOrigin

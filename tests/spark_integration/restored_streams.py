@@ -13,8 +13,8 @@ from checkpoint import limits
 from checkpoint.core.records.outputs import Publish
 from checkpoint.errors import OutputRewoundError
 from spark_integration.core.admission import BatchLimits
-from spark_integration.core.source_offsets import SplitPoint, offset_of, points_of
-from spark_integration.core.source_options import parse_options
+from spark_integration.core.offsets import SplitPoint, offset_of, points_of
+from spark_integration.core.options import parse_options
 from spark_integration.errors import MalformedOffsetError
 from spark_integration.reading import planning
 from spark_integration.reading.decoding import decoder_of

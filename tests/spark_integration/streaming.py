@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from dos_server.testing import Servers, ThreadedServer
-from spark_integration.core.source_options import parse_options
-from spark_integration.reading.stream_reader import DosStreamReader
+from spark_integration.core.options import parse_options
+from spark_integration.reading.readers import DosStreamReader
 
 N = pa.schema([("n", pa.int64())])
 LINE = pa.schema([("value", pa.string())])

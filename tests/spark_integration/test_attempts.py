@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_integration.core.attempts import (
+from spark_integration.core.jobs import (
     HOLD_TICKS,
     CancelJob,
     CancelRequested,

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from dos_server.testing import Servers, ThreadedServer
-from spark_integration.core.source_options import parse_options
+from spark_integration.core.options import parse_options
 from spark_integration.reading.planning import plan_batch
 from spark_integration.reading.tasks import rows_of
 from tests.spark_integration.test_local_cluster import SparkProgram

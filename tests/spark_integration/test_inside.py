@@ -29,9 +29,9 @@ from spark_integration.errors import (
     SchemaMismatchError,
 )
 from spark_integration.inside.checkpoints import CheckpointsTable
-from spark_integration.inside.journal import JournalTable
 from spark_integration.inside.state import OperatorStateTable
 from spark_integration.inside.table import InsideReader, columns_of
+from spark_integration.reading.inspection import JournalTable
 from tests.spark_integration.stored_data import (
     take_away,
     write_checkpoints,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_integration.core import attempts
+from spark_integration.core import jobs as attempts
 from spark_integration.launcher import SparkLauncher, TaskFunction, worker_tag
 from tests.support import polling
 

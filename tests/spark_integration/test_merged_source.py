@@ -24,7 +24,7 @@ from dos_client.errors import BadUrlError
 from dos_protocol.errors import BadNameError, DosError
 from spark_integration import limits
 from spark_integration.core.merged_offsets import NOTHING_READ, MergedSubject, mark_in, mark_offset
-from spark_integration.core.merged_options import MERGED_OPTIONS, OnDifference, OnMissing, parse_merged
+from spark_integration.core.merged_rows import MERGED_OPTIONS, OnDifference, OnMissing, parse_merged
 from spark_integration.core.row_filter import parse_filter
 from spark_integration.errors import (
     BadOptionError,
@@ -34,7 +34,7 @@ from spark_integration.errors import (
     SchemaMismatchError,
     UnknownOptionError,
 )
-from spark_integration.reading.merged_source import MergedSource, MergedStreamReader
+from spark_integration.reading.merged import MergedSource, MergedStreamReader
 from spark_integration.spark_api import ReadMaxRows
 from tests.dataflow.merged_sites import REGION, SCHEMA, Row, Site, open_sites, replica_graph, rows_of
 from tests.dataflow.test_merged_streams import keys_of

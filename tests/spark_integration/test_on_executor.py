@@ -13,14 +13,14 @@ from pyspark import cloudpickle
 
 from spark_integration import on_executor, runner, versions
 from spark_integration.core.inside_options import parse_checkpoints
-from spark_integration.core.source_options import parse_options
+from spark_integration.core.options import parse_options
 from spark_integration.inside.checkpoints import CheckpointsTable
 from spark_integration.inside.table import InsideReader, TablePart
 from spark_integration.on_executor import Expected, executor_problem, expected_of_driver, make_task
 from spark_integration.reading.batch_reader import DosReader
 from spark_integration.reading.decoding import LINES
 from spark_integration.reading.ranges import DosPartition
-from spark_integration.reading.stream_reader import DosStreamReader
+from spark_integration.reading.readers import DosStreamReader
 from tests.spark_integration.stored_data import pretended
 
 

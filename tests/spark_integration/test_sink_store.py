@@ -18,9 +18,9 @@ from dos_client import QuorumUnavailableError
 from dos_client.blocking import BlockingStore
 from dos_protocol.errors import FencedError
 from dos_server.testing import Servers, ThreadedServer, threaded_store
+from spark_integration.core.options import parse_options
 from spark_integration.core.sink_commits import CommitDecision, RepeatedBatch
 from spark_integration.core.sink_options import SinkOptions, parse_sink_options
-from spark_integration.core.source_options import parse_options
 from spark_integration.errors import (
     BatchPlannedAgainError,
     NothingThereError,

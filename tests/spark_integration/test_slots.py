@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_integration.core.slots import (
+from spark_integration.core.session_checks import (
     EnoughSlots,
     RefuseToStart,
     WaitForExecutors,

@@ -15,7 +15,7 @@ from dos_client.blocking import BlockingStore, open_store
 from dos_client.errors import StoreNotReadyError
 from dos_server.testing import Servers, ThreadedServer, threaded_store
 from journal.core.errors import TornRecordError
-from spark_integration.core.source_options import parse_options
+from spark_integration.core.options import parse_options
 from spark_integration.errors import (
     FilterError,
     NoSchemaError,

@@ -12,8 +12,7 @@ from pyspark.sql import datasource
 
 from dos_client.errors import BadUrlError
 from dos_protocol.errors import BadNameError, DosError
-from spark_integration.core.row_filter import ColumnCondition, check_filter, parse_filter, passing
-from spark_integration.core.source_offsets import (
+from spark_integration.core.offsets import (
     SplitPoint,
     Starting,
     StartingKind,
@@ -21,7 +20,7 @@ from spark_integration.core.source_offsets import (
     parse_starting,
     points_of,
 )
-from spark_integration.core.source_options import (
+from spark_integration.core.options import (
     OPTIONS,
     ObjectContent,
     ReadGuarantee,
@@ -29,6 +28,7 @@ from spark_integration.core.source_options import (
     check_streaming,
     parse_options,
 )
+from spark_integration.core.row_filter import ColumnCondition, check_filter, parse_filter, passing
 from spark_integration.data_source import DosSource
 from spark_integration.errors import (
     BadOptionError,

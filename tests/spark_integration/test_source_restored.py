@@ -27,9 +27,9 @@ from dos_client.blocking import BlockingStore
 from dos_protocol.errors import DosError
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration.core import rewinds
+from spark_integration.core.offsets import SplitPoint
+from spark_integration.core.options import parse_options
 from spark_integration.core.rewinds import points_on_line
-from spark_integration.core.source_offsets import SplitPoint
-from spark_integration.core.source_options import parse_options
 from spark_integration.errors import MalformedOffsetError
 from spark_integration.reading import planning, stream_planning
 from spark_integration.reading.chains import ChainOrigin

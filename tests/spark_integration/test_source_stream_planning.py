@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from journal import SegmentSpan
 from spark_integration.core.admission import BatchAdmission, BatchLimits, StreamPiece
+from spark_integration.core.offsets import SplitPoint
 from spark_integration.core.recent_bytes import RecentBytes
-from spark_integration.core.source_offsets import SplitPoint
 from spark_integration.reading.ranges import follows, resumed
 
 

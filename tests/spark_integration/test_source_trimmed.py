@@ -9,8 +9,8 @@ import pytest
 
 from checkpoint import limits
 from checkpoint.core.records.outputs import Publish
-from spark_integration.core.source_offsets import BEGINNING, SplitPoint
-from spark_integration.core.source_options import ReadGuarantee, RewindPolicy
+from spark_integration.core.offsets import BEGINNING, SplitPoint
+from spark_integration.core.options import ReadGuarantee, RewindPolicy
 from spark_integration.errors import DataLossError
 from spark_integration.reading.chains import ChainOrigin
 from spark_integration.reading.inputs import InputOrigin

@@ -14,10 +14,10 @@ from pyspark.sql.types import StructType
 
 from dos_client.blocking import BlockingStore
 from dos_server.testing import Servers, ThreadedServer
-from spark_integration.core.source_options import parse_options
+from spark_integration.core.options import parse_options
 from spark_integration.data_source import DosSource
 from spark_integration.errors import DataLossError, MalformedOffsetError, UnsupportedVersionError
-from spark_integration.reading.merged_source import MergedSource
+from spark_integration.reading.merged import MergedSource
 from spark_integration.reading.unlimited_reader import UnlimitedStreamReader
 from tests.spark_integration.stored_data import take_away, write_objects, write_steps
 from tests.spark_integration.streaming import LINE, N, n

@@ -14,11 +14,11 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from dos_client.blocking import BlockingStore
 from spark_integration.core.admission import BatchLimits
-from spark_integration.core.source_offsets import SplitPoint, offset_of, points_of
-from spark_integration.core.source_options import SourceOptions
+from spark_integration.core.offsets import SplitPoint, offset_of, points_of
+from spark_integration.core.options import SourceOptions
 from spark_integration.on_executor import Expected, expected_of_driver
+from spark_integration.reading.opening import check_executor, opened, origin_of, registration_of
 from spark_integration.reading.ranges import DosPartition
-from spark_integration.reading.session import check_executor, opened, origin_of, registration_of
 from spark_integration.reading.stream_planning import StreamPlanner
 from spark_integration.reading.tasks import rows_of
 from spark_integration.spark_api import (

@@ -22,7 +22,7 @@ from dos_protocol.errors import LocalProtocolError
 from dos_tls import warn_if_open
 from spark_integration import on_executor
 from spark_integration.core.option_texts import StoreOptions, TokenOptions
-from spark_integration.core.source_options import SourceOptions
+from spark_integration.core.options import SourceOptions
 from spark_integration.errors import BadOptionError, ExecutorMismatchError
 from spark_integration.reading.inputs import InputOrigin
 from spark_integration.reading.objects import ObjectOrigin

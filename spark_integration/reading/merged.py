@@ -15,14 +15,14 @@ from pyspark.sql.types import StructType
 
 from dos_client.blocking import Portal
 from spark_integration.core.merged_offsets import NOTHING_READ, MergedSubject, mark_in, mark_offset
-from spark_integration.core.merged_options import MERGED, MergedOptions, parse_merged
+from spark_integration.core.merged_rows import MERGED, MergedOptions, parse_merged
 from spark_integration.core.row_filter import check_filter
 from spark_integration.errors import BadOptionError
 from spark_integration.limits import MERGED_TASK_BYTES
 from spark_integration.on_executor import Expected, expected_of_driver
+from spark_integration.reading.opening import check_executor, with_token
 from spark_integration.reading.planning import check_once
 from spark_integration.reading.rows import BatchShaper, check_columns, chosen
-from spark_integration.reading.session import check_executor, with_token
 from spark_integration.spark_api import (
     ReadLimit,
     ReadMaxBytes,

@@ -9,6 +9,7 @@ from typing import Final
 
 from checkpoint import check_input_name, limits, output_chain
 from dos_protocol.names import check_name
+from spark_integration.core.offsets import Starting, parse_starting
 from spark_integration.core.option_texts import (
     READ,
     STORE,
@@ -23,7 +24,6 @@ from spark_integration.core.option_texts import (
     truth,
     url_of,
 )
-from spark_integration.core.source_offsets import Starting, parse_starting
 from spark_integration.errors import BadOptionError
 from spark_integration.limits import PARTITION_BYTES
 
