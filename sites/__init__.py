@@ -4,7 +4,4 @@ After Hwang, Cetintemel, Zdonik, "Fast and Highly-Available Stream Processing ov
 *site* is a place with a store of its own that runs regions. A *replica* is a region that runs at one site.
 Every replica of a region feeds every replica of the regions that read it, and a reader takes each row from
 the replica that is first (`dataflow/core/duplicate_filter.py`).
-
-    core    what an application over sites consists of, where its replicas go, which streams it needs. Pure
-    cli     `dos sites`
 """

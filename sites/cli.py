@@ -33,9 +33,9 @@ from dos_client.cli.kit import (
     warn,
 )
 from sites import deploying
-from sites.core.applying import DeploymentChange
 from sites.core.collection import Collected, Kept
-from sites.core.deployment import RegionReplica, StreamReplica
+from sites.core.deployed import DeploymentChange, status_of
+from sites.core.deployment import Plan, RegionReplica, StreamReplica, make_plan
 from sites.core.description import (
     Description,
     check,
@@ -43,10 +43,8 @@ from sites.core.description import (
     decode_measured,
     with_measured,
 )
-from sites.core.measuring import toml_of
-from sites.core.planning import Plan, make_plan
+from sites.core.observed import toml_of
 from sites.core.revival import Revival
-from sites.core.status import status_of
 from sites.errors import CannotReviveError, DescriptionError, NotDeployedError, PlanRefusedError
 
 app = typer.Typer(

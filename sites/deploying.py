@@ -18,14 +18,24 @@ from typing import TypeVar
 import msgspec
 
 from dos_client import Store
-from sites.core.applying import DeploymentChange, Forgotten, apply_plan, fitting, forget_site
 from sites.core.collection import Collected, Kept, find_collection
-from sites.core.deployed import Deployed, Situation, check_deployed, collected, decided, revived, situation
-from sites.core.deployment import RegionReplica
+from sites.core.deployed import (
+    Deployed,
+    DeploymentChange,
+    Forgotten,
+    Situation,
+    apply_plan,
+    check_deployed,
+    collected,
+    decided,
+    fitting,
+    forget_site,
+    revived,
+    situation,
+)
+from sites.core.deployment import RegionReplica, make_plan
 from sites.core.description import Description, Measured, with_measured
-from sites.core.measuring import measured
-from sites.core.observed import ReaderReport, SiteReport
-from sites.core.planning import make_plan
+from sites.core.observed import ReaderReport, SiteReport, measured
 from sites.core.revival import Revival, find_revival_of, find_revivals
 from sites.errors import CannotReviveError, NotDeployedError
 from sites.records import change_deployed, now_ms, read_current_reports, read_deployed

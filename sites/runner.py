@@ -7,41 +7,312 @@ It reads the deployment from the entry store every second, and reports every 30 
 not answer, everything continues as it was. When it is cancelled, it stops its regions, each with a last
 checkpoint.
 
-A region runs as local processes, or as `start` runs it. On Spark, in the driver:
-
-    run_site(description, "wisc", start=partial(dos.run, spark))
-
-Only this file, `replica.py` and `beginning.py` import `dataflow` and `checkpoint`.
+A region runs as local processes, or as `start` runs it. On Spark, in the driver: `run_site(description,
+"wisc", start=partial(dos.run, spark))`. Only this file imports `dataflow` and `checkpoint`.
 """
 
+import importlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 import trio
 
-from checkpoint import Register, RegisterPlace, input_register, output_register, with_query
+from checkpoint import Checkpoint, Register, RegisterPlace, input_register, output_register, with_query
 from checkpoint.chains.consumer_register import change_register, read_register, settled_register
-from checkpoint.chains.manifest_log import StoreHost
+from checkpoint.chains.manifest_log import StoreHost, read_manifest
+from checkpoint.errors import NoRegionError
+from checkpoint.maintenance.backup_restoring import copy_region
+from checkpoint.maintenance.retention import InputRows, Retention
+from dataflow.graph.builder import Graph, parts_of
 from dataflow.local import run_local
+from dataflow.merging.merge import is_whole_above
+from dataflow.merging.recording import passed_mark
 from dataflow.sinks.log import LogSink
-from dataflow.sources.stored import MergedLogSource, handle_of
+from dataflow.sources.stored import InputSource, MergedLogSource, handle_of
 from dos_client import Store, open_store
+from dos_client.urls import parse_url, split_address
 from dos_protocol.errors import DosError
-from sites.beginning import prepare
 from sites.core.deployed import Deployed
-from sites.core.description import Description
-from sites.core.measuring import LinkMeter
-from sites.core.observed import REPORT_S, SiteReport
-from sites.core.site_work import ReplicaContext, StartedReplica, contexts_at, gone_readers, steps
-from sites.errors import GraphRefusedError
-from sites.probing import probe_links
+from sites.core.deployment import RegionReplica
+from sites.core.description import Description, FixedPlace, ReplicatedRegion
+from sites.core.observed import (
+    REPORT_S,
+    LinkMeter,
+    ReaderMeter,
+    SiteReport,
+    SourceCounters,
+    Usage,
+    UsageMeter,
+    bytes_of,
+    input_counters,
+)
+from sites.core.site_work import ReplicaContext, StartedReplica, check_ports, contexts_at, gone_readers, steps
+from sites.errors import CannotBeginError, GraphRefusedError
 from sites.records import PATIENCE_S, ReaderReporter, now_ms, read_deployed, read_reports, write_report
-from sites.replica import RunningReplica, StartRegion, graph_of, region_of
+
+PROBE_S: Final = 10.0
+_WAIT_S_MAX: Final = 5.0
+
+
+async def probe_links(description: Description, site: str, meter: LinkMeter) -> None:
+    """Measure until cancelled. A site that does not answer gives no sample."""
+    stores = {one.name: one.store for one in description.sites if one.store and one.name != site}
+    addresses = {name: parse_url(url).servers for name, url in stores.items()}
+
+    async def probe(other: str) -> None:
+        # The servers of a site are near each other: the nearest answer has waited least for anything else.
+        found = [one for one in [await round_trip_s(address) for address in addresses[other]] if one]
+        if found:
+            meter.add(other, trio.current_time(), min(found) / 2)
+
+    while True:
+        async with trio.open_nursery() as nursery:
+            for other in addresses:
+                nursery.start_soon(probe, other)
+        await trio.sleep(PROBE_S)
+
+
+async def round_trip_s(address: str) -> float | None:
+    """Return the round trip to a server, None if it does not answer."""
+    with suppress(OSError), trio.move_on_after(_WAIT_S_MAX):
+        found = await trio.socket.getaddrinfo(*split_address(address), type=trio.socket.SOCK_STREAM)
+        family, kind, protocol, _, place = found[0]
+        with trio.socket.socket(family, kind, protocol) as connection:
+            begun = time.perf_counter()
+            await connection.connect(place)
+            return time.perf_counter() - begun
+    return None
+
+
+class StartedRegion(Protocol):
+    """The handle of a region, as `run_local` and `spark_integration.run` return it."""
+
+    @property
+    def status(self) -> Any: ...
+
+    def stop(self) -> None: ...
+
+
+Spec = TypeVar("Spec")
+StartRegion = Callable[..., Any]
+"""Called with a graph, and `name`, `store`, `token` and `workers` by keyword; returns a `StartedRegion`."""
+
+
+@dataclass(slots=True)
+class RunningReplica:
+    """A replica that was started at this site, and what it counts."""
+
+    context: ReplicaContext
+    handle: StartedRegion | None = None
+    specs: Mapping[str, Any] = field(default_factory=dict)
+    """Operator -> its description."""
+    error: str = ""
+    """Why it could not be started."""
+    meter: ReaderMeter = field(default_factory=ReaderMeter)
+    usage: UsageMeter = field(default_factory=UsageMeter)
+    load: float = 0.0
+    """As it was reported last."""
+    ended_at: float | None = None
+    differs: bool | None = None
+    """Whether it has failed because the replicas that it reads differ; None: not known yet."""
+
+    @property
+    def state(self) -> str:
+        return "FAILED" if self.handle is None else str(self.handle.status.state.value)
+
+    @property
+    def reason(self) -> str:
+        """Why it does not run, "" if it does."""
+        if self.handle is None:
+            return self.error
+        if self.state == "RUNNING":
+            return ""
+        held = "; it is not started again before its streams change, or `dos sites run` is started again"
+        return f"{self.handle.status.reason}{held if self.differs else ''}"
+
+    def of_kind(self, kind: type[Spec]) -> dict[str, Spec]:
+        """Return the operators that are sources or sinks of a kind."""
+        return {name: one for name, one in self.specs.items() if isinstance(one, kind)}
+
+    def _sender(self, source: InputSource) -> RegionReplica:
+        return self.context.ports[source.name][0].sender
+
+    def _counted(self, operator: str) -> list[Mapping[str, int]]:
+        """Return what the workers count of an operator."""
+        if self.handle is None:
+            return []
+        return [one.counters.operators.get(operator, {}) for one in self.handle.status.workers]
+
+    def _mark(self, operator: str) -> int | None:
+        """Return the least mark that workers count; one that has none gets no rows."""
+        return min((one["mark_us"] for one in self._counted(operator) if "mark_us" in one), default=None)
+
+    def used(self, sources: Sequence[SourceCounters]) -> Usage:
+        """Return what its workers have used."""
+        read = {
+            self._sender(one): sum(found.get("bytes_in", 0) for found in self._counted(name))
+            for name, one in self.of_kind(InputSource).items()
+        }
+        workers = () if self.handle is None else self.handle.status.workers
+        return Usage(sum(one.counters.busy_s for one in workers), read | bytes_of(sources))
+
+    def counters(self) -> list[SourceCounters]:
+        """Return what its sources count, and note how far they are."""
+        if self.state != "RUNNING":
+            return []
+        nodes = {port[0].region: node for node, port in self.context.ports.items()}
+        sources = [
+            SourceCounters(nodes[source.region], found)
+            for name, source in sorted(self.of_kind(MergedLogSource).items())
+            for found in self._counted(name)
+            if "mark_us" in found
+        ]
+        sources += [
+            input_counters(self._sender(one), self._mark(name))
+            for name, one in sorted(self.of_kind(InputSource).items())
+            if not one.late
+        ]
+        given = [self._mark(name) for name, one in self.of_kind(LogSink).items() if one.time]
+        self.meter.note(sources, given, trio.current_time())
+        return sources
+
+
+def region_of(description: Description, context: ReplicaContext) -> ReplicatedRegion | FixedPlace:
+    """Return the region of a replica, or the exit."""
+    every: tuple[ReplicatedRegion | FixedPlace, ...] = (*description.regions, *description.exits)
+    return next(one for one in every if one.name == context.replica.node)
+
+
+def graph_of(description: Description, context: ReplicaContext) -> Graph:
+    """Return the graph of a replica. Raises GraphRefusedError, and what the function raises."""
+    region = region_of(description, context)
+    if region.graph is None:
+        raise GraphRefusedError(f"region {region.name!r} names no graph")
+    module, _, name = region.graph.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise GraphRefusedError(f"graph {region.graph!r} of region {region.name!r}: {error}") from error
+    graph = function(context)
+    if not isinstance(graph, Graph):
+        raise GraphRefusedError(f"{region.graph} returned {type(graph).__name__}, not a graph")
+    if len(parts_of(graph, context.name)) != 1:
+        raise GraphRefusedError(
+            f"{region.graph} returned a graph of several regions; describe each as a region"
+        )
+    specs = graph.plan().specs.values()
+    check_ports(
+        context,
+        [one.name for one in specs if isinstance(one, InputSource)],
+        [one.region for one in specs if isinstance(one, MergedLogSource)],
+    )
+    return graph
+
 
 logger: Final = logging.getLogger("dos.sites")
+
+
+async def prepare(
+    store: Store,
+    context: ReplicaContext,
+    sources: Mapping[str, object],
+    copies: Sequence[tuple[str, str]],
+    *,
+    begins_with_copy: bool,
+    token: bytes,
+) -> None:
+    """Copy a checkpoint of another replica into the store of the site, if this one cannot begin without it.
+
+    sources: name -> description. copies: (replica, URL of its store) of those that run; the first one that
+    answers is copied. begins_with_copy: copy one too if this replica has no checkpoint. Raises
+    CannotBeginError if none can be copied; then the replica is as it was, or has nothing.
+    """
+    checkpoint = await _last_checkpoint(store, context.name)
+    gone = await _what_is_gone(store, context, sources, checkpoint, token)
+    if gone is None and (checkpoint is not None or not begins_with_copy):
+        return
+    why = gone or "it has no checkpoint"
+    reasons = []
+    for replica, url in copies:
+        try:
+            await copy_region(url, context.store, context.name, f"{context.application}.copies", token=token)
+        except DosError as error:
+            reasons.append(f"{replica}: {error}")
+        else:
+            logger.info("%s begins with a checkpoint of %s: %s", context.replica, replica, why)
+            return
+    raise CannotBeginError(
+        f"{context.replica} begins with a checkpoint of another replica ({why}), and none can be copied:"
+        f" {'; '.join(reasons) or 'no other one is deployed'}"
+    )
+
+
+async def _last_checkpoint(store: Store, region: str) -> Checkpoint | None:
+    try:
+        return (await read_manifest(store, region)).last
+    except NoRegionError:
+        return None
+
+
+async def _what_is_gone(
+    store: Store,
+    context: ReplicaContext,
+    sources: Mapping[str, object],
+    checkpoint: Checkpoint | None,
+    token: bytes,
+) -> str | None:
+    """Return which rows the replica needs that are not retained; None if there are none."""
+    for name, source in sources.items():
+        found = None
+        if isinstance(source, InputSource):
+            found = await _input_that_is_gone(name, source, context, checkpoint, token)
+        elif isinstance(source, MergedLogSource):
+            found = await _rows_that_are_gone(store, name, source, context, token)
+        if found is not None:
+            return found
+    return None
+
+
+async def _input_that_is_gone(
+    name: str, source: InputSource, context: ReplicaContext, checkpoint: Checkpoint | None, token: bytes
+) -> str | None:
+    application = source.application or context.name
+    url = source.store_url or context.store
+    try:
+        async with open_store(url, token=token, client="dos sites") as entry:
+            rows = InputRows(entry, application, source.name)
+            for one in await Retention(entry, rows).trimmed_of(name, checkpoint):
+                where = f"producer {one.split!r} of input {source.name!r}"
+                return f"{where} is retained from {one.begin} on, and needed from {one.needs} on"
+    except DosError as error:  # the region waits for it
+        logger.info("what %s retains is not known now: %s", url, error)
+    return None
+
+
+async def _rows_that_are_gone(
+    store: Store, name: str, source: MergedLogSource, context: ReplicaContext, token: bytes
+) -> str | None:
+    mark = await passed_mark(store, context.name, handle_of(name))
+    found = []
+    for place in source.order.places:
+        try:
+            async with open_store(place.url, token=token, client="dos sites") as sender:
+                whole = await is_whole_above(sender, place, mark)
+        except DosError as error:
+            logger.info("what %s retains of %s is not known now: %s", place.site, place.region, error)
+            continue
+        if whole:
+            return None
+        found += [place.site] if whole is not None else []
+    return f"none of {', '.join(found)} retains all rows of {source.region}" if found else None
+
+
 POLL_S: Final = 1.0
 """How often the deployment is read."""
 

@@ -29,27 +29,23 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from dos_protocol.errors import DosError
-from spark_integration.core.option_texts import StoreOptions
 from spark_integration.core.options import (
     NEED_BEGINNING,
     OPTIONS,
+    SinkOptions,
     SourceOptions,
+    StoreOptions,
+    check_append,
     check_batch,
+    check_stream,
     check_streaming,
     parse_options,
-)
-from spark_integration.core.session_checks import read_master
-from spark_integration.core.sink_options import (
-    SinkOptions,
-    check_append,
-    check_stream,
     parse_sink_options,
 )
-from spark_integration.reading.batch_reader import DosReader, PushingReader
+from spark_integration.core.session_checks import read_master
 from spark_integration.reading.opening import with_token
 from spark_integration.reading.planning import check_once, columns_of
-from spark_integration.reading.readers import DosStreamReader
-from spark_integration.reading.unlimited_reader import UnlimitedStreamReader
+from spark_integration.reading.readers import DosReader, DosStreamReader, PushingReader, UnlimitedStreamReader
 from spark_integration.sessions import (
     check_session,
     is_connect,
@@ -84,7 +80,7 @@ def register(spark: SparkSession) -> None:
         use_this_python(spark, read_master(spark.sparkContext.master, cores=1))
         use_in_this_thread(spark)
     use_tls_of_driver(spark)
-    from spark_integration.inside.sources import SOURCES
+    from spark_integration.reading.inspection import SOURCES
     from spark_integration.reading.merged import MergedSource
 
     with _registering:

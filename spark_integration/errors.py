@@ -1,4 +1,6 @@
-"""Errors of starting a region on Spark and of the data source. Messages contain the remedy."""
+"""Errors of starting a region on Spark and of the data source, and the words that they share. Messages
+contain the remedy.
+"""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -7,6 +9,8 @@ from typing import TYPE_CHECKING
 from dos_protocol.errors import DosError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from checkpoint import BatchContent
 
 
@@ -190,3 +194,34 @@ class NoCheckpointError(DosError):
     """No directory was given for Spark's checkpoint of the stream. Nothing was started."""
 
     remedy = 'pass through(..., checkpoint="/a/persistent/directory"), one for each graph and stream'
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Call `dataflow.errors.nearest`."""
+    from dataflow import errors
+
+    return errors.nearest(name, known)
+
+
+def type_text(kind: "pa.DataType") -> str:
+    """Call `dataflow.schema.type_text`."""
+    from dataflow import schema
+
+    return schema.type_text(kind)
+
+
+def column_difference(given: "pa.Schema", expected: "pa.Schema", target: str) -> str:
+    """Return a sentence that lists each column that does not fit, with both types.
+
+    `target` names what has the expected columns, for the message.
+    """
+    differences = []
+    for one in given:
+        if one.name not in expected.names:
+            differences.append(f"{one.name!r} ({type_text(one.type)}) does not exist there")
+        elif not (expected_type := expected.field(one.name).type).equals(one.type):
+            differences.append(f"{one.name!r} is {type_text(one.type)}, but {type_text(expected_type)} there")
+    differences += [f"{name!r} is missing" for name in expected.names if name not in given.names]
+    listed = ", ".join(f"{one.name} {type_text(one.type)}" for one in expected)
+    listed_differences = "; ".join(differences or ["their order differs"])
+    return f"the columns do not match those of {target}, {listed}: {listed_differences}"

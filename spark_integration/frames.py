@@ -14,27 +14,84 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from checkpoint import RegionEvent, StateChanged
 from checkpoint import RegionState as State
 from checkpoint.chains.input_log import InputHandle
 from dataflow.blocking import close_input
+from dataflow.errors import nearest
 from dataflow.graph.builder import Graph, parts_of
 from dataflow.handle import RegionHandle
 from dataflow.schema import parse_schema
+from dataflow.sinks.log import LogSink
+from dataflow.sources.stored import InputSource
 from dos_client.blocking import open_store
 from dos_client.urls import parse_url
 from spark_integration.core.session_checks import SparkMaster
 from spark_integration.data_source import NAME, register
-from spark_integration.errors import NoCheckpointError, NoSuchEndError, NotEnoughSlotsError
-from spark_integration.graph_ends import GraphEnds, ends_of
-from spark_integration.runner import run
+from spark_integration.errors import (
+    NoCheckpointError,
+    NoSuchEndError,
+    NotEnoughSlotsError,
+    SchemaMismatchError,
+    column_difference,
+)
+from spark_integration.runner import UsedStore, choose_store, run
 from spark_integration.sessions import master_of
 from spark_integration.spark_api import spark_schema
-from spark_integration.stores import UsedStore, choose_store
+
+
+class GraphEnds(NamedTuple):
+    """`handle`: of the source that receives the rows; `sink` and `columns`: of the output."""
+
+    handle: str
+    sink: str
+    columns: pa.Schema
+
+
+def ends_of(graph: Graph, given: pa.Schema, *, into: str | None, output: str | None) -> GraphEnds:
+    """Return the ends of a graph for rows with the columns `given`.
+
+    `into`, `output`: the names of the operators; None if there is only one.
+    Raises GraphError, NoSuchEndError, SchemaMismatchError.
+    """
+    plan = graph.plan()
+    sources = {name: spec for name, spec in plan.specs.items() if isinstance(spec, InputSource)}
+    sinks = {name for name, spec in plan.specs.items() if isinstance(spec, LogSink)}
+    entry = sources[_chosen(graph.name, into, list(sources), "InputSource", "into")]
+    if not given.equals(entry.schema):
+        source_text = f"the InputSource {entry.name!r} of graph {graph.name!r}"
+        raise SchemaMismatchError(
+            column_difference(given, entry.schema, source_text),
+            remedy=f"declare it with the columns of the DataFrame: InputSource({entry.name!r}, df.schema)",
+        )
+    sink = _chosen(graph.name, output, sorted(sinks), "LogSink", "output")
+    nodes, specs = graph.nodes()
+    (above,) = next(spec.inputs for spec in specs if spec.name == sink)
+    columns = plan.schemas[nodes[above].name]
+    assert columns is not None, "an operator with consumers has columns"
+    return GraphEnds(entry.name, sink, columns)
+
+
+def _chosen(graph: str, name: str | None, names: list[str], kind: str, argument: str) -> str:
+    known = ", ".join(map(repr, names)) or "none"
+    if name is None and len(names) == 1:
+        return names[0]
+    if name is None:
+        raise NoSuchEndError(
+            f"graph {graph!r} has {len(names)} operators of kind {kind} ({known}), but exactly one is needed:"
+            + (f" select one with {argument}=" if names else f" add one, {kind}(...)")
+        )
+    if name not in names:
+        raise NoSuchEndError(
+            f"graph {graph!r} has no {kind} named {name!r}{nearest(name, names)}; it has {known}"
+        )
+    return name
+
 
 logger = logging.getLogger("dos.spark_integration")
 PRODUCER = "through"

@@ -2,14 +2,13 @@
 
 A single job of N tasks would fail for good, with its healthy workers, as soon as one task had failed
 `spark.task.maxFailures` times, and on plain `local[N]` that is once. A job of one task fails alone, and
-submitting it again takes less than a second (docs/decisions/0030). `core/attempts.py` decides what to do.
+submitting it again takes less than a second (docs/decisions/0030). `core/jobs.py` decides what to do.
 
 Threads: the coordinator calls `start` and `cancel`, which only add an event to a queue. One launcher thread
-reads the queue, passes each event to the core, and performs its effects; it makes the py4j calls, which may
-block. Each job has its own thread, which waits for Spark and adds the end of the job to the same queue.
-
-An attempt is handed to a stand-by if one waits (`standbys.py`); it then runs in the stand-by's job. In this
-file, `None` as the worker and a number as the attempt denote the job of the stand-by with that number.
+reads it and makes the py4j calls, which may block. Each job has its own thread, which waits for Spark and
+adds the end of the job to the same queue. An attempt runs in the job of a stand-by if one waits: `None` as
+the worker and a number as the attempt denote that job. PySpark has no public API for executors, so calls
+about them go to Spark's own objects.
 """
 
 import logging
@@ -17,20 +16,233 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
+from checkpoint import RegionState
+from checkpoint.coordinator.control import RegionControl
 from spark_integration.core import jobs as attempts
-from spark_integration.core.error_text import task_error
-from spark_integration.executors import Executors
+from spark_integration.core.jobs import StandbyJobs, task_error
+from spark_integration.core.session_checks import DECOMMISSIONING, is_true
 from spark_integration.limits import CANCEL_AGAIN_S, LEAVING_AGAIN_S, LEAVING_LOOK_S
 from spark_integration.sessions import is_stopped
-from spark_integration.standbys import Standbys, StandbySettings, standby_tag
 
 logger = logging.getLogger("dos.spark_integration")
+
+_TASKS_MAX: Final = 100
+
+
+class TaskPlace(NamedTuple):
+    """Where a task runs: the id of its executor, and the executor's host, as Spark names them."""
+
+    executor: str
+    host: str
+
+
+class Executors:
+    """The executors of one session. Call it from one thread; each call may block."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._context = spark.sparkContext
+        self._decommissions = is_true(self._context.getConf().get(DECOMMISSIONING))
+        self._noted: set[str] = set()
+        """What could not be determined, and was logged."""
+        self._places: dict[str, TaskPlace] = {}
+        """Tag of a job -> where its task runs."""
+
+    def leaving(self, tags: Collection[str]) -> set[str]:
+        """Return the tags of those jobs whose executor is being decommissioned, none if the session is
+        over.
+        """
+        if not self._decommissions:
+            return set()
+        try:
+            scheduler = self._context._jsc.sc().taskScheduler()  # noqa: SLF001  # see above
+            return {
+                tag
+                for tag in tags
+                if (place := self._place_of(tag)) is not None
+                and scheduler.getExecutorDecommissionState(place.executor).isDefined()
+            }
+        except Exception:
+            self._note_failure("which executors leave: workers are not moved off one before it ends")
+            return set()
+
+    def hosts(self, tags: Collection[str]) -> set[str]:
+        """Return the hosts on which the tasks of these jobs run, as far as they are known."""
+        try:
+            return {place.host for tag in tags if (place := self._place_of(tag)) is not None}
+        except Exception:
+            self._note_failure("the hosts of tasks: workers may be placed again on a host that was lost")
+            return set()
+
+    def _note_failure(self, what: str) -> None:
+        """Log the exception that is being handled: once as a warning, because Spark's own objects may differ
+        in another version, unless the SparkContext is stopped.
+        """
+        stopped = self._context._jsc is None  # noqa: SLF001  # see above
+        level = logging.DEBUG if stopped or what in self._noted else logging.WARNING
+        self._noted.add(what)
+        logger.log(level, "cannot determine %s", what, exc_info=True)
+
+    def forget(self, tag: str) -> None:
+        """Forget where the task of a job ran, because the job has ended."""
+        self._places.pop(tag, None)
+
+    def _place_of(self, tag: str) -> TaskPlace | None:
+        """Return where the task of the job with this tag runs, None if it does not run."""
+        if tag not in self._places:
+            for task in self._tasks(tag):
+                if task.status() == "RUNNING":
+                    self._places[tag] = TaskPlace(task.executorId(), task.host())
+        return self._places.get(tag)
+
+    def _tasks(self, tag: str) -> Iterator[Any]:
+        """Yield the tasks of the jobs with this tag."""
+        spark: Any = self._context._jsc.sc()  # noqa: SLF001  # see above
+        for job in spark.statusTracker().getJobIdsForTag(tag):
+            for stage in spark.statusTracker().getJobInfo(job).get().stageIds():
+                tasks = spark.statusStore().taskList(stage, 0, _TASKS_MAX)
+                yield from (tasks.apply(number) for number in range(tasks.size()))
+
+
+@dataclass(frozen=True, slots=True)
+class StandbySettings:
+    """How many stand-bys a region has, and what it must know for them."""
+
+    count: int
+    control: RegionControl
+    shortage: Callable[[], str | None]
+    """Returns why there is no slot for another stand-by, None if there is one. May block."""
+
+
+def standby_tag(region: str, number: int) -> str:
+    """Return the Spark job tag of a stand-by. It keeps this tag, and has no other, when it is a worker."""
+    return f"dos:{region}:standby{number}"
+
+
+class Standbys:
+    """The stand-bys of one region; `settings` None: it has none. For the launcher's thread.
+
+    `submit(number)` is called to start a job with a stand-by's tag, `cancel(tag)` to cancel it.
+    """
+
+    def __init__(
+        self,
+        region: str,
+        settings: StandbySettings | None,
+        executors: Executors,
+        *,
+        submit: Callable[[int], None],
+        cancel: Callable[[str], None],
+    ) -> None:
+        self._region = region
+        self._settings = settings
+        self._executors = executors
+        self._submit = submit
+        self._cancel = cancel
+        self._jobs = StandbyJobs(0 if settings is None else settings.count)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no stand-by runs. One that has become a worker is not counted here."""
+        return self._jobs.is_idle
+
+    @property
+    def count(self) -> int:
+        """How many stand-bys wait. May be called from any thread."""
+        return len(self._waiting())
+
+    def tag_of(self, worker: int, attempt: int) -> str | None:
+        """Return the tag of the job in which this attempt runs, if that was a stand-by's; otherwise None."""
+        number = self._jobs.number_of(worker, attempt)
+        return None if number is None else standby_tag(self._region, number)
+
+    def assign(self, worker: int, attempt: int, rejected: Collection[str]) -> bool:
+        """Let a stand-by become an attempt of a worker. Return whether one does.
+
+        rejected: tags of jobs whose hosts are not to be used. A stand-by that does not accept within
+        `standby_answer_s` is canceled.
+        """
+        waiting = self._waiting()
+        avoided = self._executors.hosts(rejected) if waiting else set()
+        for number in waiting:
+            tag = standby_tag(self._region, number)
+            if avoided and avoided & self._executors.hosts([tag]):
+                continue
+            if not self._executors.leaving([tag]) and self._assign(number, worker, attempt):
+                return True
+            self._cancel_all(self._jobs.cancel([number]))
+        return False
+
+    def worker_submitted(self) -> None:
+        """Cancel the stand-bys that do not wait yet, because a worker is submitted as a job of its own."""
+        self._cancel_all(self._jobs.worker_submitted(self._waiting()))
+
+    def ended(self, number: int, error: str | None) -> tuple[int, int] | None:
+        """Note the end of a job. Return the attempt (worker, attempt) that it has become, None if none."""
+        if number in self._jobs.live:
+            logger.log(
+                logging.WARNING if error else logging.INFO,
+                "%s: stand-by %d ended: %s",
+                self._region,
+                number,
+                error or "it is not needed",
+            )
+        self._executors.forget(standby_tag(self._region, number))
+        return self._jobs.ended(number, time.monotonic())
+
+    def look_for_leaving(self) -> None:
+        """Cancel the stand-bys whose executors are being decommissioned. Others follow."""
+        tags = {standby_tag(self._region, number): number for number in self._jobs.live}
+        self._cancel_all(self._jobs.cancel([tags[tag] for tag in self._executors.leaving(tags)]))
+
+    def tick(self) -> None:
+        """Submit and cancel what is due. Call it every half second."""
+        if self._settings is None:
+            return
+        now = time.monotonic()
+        status = self._settings.control.status()
+        self._cancel_all(self._jobs.tick(now, over=status.state.is_end))
+        region_runs = status.state is RegionState.RUNNING and status.scaling is None
+        if not region_runs or not self._jobs.is_due(now):
+            return
+        try:
+            shortage = self._settings.shortage()
+        except Exception:  # the SparkContext is stopped
+            logger.debug("%s: cannot determine the free slots", self._region, exc_info=True)
+            self._jobs.no_slot(now)
+            return
+        if shortage is None:
+            self._submit(self._jobs.submit())
+        elif self._jobs.no_slot(now):
+            logger.warning("%s runs without a further stand-by: %s", self._region, shortage)
+
+    def close(self) -> None:
+        """Cancel all stand-bys."""
+        self._cancel_all(self._jobs.cancel(self._jobs.live))
+
+    def _waiting(self) -> list[int]:
+        if self._settings is None:
+            return []
+        return [number for number in self._settings.control.standbys.numbers() if number in self._jobs.live]
+
+    def _assign(self, number: int, worker: int, attempt: int) -> bool:
+        assert self._settings is not None
+        if not self._settings.control.standbys.assign(number, worker, attempt):
+            return False
+        logger.info("%s: stand-by %d becomes worker %d attempt %d", self._region, number, worker, attempt)
+        self._jobs.assigned(number, worker, attempt)
+        return True
+
+    def _cancel_all(self, numbers: Collection[int]) -> None:
+        for number in numbers:
+            self._cancel(standby_tag(self._region, number))
+
 
 TaskFunction = Callable[[Iterable[Any]], Iterable[Any]]
 SUMMARY_SCHEMA = "summary string"

@@ -38,10 +38,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 EXCEPTIONS = {("spark_integration", "dos_server.embedded")}
 """(package, module): the embedded server is the default store of a local Spark session."""
 
-SITE_SHELLS = ("runner", "replica", "beginning")
 FILE_EXCEPTIONS = {
     ("dos_server/testing.py", "dos_client.runtime"),
-    *((f"sites/{name}.py", package) for name in SITE_SHELLS for package in ("checkpoint", "dataflow")),
+    ("sites/runner.py", "checkpoint"),
+    ("sites/runner.py", "dataflow"),
 }
 """(file, module or package): servers in memory register for the clients of their run; a site runs regions."""
 
@@ -78,6 +78,8 @@ PARTS: dict[str, dict[str, set[str]]] = {
         "coordinator": {"core", "chains", "requests", "maintenance"},
         "cli": {"core", "chains", "requests", "maintenance"},
     },
+    "spark_integration": {"core": set(), "reading": {"core"}, "writing": {"core", "reading"}},
+    "sites": {"core": set()},
 }
 """package -> sub-package -> those that it may import, in addition to itself and the files above."""
 

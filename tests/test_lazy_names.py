@@ -51,8 +51,8 @@ def test_every_name_is_that_of_its_module(package: ModuleType) -> None:
         ("from dataflow import open_producer", "dataflow.graph.builder"),
         ("import spark_integration.data_source", "spark_integration.writing.committing"),
         ("import spark_integration.data_source", "pandas"),
-        ("import spark_integration.reading.batch_reader", "dos_client.membership.replacing"),
-        ("import spark_integration.reading.batch_reader", "journal.files"),
+        ("import spark_integration.reading.readers", "dos_client.membership.replacing"),
+        ("import spark_integration.reading.readers", "journal.files"),
     ],
 )
 def test_what_is_not_needed_is_not_imported(wanted: str, not_needed: str) -> None:

@@ -14,7 +14,7 @@ A group is never removed
          whole, feed an exit
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from math import inf
@@ -22,7 +22,6 @@ from typing import Final, NamedTuple
 
 from sites.core.deployment import Deployment, RegionReplica, StreamReplica, Streams
 from sites.core.observed import Observation
-from sites.core.utility import utilities
 
 AFTER_REVIVAL_S: Final = 600.0
 """Nothing is collected for so long after a revival."""
@@ -171,3 +170,24 @@ def working(deployment: Deployment, streams: Streams, observed: Observation) -> 
         and stream.reader in observed.alive
         and (stream.sender in observed.alive or stream.sender.node in sources)
     )
+
+
+def utilities(
+    deployment: Deployment, streams: Streams, weights: Mapping[StreamReplica, float]
+) -> dict[StreamReplica, float]:
+    """Return the utility of each stream. If no stream of a port has a weight, they have equal shares."""
+    inputs = dict[RegionReplica, list[StreamReplica]]()
+    outputs = dict[RegionReplica, list[StreamReplica]]()
+    for stream in sorted(streams):
+        inputs.setdefault(stream.reader, []).append(stream)
+        outputs.setdefault(stream.sender, []).append(stream)
+    upstream = {node: rank for rank, node in enumerate(reversed(deployment.order), start=1)}
+    found = dict[StreamReplica, float]()
+    for reader in sorted(inputs, key=lambda one: (upstream.get(one.node, 0), one)):
+        own = 1.0 if reader.node not in upstream else sum(found[one] for one in outputs.get(reader, ()))
+        for node in deployment.senders[reader.node]:
+            port = [one for one in inputs[reader] if one.sender.node == node]
+            total = sum(weights.get(one, 0.0) for one in port)
+            for one in port:
+                found[one] = own * (weights.get(one, 0.0) / total if total else 1 / len(port))
+    return found

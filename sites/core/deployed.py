@@ -5,19 +5,23 @@ It is one state, which every decision replaces under a claim in the entry store 
 two coordinators that are cut off from each other, only the one that has a majority decides. `number` rises
 with each decision. A replica that no stream names was *collected*: it does not run, and keeps its
 checkpoints.
+
+`apply_plan` adds at once what is planned. What is no longer planned is removed only if the rules of
+`collection` allow it; until then it stays, and the next `apply` decides again. Streams between replicas that
+stay are left as they are, so what was collected stays collected, unless a replica would lack an input.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from dos_protocol.errors import MALFORMED_JSON, CorruptDataError
 from dos_protocol.names import check_name
-from sites.core.collection import Collected, replicas_in
-from sites.core.deployment import Deployment, RegionReplica, StreamReplica
+from sites.core.collection import Collected, Dependents, Remaining, replicas_in, utilities
+from sites.core.deployment import Deployment, RegionReplica, Replicas, StreamReplica
 from sites.core.description import Description
-from sites.core.observed import REPORT_S, Observation, ReaderReport, SiteReport, observation
+from sites.core.observed import REPORT_S, Observation, ReaderReport, SiteReport, StreamReport, observation
 from sites.core.revival import YOUNG_S, ReplicaStart, Revival, apply_revivals
 from sites.errors import NotDeployedError
 
@@ -221,3 +225,212 @@ def _done(one: Revival) -> str:
 def words(streams: Iterable[StreamReplica]) -> str:
     """Return streams as text."""
     return ", ".join(map(str, sorted(streams)))
+
+
+class DeploymentChange(NamedTuple):
+    """What an apply does. kept: the streams of replicas that are not planned any more, with the reason why
+    they stay. cost: of all streams afterwards; cost_before: now.
+    """
+
+    deployed: Deployed
+    added: tuple[StreamReplica, ...]
+    removed: tuple[StreamReplica, ...]
+    kept: tuple[StreamReplica, ...]
+    why: str
+    cost: float
+    cost_before: float
+
+    @property
+    def changes(self) -> bool:
+        return bool(self.added or self.removed)
+
+
+def apply_plan(now: Situation, planned: Replicas, now_ms: int) -> DeploymentChange:
+    """Return the change from what is deployed to a plan of the same description."""
+    description = now.deployment.description
+    placed = {region: tuple(planned[region]) for region in sorted(planned)}
+    target = _target(description, placed, now)
+    before = set(now.streams)
+    old, why = tuple(sorted(before - target)), ""
+    if old:
+        why = Remaining(now.deployment, tuple(before | target), now.observed).refusal(old) or ""
+    after = before | target if why else target
+    if why:  # the old replicas run, so they are in the record
+        for region, sites in now.deployed.replicas.items():
+            running = [one for one in sites if RegionReplica(region, one) in replicas_in(old)]
+            placed[region] = (*placed[region], *(one for one in running if one not in placed[region]))
+    added, removed = tuple(sorted(after - before)), tuple(sorted(before - after))
+    text = f"applied: added {words(added) or 'nothing'}; removed {words(removed) or 'nothing'}"
+    deployed = decided(now, after, text, now_ms, replicas=placed) if added or removed else now.deployed
+    costs = Deployment(description, placed)
+    return DeploymentChange(
+        deployed, added, removed, old if why else (), why, costs.cost(tuple(after)), costs.cost(now.streams)
+    )
+
+
+def _target(description: Description, placed: Replicas, now: Situation) -> set[StreamReplica]:
+    """Return the streams of the plan, without those that were collected."""
+    every = set(Deployment(description, placed).streams())
+    running, known = replicas_in(now.streams), set(now.deployment.streams())
+    usable = running | {one for one in replicas_in(every) if one.site not in now.deployment.at(one.node)}
+    target = {
+        one
+        for one in every
+        if one in now.streams or (one not in known and one.sender in usable and one.reader in usable)
+    }
+    return target if _is_complete(description, placed, target) else every
+
+
+def _is_complete(description: Description, placed: Replicas, streams: set[StreamReplica]) -> bool:
+    """Return whether each exit, and each replica with a stream, has its inputs, and each such replica a
+    reader.
+    """
+    deployment = Deployment(description, placed)
+    ports = {(one.reader, one.sender.node) for one in streams}
+    senders = {one.sender for one in streams}
+    readers = {one for one in replicas_in(streams) if one.node not in deployment.fixed} | set(
+        deployment.exits()
+    )
+    return all(
+        (reader.node in deployment.fixed or reader in senders)
+        and all((reader, node) in ports for node in deployment.senders[reader.node])
+        for reader in readers
+    )
+
+
+def fitting(description: Description, deployed: Deployed) -> Deployed:
+    """Return what is deployed without the regions, streams and sites that the description does not have."""
+    known = {(stream.sender, stream.reader) for stream in description.streams}
+    described, regions = {site.name for site in description.sites}, {one.name for one in description.regions}
+    fixed = description.fixed()
+    replicas = {
+        region: tuple(site for site in sites if site in described)
+        for region, sites in deployed.replicas.items()
+        if region in regions
+    }
+    streams = tuple(
+        one
+        for one in deployed.streams
+        if (one.sender.node, one.reader.node) in known
+        and all(
+            end.site in (replicas.get(end.node, ()) if end.node in regions else (fixed.get(end.node),))
+            for end in one
+        )
+    )
+    return msgspec.structs.replace(deployed, replicas=replicas, streams=streams)
+
+
+class Forgotten(NamedTuple):
+    """What a site that is gone takes with it. starving: exits that get no rows without it."""
+
+    deployed: Deployed
+    removed: tuple[StreamReplica, ...]
+    starving: tuple[str, ...]
+
+
+def forget_site(now: Situation, site: str, now_ms: int) -> Forgotten:
+    """Return the state without the replicas at a site. Exits may lack rows until `revive` or `apply`."""
+    deployment = now.deployment
+    gone = {one for one in replicas_in(now.streams) if one.site == site and one.node not in deployment.fixed}
+    group = Dependents(deployment, now.streams).of(one for one in now.streams if gone & {*one})
+    left = set(now.streams) - group
+    placed = {
+        region: tuple(one for one in sites if one != site) for region, sites in now.deployed.replicas.items()
+    }
+    text = f"forgot site {site}: removed {words(group) or 'nothing'}"
+    state = decided(now, left, text, now_ms, replicas=placed)
+    state = msgspec.structs.replace(state, forgotten=tuple(sorted({*state.forgotten, site})))
+    ports = {(one.reader, one.sender.node) for one in left}
+    starving = [
+        one.node
+        for one in deployment.exits()
+        if any((one, node) not in ports for node in deployment.senders[one.node])
+    ]
+    return Forgotten(state, tuple(sorted(group)), tuple(sorted(starving)))
+
+
+def status_of(now: Situation, readers: Iterable[ReaderReport], sites: Iterable[SiteReport]) -> dict[str, Any]:
+    """Return the status; docs/sites.md has the names."""
+    reported = {StreamReplica(one.sender, report.reader): one for report in readers for one in report.streams}
+    there = {report.site: report for report in sites if report.site not in now.observed.lost}
+    useful = utilities(now.deployment, now.streams, now.observed.weights)
+    known = [
+        RegionReplica(region, site)
+        for region, placed in sorted(now.deployed.replicas.items())
+        for site in sorted(placed)
+    ]
+    return {
+        "application": now.deployment.description.application,
+        "number": now.deployed.number,
+        "cost": now.cost,
+        "theta": now.deployment.description.theta,
+        "replicas": [_replica(one, now, reported) | _at_site(one, there) for one in known],
+        "exits": [
+            {"name": one.node, "site": one.site, "alive": one in now.observed.alive, "lateS": _late(one, now)}
+            | _at_site(one, there)
+            for one in sorted(now.deployment.exits())
+        ],
+        "streams": [
+            {
+                "from": str(one.sender),
+                "to": str(one.reader),
+                "lateS": now.observed.lateness_s.get(one),
+                "whole": one in now.observed.whole,
+                "rowsByRank": list(reported[one].ranks) if one in reported else [],
+                "utility": useful[one],
+                "cost": now.deployment.stream_cost(one),
+            }
+            for one in sorted(now.streams)
+        ],
+        "forgotten": list(now.deployed.forgotten),
+        "decisions": [
+            {"atMs": one.at_ms, "text": one.text, "cost": one.cost} for one in now.deployed.decisions
+        ],
+    }
+
+
+def _at_site(one: RegionReplica, there: dict[str, SiteReport]) -> dict[str, Any]:
+    """Return what the process at the site reports now, of a replica or an exit."""
+    report = there.get(one.site)
+    if report is None:
+        return {"atSite": None, "reason": None}
+    return {"atSite": report.regions.get(one.node), "reason": report.reasons.get(one.node)}
+
+
+def _replica(
+    one: RegionReplica, now: Situation, reported: dict[StreamReplica, StreamReport]
+) -> dict[str, Any]:
+    outputs = [stream for stream in now.streams if stream.sender == one]
+    own = [stream for stream in now.streams if one in stream]
+    late = [now.observed.lateness_s[stream] for stream in outputs if stream in now.observed.lateness_s]
+    first = sum(_first(reported.get(stream)) for stream in outputs)
+    every = sum(
+        _first(seen)
+        for stream, seen in reported.items()
+        if stream.sender.node == one.node and stream.reader in {output.reader for output in outputs}
+    )
+    return {
+        "region": one.node,
+        "site": one.site,
+        "state": "running" if one in replicas_in(now.streams) else "collected",
+        "alive": one in now.observed.alive,
+        "lateS": min(late, default=None),
+        "first": first / every if every else None,
+        "whole": bool(outputs) and now.observed.whole.issuperset(outputs),
+        "cost": now.deployment.cost(own),
+    }
+
+
+def _first(seen: StreamReport | None) -> int:
+    return seen.ranks[0] if seen is not None and seen.ranks else 0
+
+
+def _late(reader: RegionReplica, now: Situation) -> float | None:
+    """Return how late the latest port of an exit is, None if one has given nothing."""
+    ports = dict[str, list[float | None]]()
+    for one in now.streams:
+        if one.reader == reader:
+            ports.setdefault(one.sender.node, []).append(now.observed.lateness_s.get(one))
+    best = [min((late for late in port if late is not None), default=None) for port in ports.values()]
+    known = [late for late in best if late is not None]
+    return max(known) if known and len(known) == len(best) else None

@@ -1,20 +1,144 @@
-"""Finds the ends of records in a plain byte stream. `reading/decoding` interprets the records.
+"""Finds the ends of records in a plain byte stream, and the messages in one of Arrow. `reading/decoding`
+interprets them.
 
 A record that is incomplete is ignored for now: a writer may be in the middle of it.
 
     lines, json      each record ends with a newline
     length-prefixed  u32, big-endian: the number of bytes that follow
     journal          the records of a journal, version 0 or 1 (`journal.core.record`)
-    arrow            whole IPC streams, one after another; `arrow_messages` finds their ends
+    arrow            whole IPC streams, one after another (`ArrowMessages`)
 """
 
+import struct
 from collections import deque
-from typing import Final, Protocol
+from enum import IntEnum
+from typing import Final, NamedTuple, Protocol
 
 from journal import RecordDecoder
-from spark_integration.core.arrow_messages import ArrowMessages, MessageKind
 from spark_integration.errors import NotReadableError
 from spark_integration.limits import OBJECT_RECORD_BYTES_MAX
+
+_PREFIX: Final = struct.Struct("<Ii")
+_MARK: Final = 0xFFFFFFFF
+END_OF_STREAM: Final = _PREFIX.pack(_MARK, 0)
+_HEADER_TYPE, _HEADER, _BODY_LENGTH = 1, 2, 3
+_LENGTH: Final = 0
+_REMEDY: Final = "check the option 'content'; an Arrow file (Feather) is not an Arrow stream"
+
+
+class MessageKind(IntEnum):
+    """The kinds of messages; the numbers are those of `header_type`."""
+
+    END = 0
+    SCHEMA = 1
+    DICTIONARY = 2
+    BATCH = 3
+
+
+class ArrowMessage(NamedTuple):
+    """A message: bytes `begin` to `end` of the object."""
+
+    kind: MessageKind
+    begin: int
+    end: int
+    rows: int = 0
+
+
+class ArrowMessages:
+    """The decoder of one object. It takes the bytes in order from the start of a stream."""
+
+    def __init__(self, name: str, at: int) -> None:
+        self._name = name
+        self._at = self._fed = at
+        self._buffered = b""
+        """The bytes from `_at`, where the next message begins."""
+        self._awaited: ArrowMessage | None = None
+        """The message whose body is incomplete, if there is one; `_buffered` is empty then."""
+        self._within = False
+
+    def feed(self, data: bytes) -> list[ArrowMessage]:
+        """Return the messages that are now complete. Raises NotReadableError."""
+        self._fed += len(data)
+        messages: list[ArrowMessage] = []
+        rest = self._buffered + data
+        if self._awaited is not None:
+            if self._awaited.end > self._fed:
+                return []
+            messages.append(self._awaited)
+            rest = data[len(data) - (self._fed - self._awaited.end) :]
+            self._at, self._awaited = self._awaited.end, None
+        while (message := self._first(rest)) is not None:
+            if message.end > self._fed:
+                self._awaited, rest = message, b""
+                break
+            messages.append(message)
+            rest = rest[message.end - self._at :]
+            self._at = message.end
+        self._buffered = rest
+        return messages
+
+    def _first(self, data: bytes) -> ArrowMessage | None:
+        """Return the message that begins here; None if its metadata is incomplete."""
+        if len(data) < _PREFIX.size:
+            return None
+        mark, size = _PREFIX.unpack_from(data)
+        if mark != _MARK or not 0 <= size <= OBJECT_RECORD_BYTES_MAX:
+            raise self._error("not an Arrow stream, or one from before Arrow 0.15")
+        if not size:
+            self._within = False
+            return ArrowMessage(MessageKind.END, self._at, self._at + _PREFIX.size)
+        if len(data) < _PREFIX.size + size:
+            return None
+        try:
+            kind, body, rows = _parsed(data[_PREFIX.size : _PREFIX.size + size])
+        except (struct.error, ValueError) as error:
+            raise self._error(f"an unreadable message of an Arrow stream: {error}") from error
+        if (kind is MessageKind.SCHEMA) == self._within:
+            raise self._error(
+                "a schema in the middle of an Arrow stream" if self._within else "a stream without a schema"
+            )
+        self._within = True
+        return ArrowMessage(kind, self._at, self._at + _PREFIX.size + size + body, rows)
+
+    def _error(self, problem: str) -> NotReadableError:
+        return NotReadableError(f"{self._name}: at byte {self._at}: {problem}", remedy=_REMEDY)
+
+
+def _parsed(metadata: bytes) -> tuple[MessageKind, int, int]:
+    """Return (kind, bytes of the body, rows). Raises struct.error, ValueError."""
+    (root,) = _unpack("<I", metadata, 0)
+    kind = MessageKind(_number("<B", metadata, _field(metadata, root, _HEADER_TYPE)))
+    if kind is MessageKind.END:
+        raise ValueError("no header")
+    body = _number("<q", metadata, _field(metadata, root, _BODY_LENGTH))
+    rows = 0
+    header = _field(metadata, root, _HEADER)
+    if kind is MessageKind.BATCH and header is not None:
+        table = header + _number("<I", metadata, header)
+        rows = _number("<q", metadata, _field(metadata, table, _LENGTH))
+    if body < 0 or rows < 0:
+        raise ValueError(f"a body of {body} bytes, {rows} rows")
+    return kind, body, rows
+
+
+def _field(data: bytes, table: int, number: int) -> int | None:
+    """Return the position of a field of a table; None if it is left out."""
+    vtable = table - _number("<i", data, table)
+    (size,) = _unpack("<H", data, vtable)
+    slot = 4 + 2 * number
+    offset = _unpack("<H", data, vtable + slot)[0] if slot + 2 <= size else 0
+    return table + offset if offset else None
+
+
+def _number(layout: str, data: bytes, at: int | None) -> int:
+    return 0 if at is None else int(_unpack(layout, data, at)[0])
+
+
+def _unpack(layout: str, data: bytes, at: int) -> tuple[int, ...]:
+    if at < 0:
+        raise ValueError(f"an offset of {at}")  # struct would count from the end
+    return struct.unpack_from(layout, data, at)
+
 
 PREFIX_BYTES: Final = 4
 

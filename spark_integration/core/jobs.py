@@ -1,39 +1,19 @@
-"""The Spark jobs of one worker, one attempt after another. Pure: events in, effects out.
+"""The Spark jobs of workers and of stand-bys: what is submitted, held and canceled. Pure: the launcher
+performs it.
 
-Each worker of a region is a Spark job with a single task. The coordinator requests attempts
-(`StartRequested`) and may cancel one (`CancelRequested`); Spark reports when a job has ended, for whatever
-cause. Rules:
-
-- One attempt is *current*. If another one is requested while its job runs, without a cancel before, the
-  coordinator has rejected the place of that job, which is on a host that a peer cannot reach. The job is
-  *held*: it occupies its slot for `HOLD_TICKS`, so that Spark places the new one elsewhere. Then it is
-  canceled.
-- An attempt that is requested *beside* the current one becomes current. The other one is *kept*: it runs
-  until it ends or is canceled. If the new one ends first, the kept one is current again.
-- An attempt that is requested while the current job is being canceled waits for its end. (Spark reports the
-  end of a canceled job at once; its Python process may live a little longer. Its epoch is fenced by the next
-  one, so this affects only slots, not safety.) It does not wait if a stand-by can become the attempt, which
-  needs no slot: the job that is being canceled is then held as long as it runs.
-- Spark ignores a cancel until it knows the job. A cancel sent between the start of our thread and the
-  registration of the job is lost, so it is repeated at each `LauncherTick` until the job has ended.
-- Every submitted attempt is reported as ended exactly once; an attempt that was never submitted is not
-  reported.
-
-| state      | StartRequested               | CancelRequested | JobEnded                      | Tick         |
-|------------|------------------------------|-----------------|-------------------------------|--------------|
-| IDLE       | submit -> RUNNING            | -               | (not ours: a bug)             | -            |
-| RUNNING    | hold the current one, submit | -> CANCELLING   | report -> IDLE                | -            |
-| CANCELLING | keep as next; with a         | forget next     | report -> IDLE, or submit next| cancel again |
-|            | stand-by: submit -> RUNNING  |                 |                               |              |
-
-A CancelRequested of the current attempt, or of all, cancels the held jobs as well; that of a kept attempt
-only this one, which is then held. The end of a held or kept job is reported, and a tick cancels those that
-were held long enough.
+Each worker of a region is a Spark job with a single task (`WorkerJobs`). The coordinator requests attempts
+and may cancel one; Spark reports when a job has ended, for whatever cause. A stand-by is such a job, too,
+which waits to become a worker (`StandbyJobs`).
 """
 
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import inf
 from typing import Final
+
+from spark_integration.limits import ERROR_TEXT_CHARS_MAX
 
 HOLD_TICKS: Final = 4
 """Two seconds: Spark places the task of a submitted job within some 0.3 s if another slot is free."""
@@ -178,3 +158,111 @@ class WorkerJobs:
         if self.kept:
             self.state, self.attempt = JobState.RUNNING, self.kept.pop()
         return effects
+
+
+AGAIN_S: Final = 1.0
+AGAIN_MAX_S: Final = 60.0
+"""The delay after a stand-by ended while it waited, or there was no slot for it."""
+END_S: Final = 0.5
+
+
+class StandbyJobs:
+    """The stand-bys of one region, by number. `now` is in seconds of a monotonic clock.
+
+    `live`: those that wait, or will wait. `canceled`: those whose jobs have not ended yet.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.live: set[int] = set()
+        self.canceled: set[int] = set()
+        self._assigned: dict[int, tuple[int, int]] = {}
+        """Number -> the worker and the attempt that it has become."""
+        self._count = count
+        self._last = 0
+        self._not_before = -inf
+        self._delay_s = AGAIN_S
+        self._is_short = False
+        self._over_at = inf
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no stand-by runs. One that has become a worker is not counted here."""
+        return not self.live and not self.canceled
+
+    def number_of(self, worker: int, attempt: int) -> int | None:
+        """Return the stand-by that has become this attempt, None if the attempt has a job of its own."""
+        return next((one for one, became in self._assigned.items() if became == (worker, attempt)), None)
+
+    def is_due(self, now: float) -> bool:
+        """Return whether another stand-by is to be submitted, if the region runs and there is a slot."""
+        return len(self.live) < self._count and self._not_before <= now < self._over_at
+
+    def submit(self) -> int:
+        """Note that another stand-by is submitted. Return its number."""
+        self._last += 1
+        self.live.add(self._last)
+        self._is_short = False
+        return self._last
+
+    def no_slot(self, now: float) -> bool:
+        """Note that there is no slot for another one. Return whether to report it: once in a row."""
+        self._wait(now)
+        reported, self._is_short = self._is_short, True
+        return not reported
+
+    def assigned(self, number: int, worker: int, attempt: int) -> None:
+        """Note that a live stand-by has become an attempt of a worker."""
+        self.live.remove(number)
+        self._assigned[number] = (worker, attempt)
+        self._delay_s = AGAIN_S
+
+    def worker_submitted(self, waiting: Collection[int]) -> list[int]:
+        """Return which stand-bys to cancel, because a worker is submitted as a job of its own.
+
+        waiting: those that have a slot and are ready.
+        """
+        return self.cancel(self.live.difference(waiting))
+
+    def cancel(self, numbers: Collection[int]) -> list[int]:
+        """Note that stand-bys are canceled. Return the live ones among `numbers`: cancel their jobs."""
+        chosen = sorted(self.live.intersection(numbers))
+        self.live.difference_update(chosen)
+        self.canceled.update(chosen)
+        return chosen
+
+    def ended(self, number: int, now: float) -> tuple[int, int] | None:
+        """Note the end of a job. Return the attempt (worker, attempt) that has ended with it, None if none
+        has.
+        """
+        if number in self.live:
+            self.live.remove(number)
+            self._wait(now)
+        self.canceled.discard(number)
+        return self._assigned.pop(number, None)
+
+    def tick(self, now: float, *, over: bool) -> list[int]:
+        """Return the stand-bys to cancel, again or because the region is over. Call it every half second."""
+        if over:
+            self._over_at = min(self._over_at, now)
+        if now >= self._over_at + END_S:
+            self.cancel(self.live)
+        return sorted(self.canceled)
+
+    def _wait(self, now: float) -> None:
+        self._not_before = now + self._delay_s
+        self._delay_s = min(2 * self._delay_s, AGAIN_MAX_S)
+
+
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n.*?(?=\n\s*\n|\n\tat |\Z)", re.S)
+_JAVA_STACK = re.compile(r"\n(?:\tat |\t\.\.\. |Caused by: |Driver stacktrace:).*", re.S)
+_LOST_TASK = re.compile(r"Lost task [^:]*: (?:[\w.$]+(?:Exception|Error): )?(.*)", re.S)
+
+
+def task_error(message: str) -> str:
+    """Return the part of a failed job's message that describes the task's failure, bounded in length."""
+    if traceback := _TRACEBACK.search(message):
+        return traceback[0].strip()[-ERROR_TEXT_CHARS_MAX:]
+    text = _JAVA_STACK.sub("", message).strip()
+    if lost := _LOST_TASK.search(text):
+        text = lost[1].strip()
+    return text[:ERROR_TEXT_CHARS_MAX]

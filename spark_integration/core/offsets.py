@@ -1,28 +1,25 @@
-"""Offsets of a stream: how far each split has been read. Spark stores their JSON in its checkpoint.
+"""How far a stream has read each split, where it continues after a restore, and what its next micro-batch
+takes. Pure.
 
-So their format must stay readable. An offset is a vector of points, one for each split (a worker's output
-log, a producer, an object):
+Spark stores the JSON of an offset in its checkpoint, so its format must stay readable. It is a vector of
+points, one for each split (a worker's output log, a producer, an object):
 
     {"version": 2, "store": "<store id, 32 hex>", "what": "output wordcount/counts",
      "splits": {"w0000": {"epoch": 3, "size": 4096, "line": 1, "step": 40}, ...}}
 
-A point is the epoch of the segment's writer, and the logical offset. Everything below it has been read,
-nothing above it. For raw objects the epoch is 0. `store` and `what` serve to refuse an offset of something
-else, whose numbers would fit by accident.
-
-Points of an output have the line of history on which it was read (`core/rewinds`), and the step up to which.
-Version 1 has neither: it means line 0, and the step is not known (0). It is still written where it says
-everything, for inputs and objects.
+`store` and `what` serve to refuse an offset of something else, whose numbers would fit by accident.
 """
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
+from checkpoint import Checkpoint, Rewind, parting
 from dos_protocol.errors import MALFORMED_JSON
 from spark_integration.errors import MalformedOffsetError, OtherSourceError
 
@@ -171,3 +168,133 @@ def _time_ms(text: str) -> int:
             f"startingOffset time:{text[:60]} is not a time with a zone: {error}",
             remedy="write it like time:2026-01-31T12:00:00Z for UTC, or time:2026-01-31T12:00:00+01:00",
         ) from error
+
+
+class LinePoints(NamedTuple):
+    """Points on one line.
+
+    moved: the splits whose point was moved; its epoch is not known then. rewind: the restore that took back
+    steps that were read, None if there is none. read: the last step read before it; 0 if it is not known.
+    complete: the last step that was read of all workers that the region has, and is valid.
+    """
+
+    points: dict[str, SplitPoint]
+    moved: frozenset[str] = frozenset()
+    rewind: Rewind | None = None
+    read: int = 0
+    complete: int = 0
+
+    @property
+    def steps_text(self) -> str:
+        """The number of steps that were read and taken back, for people."""
+        if self.rewind is None or not self.read:
+            return "an unknown number of steps"
+        return f"{self.read - self.rewind.step} steps"
+
+
+def points_on_line(
+    checkpoint: Checkpoint | None, sink: str, points: Mapping[str, SplitPoint], line: int | None = None
+) -> LinePoints:
+    """Return where a reader of an output continues after `points`, split -> how far it was read.
+
+    checkpoint: the last checkpoint. line: a later line than those of the points; None: that of the
+    checkpoint. Points are returned as they are if the checkpoint does not know one of the two lines yet.
+    """
+    found, moved = dict(points), set()
+    rewind, read = None, []
+    for split, at in points.items():
+        if checkpoint is None:
+            break
+        to = checkpoint.line if line is None else line
+        parted = parting(checkpoint, at.line, to) if at.line < to <= checkpoint.line else None
+        if parted is None:
+            continue
+        size = parted.outputs.get(int(split[1:]), {}).get(sink, 0)
+        if at.size <= size:
+            found[split] = at._replace(line=to)
+            continue
+        found[split] = SplitPoint(0, size, to, min(at.step, parted.step))
+        moved.add(split)
+        if at.step > parted.step or not at.step:  # otherwise only records without rows were read
+            read.append(at.step)
+            if rewind is None or parted.step < rewind.step:
+                rewind = parted
+    present = [
+        at.step
+        for split, at in found.items()
+        if checkpoint is not None and int(split[1:]) in checkpoint.workers
+    ]
+    return LinePoints(found, frozenset(moved), rewind, max(read, default=0), min(present, default=0))
+
+
+class StreamPiece(NamedTuple):
+    """`end`: the point just after it. `order`: the sort key, usually the step; `time_ms`: when it was
+    written, 0 if unknown.
+    """
+
+    end: SplitPoint
+    rows: int
+    bytes: int
+    order: int
+    time_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """The limits of one micro-batch; None: unlimited."""
+
+    rows: int | None = None
+    bytes: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.rows is not None or self.bytes is not None
+
+
+class BatchAdmission:
+    """The selection for one micro-batch.
+
+    `next_split()` returns the split whose next piece is required; pass that piece to `offer`, None if there
+    is none currently. When `next_split` returns None, `taken` holds the last piece taken of each split.
+    """
+
+    def __init__(self, splits: list[str], limits: BatchLimits) -> None:
+        self._limits = limits
+        self._heads: dict[str, StreamPiece] = {}
+        self._unknown = sorted(splits)
+        self._rows = 0
+        self._bytes = 0
+        self._full = False
+        self.taken: dict[str, StreamPiece] = {}
+
+    def next_split(self) -> str | None:
+        """Return the split whose next piece must be known to continue; None when that is none."""
+        while not self._unknown and not self._full and self._heads:
+            split = min(self._heads, key=lambda one: (self._heads[one].order, one))
+            if not self._fits(self._heads[split]):
+                self._full = True
+                break
+            piece = self._heads.pop(split)
+            self._rows += piece.rows
+            self._bytes += piece.bytes
+            self.taken[split] = piece
+            self._unknown.append(split)
+        return self._unknown[0] if self._unknown and not self._full else None
+
+    def offer(self, split: str, piece: StreamPiece | None) -> None:
+        """Pass the next piece of the split."""
+        self._unknown.remove(split)
+        if piece is not None:
+            self._heads[split] = piece
+
+    @property
+    def left(self) -> dict[str, StreamPiece]:
+        """Pieces that were offered and not taken: the first ones of the next micro-batch."""
+        return dict(self._heads)
+
+    def _fits(self, piece: StreamPiece) -> bool:
+        if not self.taken:
+            return True
+        rows, size = self._limits.rows, self._limits.bytes
+        return (rows is None or self._rows + piece.rows <= rows) and (
+            size is None or self._bytes + piece.bytes <= size
+        )

@@ -18,8 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_integration.core.wording import nearest, type_text
-from spark_integration.errors import FilterError
+from spark_integration.errors import FilterError, nearest, type_text
 
 Value = bool | int | float | str
 _TOKEN: Final = re.compile(

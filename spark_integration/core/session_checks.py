@@ -1,4 +1,5 @@
-"""Decides how many slots a region may take. Pure: no I/O; the caller queries Spark.
+"""Whether a session can run a region: its slots, its confs, and the address of its driver. Pure: the caller
+queries Spark.
 
 A region holds one slot per worker as long as it runs. On a master of fixed size, a region that takes the last
 slot blocks every other job of the session for good and without any message, even `df.count()`. So the last
@@ -8,7 +9,13 @@ slots of a master of fixed size are busy: they are not distinguished from those 
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+from dos_protocol.arguments import bare_host, is_loopback, is_wildcard
+from spark_integration.errors import InsecureNetworkError, WrongAddressError
 
 _LOCAL = re.compile(r"local(?:\[(?P<threads>\*|[0-9]+)(?:,[0-9*]+)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*([0-9]+)\s*,\s*([0-9]+)\s*,\s*([0-9]+)\s*\]")
@@ -103,3 +110,136 @@ def larger_master(master: SparkMaster, workers: int) -> str:
         executors, _, memory_mb = (int(cluster[n]) for n in (1, 2, 3))
         return f"local-cluster[{executors},{-(-(workers + 2) // executors)},{memory_mb}]"
     return f"local[{workers + 2}]"
+
+
+Get = Callable[[str], str | None]
+"""Return the value of a conf; None if it is not set."""
+
+IDLE_SECONDS: Final = (
+    "spark.sql.execution.pyspark.udf.idleTimeoutSeconds",
+    "spark.python.worker.idleTimeoutSeconds",
+)
+IDLE_KILL: Final = (
+    "spark.sql.execution.pyspark.udf.killOnIdleTimeout",
+    "spark.python.worker.killOnIdleTimeout",
+)
+"""Of each pair, Spark uses the first one if it is set, otherwise the second."""
+SPECULATION: Final = "spark.speculation"
+SPECULATION_AFTER: Final = "spark.speculation.task.duration.threshold"
+REAPER: Final = "spark.task.reaper.enabled"
+REAPER_AFTER: Final = "spark.task.reaper.killTimeout"
+EXCLUDE: Final = ("spark.excludeOnFailure.enabled", "spark.excludeOnFailure.application.enabled")
+LOST_FORGIVEN_AFTER: Final = "spark.executor.failuresValidityInterval"
+DYNAMIC: Final = "spark.dynamicAllocation.enabled"
+DECOMMISSIONING: Final = "spark.decommission.enabled"
+
+
+class ConfCheck(NamedTuple):
+    """`refused`: the first reason not to start, with its remedy; `warnings`: possible surprises."""
+
+    refused: str | None
+    warnings: list[str]
+
+
+def judge_confs(get: Get, master: SparkMaster) -> ConfCheck:
+    """Judge whether workers can run with the session's confs."""
+    return ConfCheck(_refused(get), _warnings(get, master))
+
+
+def grows(get: Get, master: SparkMaster) -> bool:
+    """Whether executors are added only when tasks wait for them."""
+    return not master.has_one_executor and is_true(get(DYNAMIC))
+
+
+def _refused(get: Get) -> str | None:
+    seconds, kill = _first(get, IDLE_SECONDS), _first(get, IDLE_KILL)
+    if is_true(kill[1]) and _positive(seconds[1]):
+        return (
+            f"{kill[0]}=true and {seconds[0]}={seconds[1]} would make Spark kill each worker after that many"
+            f" seconds, because a worker sends nothing to Spark until its end: unset one of the two, or run"
+            f" the region in a separate session"
+        )
+    if is_true(get(SPECULATION)) and get(SPECULATION_AFTER) is not None:
+        return (
+            f"{SPECULATION}=true and {SPECULATION_AFTER}={get(SPECULATION_AFTER)} would make Spark start each"
+            f" worker a second time while the first one is healthy: unset one of the two"
+        )
+    return None
+
+
+def _warnings(get: Get, master: SparkMaster) -> list[str]:
+    warnings = []
+    if is_true(get(REAPER)) and get(REAPER_AFTER) not in (None, "-1"):
+        warnings.append(
+            f"{REAPER}=true and {REAPER_AFTER}={get(REAPER_AFTER)}: if a canceled worker takes longer than"
+            f" that to end, its executor is killed, with all other tasks in it"
+        )
+    for name in EXCLUDE:
+        if is_true(get(name)):
+            warnings.append(
+                f"{name}=true: executors and machines on which workers were lost are excluded for a while; a"
+                f" region on few machines may have to wait for a slot"
+            )
+            break
+    if master.url.startswith(("yarn", "k8s")) and get(LOST_FORGIVEN_AFTER) is None:
+        warnings.append(
+            f"{LOST_FORGIVEN_AFTER} is not set: Spark counts lost executors for as long as the application"
+            f" runs, and ends it at spark.executor.maxNumFailures; set it to 1h if the region runs for weeks"
+        )
+    return warnings
+
+
+def _first(get: Get, names: tuple[str, str]) -> tuple[str, str | None]:
+    for name in names:
+        if (value := get(name)) is not None:
+            return name, value
+    return names[0], None
+
+
+def is_true(value: str | None) -> bool:
+    """Return whether a conf is set to true."""
+    return value is not None and value.strip().lower() == "true"
+
+
+def _positive(value: str | None) -> bool:
+    digits = (value or "").strip().rstrip("s")
+    return digits.isdigit() and int(digits) > 0
+
+
+LOOPBACK = "127.0.0.1"
+_ADDRESS_REMEDY = (
+    "pass coordinator_address, or set spark.driver.host, to the host name or IP address at which executors"
+    " reach this driver"
+)
+
+
+def choose_addresses(
+    master: SparkMaster, requested: str | None, driver_host: str | None, *, insecure: bool
+) -> tuple[str, str]:
+    """Return (the host to which workers connect, the host to listen on), both without brackets.
+
+    `requested` is the address that the program chose, `driver_host` that of Spark's own driver. Raises
+    InsecureNetworkError, and WrongAddressError for an address that executors elsewhere cannot reach.
+    """
+    if master.one_machine:
+        host = bare_host(requested or LOOPBACK)
+        return host, host
+    if not insecure:
+        raise InsecureNetworkError(
+            f"{master.url} may place workers on several machines, and their links are not encrypted (both"
+            " ends prove that they have the job's key, but the data can be read): set DOS_TLS, or pass"
+            " insecure=True on a network that you trust"
+        )
+    host = bare_host(requested or driver_host or LOOPBACK)
+    if is_wildcard(host):
+        raise WrongAddressError(
+            f"{host} means every address of the driver's own machine, so no worker can connect to it",
+            remedy=_ADDRESS_REMEDY,
+        )
+    if is_loopback(host) and not is_loopback(urlsplit(master.url).hostname or ""):
+        raise WrongAddressError(
+            f"{host} is the driver's own machine on every machine, so workers that {master.url} places"
+            " elsewhere cannot connect to it",
+            remedy=_ADDRESS_REMEDY,
+        )
+    return host, "0.0.0.0"  # noqa: S104  # confirmed, or TLS

@@ -1,22 +1,30 @@
-"""`dos-journal`: the records of a chain, or of an object that holds a journal, as in `dos journal dump`.
+"""The inspection formats: `dos-journal` (records), `dos-checkpoints` (of a region) and `dos-state` (of its
+operators).
 
-A chain shows what a reader may see: committed records, from its newest finished snapshot on. Each segment is
-one task, which reads it from its beginning, because otherwise its digest could not be checked. An object is
-one task. `journal.inspecting` reads.
+They read with the code of `dos journal` and `dos checkpoint`, and use the same names. The driver determines
+what exists and fixes it; tasks read what was fixed, so that a retried task returns the same rows. Reader and
+table are pickled for every task: they hold options and columns, and nothing that is open.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
-from checkpoint import Checkpoint, output_chain, region_of_worker
+from checkpoint import Checkpoint, Layout, checkpoint_full, checkpoint_row, output_chain, region_of_worker
 from checkpoint.chains.directory_store import directory_chain
-from checkpoint.chains.manifest_log import read_manifest
-from checkpoint.chains.state_store import STATE_CHAIN
+from checkpoint.chains.manifest_log import ManifestView, read_manifest
+from checkpoint.chains.state_blocks import DELETED_COLUMN, StateFold, hash_range, slices, state_version_of
+from checkpoint.chains.state_store import STATE_CHAIN, StoredStateBlock, blocks_at, blocks_between
 from checkpoint.chains.steps_log import STEPS_CHAIN
+from checkpoint.errors import StateNotRecordedError
+from checkpoint.key_hash import HASH_COLUMN
 from dos_client import Store
 from dos_client.blocking import BlockingStore
 from dos_protocol.errors import CorruptDataError
@@ -32,12 +40,230 @@ from journal import (
     report_unproved,
 )
 from journal.inspecting import object_records, span_records
-from spark_integration.core.inside_options import JournalOptions, JournalPoint
-from spark_integration.core.wording import nearest
-from spark_integration.errors import BadOptionError, DataLossError, NothingThereError
-from spark_integration.inside.table import TableColumns
+from spark_integration.core.options import (
+    CHECKPOINTS,
+    JOURNAL,
+    STATE,
+    CheckpointsOptions,
+    JournalOptions,
+    JournalPoint,
+    ReadOptions,
+    StateOptions,
+    parse_checkpoints,
+    parse_journal,
+    parse_state,
+)
+from spark_integration.core.row_filter import check_filter
+from spark_integration.errors import (
+    BadOptionError,
+    DataLossError,
+    NoSchemaError,
+    NothingThereError,
+    SchemaMismatchError,
+    nearest,
+)
 from spark_integration.limits import BATCH_ROWS
-from spark_integration.reading.decoding import signed
+from spark_integration.on_executor import expected_of_driver
+from spark_integration.reading.decoding import BatchShaper, check_columns, chosen, signed
+from spark_integration.reading.opening import KEPT, check_executor, opened, with_token
+from spark_integration.reading.planning import check_once
+from spark_integration.spark_api import arrow_schema, spark_schema
+
+
+class TableColumns(NamedTuple):
+    """`default`: the default columns; `extra`: those that are only returned if they are named."""
+
+    default: pa.Schema
+    extra: pa.Schema
+
+    @property
+    def every(self) -> pa.Schema:
+        return pa.schema([*self.default, *self.extra])
+
+
+class TablePart(InputPartition):  # type: ignore[misc]  # pyspark is not typed here
+    """What one task reads."""
+
+
+class InsideTable(Protocol):
+    """One format with its options. Pickled."""
+
+    @property
+    def options(self) -> ReadOptions: ...
+
+    @property
+    def what(self) -> str:
+        """What is read, for people."""
+        ...
+
+    async def columns(self, store: Store) -> TableColumns:
+        """Return the columns. Raises an error if what the options name does not exist."""
+        ...
+
+    async def parts(self, store: Store) -> Sequence[Any]:
+        """Return what each task reads, as values that can be pickled."""
+        ...
+
+    def read(self, store: BlockingStore, part: Any, names: frozenset[str]) -> Iterator[pa.RecordBatch]:
+        """Return the rows of a part, with at least the columns `names`."""
+        ...
+
+
+def columns_of(table: InsideTable) -> pa.Schema:
+    """Return the columns of a DataFrame without a user-defined schema."""
+    with opened(table.options) as store:
+        found = store.portal.call(table.columns, store.store)
+    return chosen(found.default, found.extra, table.options.columns)
+
+
+class InsideReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not typed here
+    """Reads what exists when Spark plans the query."""
+
+    def __init__(self, table: InsideTable, wanted: pa.Schema) -> None:
+        self._table = table
+        self._wanted = wanted
+        self._expected = expected_of_driver()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        table, comparisons = self._table, self._table.options.filter
+
+        async def plan(store: Store) -> Sequence[Any]:
+            columns = (await table.columns(store)).every
+            check_columns(self._wanted, columns, table.what)
+            check_filter(comparisons, columns)
+            return await table.parts(store)
+
+        with opened(table.options) as store:
+            return [TablePart(one) for one in store.portal.call(plan, store.store)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, TablePart):
+            return  # Spark's own partition, which it adds if there are none of ours
+        check_executor(self._expected)
+        table, comparisons = self._table, self._table.options.filter
+        names = frozenset([*self._wanted.names, *(one.column for one in comparisons)])
+        with KEPT.lent(table.options) as store:
+            rows = table.read(store, partition.value, names)
+            yield from BatchShaper(self._wanted, comparisons, table.what).shape(rows)
+
+
+_POSITION: Final = pa.struct([("epoch", pa.int64()), ("size", pa.int64()), ("digest", pa.string())])
+_SPLIT: Final = pa.struct([("position", pa.int64()), ("digest", pa.string()), ("done", pa.bool_())])
+_SECONDS: Final = pa.map_(pa.string(), pa.float64())
+_EDIT: Final = pa.struct(
+    [
+        ("by", pa.string()),
+        ("timeMs", pa.int64()),
+        ("why", pa.string()),
+        ("tables", pa.map_(pa.string(), pa.map_(pa.string(), pa.int64()))),
+    ]
+)
+_DEFAULT: Final = pa.schema(
+    [
+        ("checkpoint", pa.int64()),
+        ("step", pa.int64()),
+        ("incarnation", pa.int64()),
+        ("time", pa.timestamp("us", "UTC")),
+        ("retained", pa.bool_()),
+        ("savepoints", pa.list_(pa.string())),
+        ("final", pa.bool_()),
+        ("rolledBackTo", pa.int64()),
+        ("line", pa.int64()),
+        ("edit", _EDIT),
+        ("driver", pa.string()),
+        ("stateBytes", pa.int64()),
+        ("workerStateBytes", pa.list_(pa.int64())),
+        ("splits", pa.int64()),
+        ("phaseSeconds", _SECONDS),
+    ]
+)
+_EXTRA: Final = pa.schema(
+    [
+        ("parent", pa.int64()),
+        ("fingerprint", pa.string()),
+        ("operators", pa.map_(pa.string(), pa.string())),
+        (
+            "shards",
+            pa.list_(
+                pa.struct(
+                    [
+                        ("begin", pa.int64()),
+                        ("end", pa.int64()),
+                        ("worker", pa.int32()),
+                        ("operator", pa.string()),
+                        ("replica", pa.int32()),
+                    ]
+                )
+            ),
+        ),
+        (
+            "workers",
+            pa.list_(
+                pa.struct(
+                    [
+                        ("worker", pa.int32()),
+                        ("state", _POSITION),
+                        ("steps", _POSITION),
+                        ("sources", pa.map_(pa.string(), pa.map_(pa.string(), _SPLIT))),
+                        ("sinks", pa.map_(pa.string(), pa.string())),
+                        ("phaseSeconds", _SECONDS),
+                    ]
+                )
+            ),
+        ),
+    ]
+)
+
+
+class CheckpointsTable:
+    """The format `dos-checkpoints`; the methods are those of `InsideTable`."""
+
+    def __init__(self, options: CheckpointsOptions) -> None:
+        self.options = options
+
+    @property
+    def what(self) -> str:
+        return f"checkpoints of region {self.options.region}"
+
+    async def columns(self, store: Store) -> TableColumns:
+        del store
+        return TableColumns(_DEFAULT, _EXTRA)
+
+    async def parts(self, store: Store) -> Sequence[int]:
+        """Return the number of the last checkpoint: later ones are not read."""
+        last = (await read_manifest(store, self.options.region)).last
+        return [last.number] if last is not None else []
+
+    def read(self, store: BlockingStore, part: int, names: frozenset[str]) -> Iterator[pa.RecordBatch]:
+        view = store.portal.call(read_manifest, store.store, self.options.region)
+        retained, savepoints = view.retained, view.last.savepoints if view.last is not None else {}
+        rows = [
+            _row(checkpoint, checkpoint_row(checkpoint, retained, savepoints))
+            for checkpoint in view.checkpoints
+            if checkpoint.number <= part
+        ]
+        columns = pa.schema([field for field in (*_DEFAULT, *_EXTRA) if field.name in names] or [_DEFAULT[0]])
+        yield from pa.Table.from_pylist(rows, columns).combine_chunks().to_batches()
+
+
+def _row(checkpoint: Checkpoint, listed: dict[str, Any]) -> dict[str, Any]:
+    row = checkpoint_full(checkpoint) | listed
+    row["time"] = row["timeMs"] * 1000
+    row["shards"] = row["layout"]["ranges"]
+    row["workers"] = [_worker(one) for one in row["workers"]]
+    for name in ("phaseSeconds", "operators"):
+        row[name] = list(row[name].items())
+    return row
+
+
+def _worker(one: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **one,
+        "sources": [(source, list(splits.items())) for source, splits in one["sources"].items()],
+        "sinks": [(sink, msgspec.json.encode(prepared).decode()) for sink, prepared in one["sinks"].items()],
+        "phaseSeconds": list(one["phaseSeconds"].items()),
+    }
+
 
 logger = logging.getLogger("dos.spark_integration")
 
@@ -231,4 +457,245 @@ def _batch(located: Sequence[Located], columns: dict[str, _Column]) -> pa.Record
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
-__all__ = ["JournalPart", "JournalTable"]
+_HASHES: Final = 1 << 64
+_WORKER: Final = "_worker"
+
+
+class StatePart(NamedTuple):
+    """What one task reads: hashes in [`begin`, `end`) of a worker's state chain.
+
+    `region`: whose chain. `at`, `since`: its positions in the checkpoint and in the earlier one.
+    """
+
+    region: str
+    worker: int
+    at: Position
+    since: Position | None
+    begin: int
+    end: int
+
+
+class OperatorStateTable:
+    """The format `dos-state`; the methods are those of `InsideTable`."""
+
+    def __init__(self, options: StateOptions) -> None:
+        self.options = options
+
+    @property
+    def what(self) -> str:
+        checkpoint = "" if self.options.checkpoint is None else f" at checkpoint {self.options.checkpoint}"
+        return f"state of operator {self.options.operator} of region {self.options.region}{checkpoint}"
+
+    async def columns(self, store: Store) -> TableColumns:
+        """Return the columns of the first block; if nothing was written since, those of the whole state."""
+        parts, tables = await self._parts(store), set[str]()
+        whole_state = [part._replace(since=None) for part in parts if part.since is not None]
+        for part in (*parts, *whole_state):
+            async with aclosing(_blocks(store, part)) as blocks:
+                async for block in blocks:
+                    if block.operator == self.options.operator:
+                        return _columns(_schema_of(block), difference=self.options.since is not None)
+                    tables.add(block.operator)
+        raise NoSchemaError(
+            f"{self.what}: the columns are unknown, because it holds no rows; there is state of"
+            f" {', '.join(sorted(tables)) or 'no operator'}"
+        )
+
+    async def parts(self, store: Store) -> Sequence[StatePart]:
+        return await self._parts(store)
+
+    async def _parts(self, store: Store) -> list[StatePart]:
+        options = self.options
+        view = await read_manifest(store, options.region)
+        checkpoint = _checkpoint(view, options.checkpoint)
+        self._check_operator(checkpoint)
+        since = None if options.since is None else view.restorable(options.since)
+        parts = []
+        is_everywhere = _is_broadcast_table(checkpoint.operators.get(options.operator, ""))
+        for worker, part in sorted(checkpoint.workers.items()):
+            if since is not None and since.layout != checkpoint.layout and not is_everywhere:
+                reason = f"its keys were on other workers in checkpoint {since.number}"
+                raise StateNotRecordedError(worker, reason)
+            if since is not None and since.in_origin != checkpoint.in_origin:
+                reason = f"checkpoint {since.number} is in the journals of another region, as a fork begins"
+                raise StateNotRecordedError(worker, reason)
+            for begin, end in _hash_ranges(
+                checkpoint.layout, worker, options.operator, options.tasks_per_worker
+            ):
+                before = None if since is None else since.workers[worker].state
+                region = checkpoint.chains_of(options.region)
+                parts.append(StatePart(region, worker, part.state, before, begin, end))
+            if is_everywhere:
+                break  # each worker has the whole table
+        return parts
+
+    def _check_operator(self, checkpoint: Checkpoint) -> None:
+        operator = self.options.operator.partition("~")[0]  # an operator's tables are NAME, NAME~rows, ..
+        if checkpoint.operators and operator not in checkpoint.operators:
+            raise NothingThereError(
+                f"region {self.options.region} has no operator {operator!r} in checkpoint {checkpoint.number}"
+                f"{nearest(operator, checkpoint.operators)}; it has {', '.join(checkpoint.operators)}"
+            )
+
+    def read(self, store: BlockingStore, part: StatePart, names: frozenset[str]) -> Iterator[pa.RecordBatch]:
+        del names
+        fold = StateFold(keep_deleted=part.since is not None)
+        schema: pa.Schema | None = None
+        try:
+            for block in store.iterate(_blocks(store.store, part)):
+                if block.operator != self.options.operator:
+                    continue
+                rows = block.decoded()
+                self._check_same(schema or rows.schema, rows.schema)
+                schema = rows.schema
+                fold.add(block.operator, hash_range(rows, part.begin, part.end))
+        except LostBytesError as error:
+            self._raise_missing(store, error)
+        folded = fold.take(self.options.operator)
+        if folded is not None:
+            yield from _pieces(folded, part.worker)
+
+    def _check_same(self, before: pa.Schema, now: pa.Schema) -> None:
+        if before.equals(now, check_metadata=True):
+            return
+        one, other = (f"version {state_version_of(schema)} ({_listed(schema)})" for schema in (before, now))
+        raise SchemaMismatchError(
+            f"{self.what}: a migration left some of it in {one} and some in {other}",
+            remedy="read a later checkpoint: the first snapshot after a migration has only the new version",
+        )
+
+    def _raise_missing(self, store: BlockingStore, error: LostBytesError) -> None:
+        """Raise CheckpointReleasedError if that is the reason, otherwise DataLossError."""
+        view = store.portal.call(read_manifest, store.store, self.options.region)
+        for number in (self.options.checkpoint, self.options.since):
+            if number is not None:
+                view.restorable(number)
+        raise DataLossError(
+            f"{self.what} is partly gone: {error}",
+            remedy="read a checkpoint that is retained; `dos checkpoint ls` lists them",
+        ) from error
+
+
+def _checkpoint(view: ManifestView, number: int | None) -> Checkpoint:
+    if number is not None:
+        return view.restorable(number)
+    if view.last is None:
+        raise NothingThereError(f"region {view.region} has not committed a checkpoint yet")
+    return view.last
+
+
+def _hash_ranges(layout: Layout, worker: int, operator: str, count: int) -> list[tuple[int, int]]:
+    """Divide the hashes that the worker owns evenly into `count` ranges.
+
+    The first and last are extended, so that rows outside the worker's range, which should not exist, are
+    read.
+    """
+    shards = layout.shards_of(worker, operator.partition("~")[0])
+    shift = 64 - layout.shard_bits
+    first = min((one.begin << shift for one in shards), default=0)
+    last = max((one.end << shift for one in shards), default=_HASHES)
+    bounds = [first + (last - first) * index // count for index in range(count + 1)]
+    bounds[0], bounds[-1] = 0, _HASHES
+    return list(pairwise(bounds))
+
+
+def _blocks(store: Store, part: StatePart) -> AsyncGenerator[StoredStateBlock]:
+    if part.since is None:
+        return blocks_at(store, part.region, part.worker, part.at)
+    return blocks_between(store, part.region, part.worker, part.since, part.at)
+
+
+def _schema_of(block: StoredStateBlock) -> pa.Schema:
+    with pa.ipc.open_stream(block.data) as reader:
+        return reader.schema
+
+
+def _listed(block: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in block if field.name != HASH_COLUMN)
+
+
+def _columns(block: pa.Schema, *, difference: bool) -> TableColumns:
+    """Return the declared columns, and as extra ones those that begin with `_`.
+
+    A difference also has a column with whether a key was deleted.
+    """
+    fields = [field.remove_metadata() for field in block if field.name not in (HASH_COLUMN, DELETED_COLUMN)]
+    default = [field for field in fields if not field.name.startswith("_")] or fields
+    deleted = [pa.field(DELETED_COLUMN, pa.bool_())] if difference else []
+    extra = [field for field in fields if field not in default]
+    metadata = [pa.field(_WORKER, pa.int32()), pa.field(HASH_COLUMN, pa.int64())]
+    return TableColumns(pa.schema([*default, *deleted]), pa.schema([*extra, *metadata]))
+
+
+def _pieces(block: pa.RecordBatch, worker: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in pieces of the size that Spark handles well."""
+    hashes = block.schema.get_field_index(HASH_COLUMN)
+    block = block.set_column(hashes, HASH_COLUMN, block.column(HASH_COLUMN).view(pa.int64()))
+    for piece in slices(block, BATCH_ROWS):
+        yield piece.append_column(_WORKER, pa.repeat(pa.scalar(worker, pa.int32()), piece.num_rows))
+
+
+def _is_broadcast_table(description: str) -> bool:
+    """Whether a checkpoint's description of an operator is that of a broadcast table."""
+    from dataflow.graph.plan import OperatorKind  # here, because importing dataflow takes half a second
+
+    return description.partition(" ")[0] == OperatorKind.CONTROL
+
+
+class _Source(DataSource):  # type: ignore[misc]  # pyspark is not typed here
+    """The common part."""
+
+    _name: str
+    table_of: Callable[[Mapping[str, str]], InsideTable]
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self._read: InsideTable = type(self).table_of(dict(options))
+
+    @classmethod
+    def name(cls) -> str:
+        return cls._name
+
+    def schema(self) -> StructType:
+        """Return the columns of the table, or those of the option `columns`."""
+        return spark_schema(columns_of(self._read))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        check_once(self._read.options.columns, schema.names)
+        return InsideReader(self._read, arrow_schema(schema))
+
+
+def _journal(given: Mapping[str, str]) -> Any:
+    return JournalTable(with_token(parse_journal(given)))
+
+
+def _checkpoints(given: Mapping[str, str]) -> Any:
+    return CheckpointsTable(with_token(parse_checkpoints(given)))
+
+
+def _state(given: Mapping[str, str]) -> Any:
+    return OperatorStateTable(with_token(parse_state(given)))
+
+
+class JournalSource(_Source):
+    """Records of a journal. Raises UnknownOptionError, BadOptionError, BadUrlError."""
+
+    _name = JOURNAL
+    table_of = staticmethod(_journal)
+
+
+class CheckpointsSource(_Source):
+    """The committed checkpoints of a region. Raises as `JournalSource`."""
+
+    _name = CHECKPOINTS
+    table_of = staticmethod(_checkpoints)
+
+
+class StateSource(_Source):
+    """The state of an operator at a checkpoint. Raises as `JournalSource`."""
+
+    _name = STATE
+    table_of = staticmethod(_state)
+
+
+SOURCES = (JournalSource, CheckpointsSource, StateSource)

@@ -16,16 +16,19 @@ from dos_client import Store
 from dos_client.reading.committed import CommittedReads
 from dos_client.reading.member_queries import with_retries
 from dos_protocol.errors import NotFoundError
-from spark_integration.core.admission import StreamPiece
-from spark_integration.core.arrow_messages import ArrowMessages
-from spark_integration.core.framing import ArrowFramer, Framer, JournalFramer, LineFramer, PrefixFramer
-from spark_integration.core.offsets import BEGINNING, SplitPoint, Vector
+from spark_integration.core.framing import (
+    ArrowFramer,
+    ArrowMessages,
+    Framer,
+    JournalFramer,
+    LineFramer,
+    PrefixFramer,
+)
+from spark_integration.core.offsets import BEGINNING, SplitPoint, StreamPiece, Vector
 from spark_integration.core.options import ObjectContent, ReadGuarantee, SourceOptions
-from spark_integration.core.wording import nearest
-from spark_integration.errors import DataLossError, MalformedOffsetError, NothingThereError
+from spark_integration.errors import DataLossError, MalformedOffsetError, NothingThereError, nearest
 from spark_integration.limits import PIECES_PER_TRIGGER, SAMPLE_BYTES, SEEK_BYTES
-from spark_integration.reading.origin import Scan
-from spark_integration.reading.ranges import ByteRange
+from spark_integration.reading.origin import ByteRange, Scan
 
 logger = logging.getLogger("dos.spark_integration")
 EXTRA = pa.schema([("_object", pa.string()), ("_offset", pa.int64())])

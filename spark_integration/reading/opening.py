@@ -1,11 +1,18 @@
 """Opens stores for the source, on the driver and in tasks; no other module of the source does.
 
-Nothing that is opened here outlives its `with` block; `store_cache` keeps stores beyond a task.
+A Python worker of Spark runs one task after another, and for a micro-batch of a few rows opening a store is
+most of the work. So a store that a task has used without error is kept for a while for the next task. One
+task uses it at a time. An open store works as well as a new one: it reconnects to lost members and follows
+the store record.
 """
 
+import atexit
+import os
 import platform
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -20,14 +27,12 @@ from dos_client.blocking import BlockingStore
 from dos_protocol.arguments import token_in
 from dos_protocol.errors import LocalProtocolError
 from dos_tls import warn_if_open
-from spark_integration import on_executor
-from spark_integration.core.option_texts import StoreOptions, TokenOptions
-from spark_integration.core.options import SourceOptions
+from spark_integration import limits, on_executor
+from spark_integration.core.options import SourceOptions, StoreOptions, TokenOptions
 from spark_integration.errors import BadOptionError, ExecutorMismatchError
-from spark_integration.reading.inputs import InputOrigin
+from spark_integration.reading.chains import InputOrigin, OutputOrigin
 from spark_integration.reading.objects import ObjectOrigin
 from spark_integration.reading.origin import Origin
-from spark_integration.reading.outputs import OutputOrigin
 
 Options = TypeVar("Options", bound=TokenOptions)
 
@@ -93,3 +98,83 @@ def with_token(options: Options) -> Options:
     except OSError as error:
         raise BadOptionError(f"cannot read the file of the option 'tokenFile': {error}") from error
     return msgspec.structs.replace(options, token=token, token_file=None)
+
+
+_Key = tuple[str, bytes, int]
+
+
+@dataclass(slots=True)
+class _Kept:
+    store: BlockingStore
+    stack: ExitStack
+    timer: threading.Timer
+
+
+class StoreCache:
+    """The kept stores of one process, for `idle_s` seconds each. Thread-safe."""
+
+    def __init__(self, idle_s: float) -> None:
+        self._idle_s = idle_s
+        self._lock = threading.Lock()
+        self._kept: dict[_Key, _Kept] = {}
+
+    @contextmanager
+    def lent(self, options: StoreOptions) -> Iterator[BlockingStore]:
+        """Lend the store of the options to a task. Raises as opening a store does."""
+        key = (str(options.servers), options.token, os.getpid())  # a forked process opens its own
+        stack, store = self._take(key) or _new(options)
+        try:
+            yield store
+        except GeneratorExit:  # Spark ended the task, for example at a limit: no error
+            self._keep(key, stack, store)
+            raise
+        except BaseException:
+            stack.close()
+            raise
+        self._keep(key, stack, store)
+
+    def close(self) -> None:
+        """Close the stores that are not in use, and wait for that."""
+        with self._lock:
+            kept, self._kept = list(self._kept.values()), {}
+        for one in kept:
+            one.timer.cancel()
+            one.stack.close()
+
+    def _take(self, key: _Key) -> tuple[ExitStack, BlockingStore] | None:
+        with self._lock:
+            kept = self._kept.pop(key, None)
+        if kept is None:
+            return None
+        kept.timer.cancel()
+        return kept.stack, kept.store
+
+    def _keep(self, key: _Key, stack: ExitStack, store: BlockingStore) -> None:
+        timer = threading.Timer(self._idle_s, self._time_is_up, (key, store))
+        timer.daemon = True
+        with self._lock:
+            spare = key in self._kept
+            if not spare:
+                self._kept[key] = _Kept(store, stack, timer)
+        if spare:
+            stack.close()
+        else:
+            timer.start()
+
+    def _time_is_up(self, key: _Key, store: BlockingStore) -> None:
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None or kept.store is not store:
+                return  # a task took it meanwhile
+            del self._kept[key]
+        kept.stack.close()
+
+
+def _new(options: StoreOptions) -> tuple[ExitStack, BlockingStore]:
+    stack = ExitStack()
+    return stack, stack.enter_context(opened(options))
+
+
+KEPT = StoreCache(limits.STORE_IDLE_S)
+"""The kept stores of this process: nothing else of Spark's tasks outlives them."""
+atexit.register(KEPT.close)

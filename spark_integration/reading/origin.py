@@ -1,17 +1,116 @@
-"""The interface between the planner and what it reads: splits, their beginnings and ends, and ranges.
+"""What a source reads: ranges of bytes for its tasks, and the interface between the planner and what it
+reads.
 
-`outputs`, `inputs` and `objects` implement it. All methods run in trio, and may raise what reading a store
-raises.
+A range never changes. It begins between two records, and ends between two, or is marked otherwise: a task
+needs no further information, and a retried task returns the same rows. Spark pickles each partition
+separately, so partitions hold only names, numbers and a few bytes. `chains` and `objects` implement `Origin`.
 """
 
-from collections.abc import AsyncGenerator
-from typing import Protocol
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
 
-from spark_integration.core.admission import StreamPiece
-from spark_integration.core.offsets import SplitPoint, Vector
-from spark_integration.reading.ranges import ByteRange
+from journal import SegmentName, SegmentSpan, parse_segment_name
+from spark_integration.core.offsets import SplitPoint, StreamPiece, Vector
+
+
+class ByteRange(NamedTuple):
+    """Bytes from `begin` to `end` of an object; `base` is the offset of the object's first byte in its split.
+
+    `at_head`: the range ends where a writer was at planning time. That may be within a record, which is then
+    ignored. `data`: the bytes themselves, if they were few and available at planning time. `above`: a
+    place in the object and a line of history; output that ends above this place counts only if it is of this
+    line.
+    """
+
+    directory: str
+    object: str
+    begin: int
+    end: int
+    base: int = 0
+    at_head: bool = False
+    data: bytes | None = None
+    above: tuple[int, int] | None = None
+
+
+class DosPartition(InputPartition):  # type: ignore[misc]  # pyspark is not typed here
+    """Ranges of one split, in order."""
+
+    def __init__(self, split: str, ranges: tuple[ByteRange, ...]) -> None:
+        super().__init__(split)
+        self.split = split
+        self.ranges = ranges
+
+    def __repr__(self) -> str:
+        return f"DosPartition({self.split!r}, {sum(one.end - one.begin for one in self.ranges)} bytes)"
+
+
+def partitions_of(split: str, ranges: Iterable[ByteRange], bytes_max: int) -> list[DosPartition]:
+    """Group adjacent ranges up to `bytes_max` bytes; a longer range is a partition of its own."""
+    groups: list[list[ByteRange]] = []
+    size = 0
+    for one in ranges:
+        length = one.end - one.begin
+        if not groups or size + length > bytes_max:
+            groups.append([])
+            size = 0
+        groups[-1].append(one)
+        size += length
+    return [DosPartition(split, tuple(part)) for part in groups]
+
+
+def follows(spans: Sequence[SegmentSpan], start: SplitPoint) -> bool:
+    """Whether a reader that has read up to `start` can continue with these spans of a chain.
+
+    It can if `start` is on their line of history and nothing in between is missing.
+    """
+    if not spans or start.size == spans[0].base:
+        return start.size == 0 or bool(spans)
+    return any(
+        span.base <= start.size <= span.base + span.length and epoch_of(span.name) == start.epoch
+        for span in spans
+    )
+
+
+def resumed(spans: Sequence[SegmentSpan], start: SplitPoint) -> SplitPoint:
+    """Return where a reader continues if lost data is skipped: at the first span that it cannot have read."""
+    for span in spans:
+        if epoch_of(span.name) > start.epoch or span.base >= start.size:
+            return SplitPoint(epoch_of(span.name), span.base)
+    return end_of(spans)
+
+
+def end_of(spans: Sequence[SegmentSpan]) -> SplitPoint:
+    """Return the point after the last span."""
+    return SplitPoint(epoch_of(spans[-1].name), spans[-1].base + spans[-1].length) if spans else SplitPoint()
+
+
+def ranges_of(directory: str, spans: Iterable[SegmentSpan], start: SplitPoint) -> list[ByteRange]:
+    """Return what follows `start`, one range per segment."""
+    ranges = []
+    for span in spans:
+        begin = max(start.size - span.base, 0)
+        if begin < span.length:
+            ranges.append(ByteRange(directory, span.name, begin, span.length, span.base))
+    return ranges
+
+
+def epoch_of(segment: str) -> int:
+    """Return the epoch of the writer of a segment."""
+    return _parsed(segment).epoch
+
+
+def base_of(segment: str) -> int:
+    """Return the offset in its chain at which a segment begins."""
+    return _parsed(segment).base
+
+
+def _parsed(segment: str) -> SegmentName:
+    parsed = parse_segment_name(segment)
+    assert parsed is not None, f"{segment} is not a segment"
+    return parsed
 
 
 class Scan(Protocol):

@@ -1,24 +1,20 @@
-"""The driver's part of the sink: commits a unit, and removes leftovers.
-
-The order of a commit; `core/sink_commits.py` decides:
+"""The driver's part of the sink: commits a unit, and removes leftovers. `core/sink_commits.py` decides.
 
     1  become the producer: the former one can record nothing more
     2  judge: was the unit recorded before? may this writer record at all?
     3  send the parts of all partitions as one batch; staged parts are read and verified before they are
-       sent, the next ones while these are sent (`staged_reading`)
+       sent, the next ones while these are sent (`StagedReading`)
     4  wait until the batch is recorded: the commit
     5  remove the unit's staged objects, and older ones
 
-A crash before 4 leaves nothing recorded, a crash after it everything; Spark then commits again. Spark reuses
-the committing process for the next micro-batch, so the producer stays open in it: each opening adds a
-segment to the chain, and a take-over reads all of them. If Spark uses another process, that one fences this
-one.
+A crash before 4 leaves nothing recorded, a crash after it everything; Spark then commits again.
 """
 
 import logging
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack, aclosing, suppress
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import trio
@@ -27,19 +23,21 @@ from checkpoint import CommitUnit, encode_mark, is_orphan, producer_directory, s
 from checkpoint.chains.input_log import InputLog
 from dos_client import QuorumUnavailableError, Store, randomness
 from dos_client.blocking import BlockingStore
-from dos_protocol.errors import DosError, FencedError
+from dos_protocol.digests import digest64
+from dos_protocol.errors import DosError, FencedError, NotFoundError, PastEndError
+from spark_integration.core.options import SinkOptions
 from spark_integration.core.sink_commits import CommitDecision, judge_commit
-from spark_integration.core.sink_options import SinkOptions
 from spark_integration.errors import StagedRowsGoneError
 from spark_integration.limits import (
     SINK_COMMIT_ATTEMPTS_MAX,
     SINK_PRODUCERS_HELD_MAX,
+    SINK_READ_BYTES,
+    SINK_READS_AHEAD,
     SINK_SWEEP_S,
     SINK_SWEEPS_MAX,
 )
 from spark_integration.reading.opening import opened
-from spark_integration.writing.staged_reading import StagedReading
-from spark_integration.writing.staging import StagedCommit, collect_orphans, empty_part, sum_of
+from spark_integration.writing.staging import StagedCommit, StagedPart, collect_orphans, empty_part, sum_of
 
 logger = logging.getLogger("dos.spark_integration")
 
@@ -143,7 +141,7 @@ async def clear_directory(store: Store, directory: str, unit: CommitUnit) -> Non
                 await claim.wait_collected(SINK_SWEEP_S)
 
 
-async def _parts(reading: StagedReading, schema: pa.Schema) -> AsyncGenerator[tuple[int, bytes]]:
+async def _parts(reading: "StagedReading", schema: pa.Schema) -> AsyncGenerator[tuple[int, bytes]]:
     """Yield all parts; one without rows if there is none."""
     any_part = False
     async with aclosing(reading.parts()) as parts:
@@ -219,3 +217,104 @@ def release_producers() -> None:
     with _lock:
         while _open_producers:
             _open_producers.popitem()[1].close()
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Consecutive parts of an object from `begin` on, or parts that came with their data.
+
+    After `ended` is set, it has their data or the error.
+    """
+
+    prepared: StagedCommit
+    begin: int
+    parts: list[StagedPart]
+    data: list[bytes] = field(default_factory=list)
+    error: Exception | None = None
+    ended: trio.Event = field(default_factory=trio.Event)
+
+
+class StagedReading:
+    """All staged parts, in order. `run` reads and `parts` yields, in tasks of one nursery."""
+
+    def __init__(self, store: Store, prepared: Sequence[StagedCommit]) -> None:
+        self._store = store
+        self._pieces = [piece for one in prepared for piece in _pieces(one)]
+        self._room = trio.Semaphore(SINK_READS_AHEAD)
+
+    async def run(self) -> None:
+        """Read until everything is read. Errors are raised by `parts`."""
+        async with trio.open_nursery() as nursery:
+            for piece in self._pieces:
+                await self._room.acquire()
+                nursery.start_soon(self._read, piece)
+
+    async def parts(self) -> AsyncGenerator[tuple[int, bytes]]:
+        """Yield rows and data of each part. Raises StagedRowsGoneError, and what reading raises."""
+        for piece in self._pieces:
+            await piece.ended.wait()
+            if piece.error is not None:
+                raise piece.error
+            for part, data in zip(piece.parts, piece.data, strict=True):
+                yield part.rows, data
+            piece.data = []
+            self._room.release()
+
+    async def _read(self, piece: _Piece) -> None:
+        try:
+            piece.data = await staged_data(self._store, piece.prepared, piece.begin, piece.parts)
+        except Exception as error:
+            piece.error = error
+        finally:
+            piece.ended.set()
+
+
+def _pieces(prepared: StagedCommit) -> Iterator[_Piece]:
+    at, begin, parts = 0, 0, list[StagedPart]()
+    for part in prepared.parts:
+        if parts and at - begin + part.size > SINK_READ_BYTES:
+            yield _Piece(prepared, begin, parts)
+            begin, parts = at, []
+        parts.append(part)
+        at += part.size
+    if parts:
+        yield _Piece(prepared, begin, parts)
+
+
+async def staged_data(
+    store: Store, prepared: StagedCommit, begin: int, parts: Sequence[StagedPart]
+) -> list[bytes]:
+    """Return the data of parts, which begin at `begin` if they are in the store.
+
+    Raises StagedRowsGoneError, and what reading raises.
+    """
+    handed = [part.data for part in parts if part.data is not None]
+    if len(handed) == len(parts):
+        return handed
+    staged = await _bytes_of(store, prepared, begin, sum(part.size for part in parts))
+    data, at = [], 0
+    for part in parts:
+        one = staged[at : at + part.size]
+        if digest64(one) != part.digest:
+            location = f"{prepared.directory}/{prepared.name}, {begin + at} to {begin + at + part.size}"
+            raise StagedRowsGoneError(f"{location}: the bytes differ from those that the task staged")
+        data.append(one)
+        at += part.size
+    return data
+
+
+async def _bytes_of(store: Store, prepared: StagedCommit, begin: int, size: int) -> bytes:
+    """Return bytes of the staged object; fewer only if the object is shorter."""
+    chunks = list[bytes]()
+    remaining = size
+    try:
+        while remaining:
+            data = await store.read(prepared.directory, prepared.name, begin + size - remaining, remaining)
+            if not data:
+                break
+            chunks.append(data)
+            remaining -= len(data)
+    except (NotFoundError, PastEndError) as error:
+        location = f"{prepared.directory}/{prepared.name}"
+        raise StagedRowsGoneError(f"{location} is gone: another attempt removed it ({error})") from error
+    return b"".join(chunks)

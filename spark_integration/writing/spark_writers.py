@@ -15,12 +15,16 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from checkpoint import CommitUnit, WriteKind
 from dos_client import QuorumUnavailableError
 from dos_protocol.errors import LocalProtocolError
-from spark_integration.core.column_difference import column_difference
-from spark_integration.core.options import SourceOptions
-from spark_integration.core.sink_options import JOB_PRODUCER, SinkOptions, check_producer, query_producer
-from spark_integration.errors import NothingThereError, SchemaMismatchError
+from spark_integration.core.options import (
+    JOB_PRODUCER,
+    SinkOptions,
+    SourceOptions,
+    check_producer,
+    query_producer,
+)
+from spark_integration.errors import NothingThereError, SchemaMismatchError, column_difference
 from spark_integration.on_executor import expected_of_driver
-from spark_integration.reading.inputs import InputOrigin
+from spark_integration.reading.chains import InputOrigin
 from spark_integration.reading.opening import check_executor, opened
 from spark_integration.reading.planning import existing_columns
 from spark_integration.spark_api import DataSourceStreamArrowWriter

@@ -25,10 +25,10 @@ from dataflow.values.columns import fitted_column
 from dos_client import Claim, randomness
 from dos_client.blocking import BlockingClaim, BlockingObjectWriter, BlockingStore
 from dos_protocol.digests import digest64
-from spark_integration.core.sink_options import SinkOptions
+from spark_integration.core.options import SinkOptions
 from spark_integration.errors import SchemaMismatchError
 from spark_integration.limits import BATCH_ROWS, SINK_MESSAGE_BYTES, SINK_PART_BYTES, SINK_PUT_BYTES
-from spark_integration.reading.store_cache import KEPT
+from spark_integration.reading.opening import KEPT
 
 
 class StagedPart(NamedTuple):

@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 from checkpoint.chains.consumer_register import QueryRegistration
 from checkpoint.errors import ConsumerRefusedError
-from spark_integration.core.admission import BatchLimits
-from spark_integration.core.offsets import BEGINNING
+from spark_integration.core.offsets import BEGINNING, BatchLimits
 from spark_integration.errors import DataLossError
-from spark_integration.reading.inputs import InputOrigin
-from spark_integration.reading.stream_planning import StreamPlanner
+from spark_integration.reading.chains import InputOrigin
+from spark_integration.reading.planning import StreamPlanner
 from tests.checkpoint.trim_model import APPLICATION, HANDLE, PRODUCER, REGISTER, PatientHost
 
 OPTIONS = SimpleNamespace(

@@ -29,7 +29,7 @@ from checkpoint.core.records.consumers import (
 )
 from checkpoint.errors import ConsumerRefusedError
 from spark_integration.errors import DataLossError
-from spark_integration.reading.stream_planning import StreamPlanner
+from spark_integration.reading.planning import StreamPlanner
 from tests.checkpoint.query_model import QueryModel
 from tests.checkpoint.test_input_trimming import model_with, read_and_commit
 from tests.checkpoint.trim_model import REGISTER, TrimModel

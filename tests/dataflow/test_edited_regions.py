@@ -14,10 +14,9 @@ from checkpoint.errors import EditRefusedError, FingerprintMismatchError, NoRegi
 from dataflow import CallSink, Count, Graph, InputSource, LogSink, collect_output
 from dataflow.blocking import close_input, open_producer
 from dos_client.blocking import open_store
-from spark_integration.core.inside_options import parse_state
+from spark_integration.core.options import parse_state
 from spark_integration.editing import bootstrap_state, edit_state
-from spark_integration.inside.state import OperatorStateTable
-from spark_integration.inside.table import InsideReader, columns_of
+from spark_integration.reading.inspection import InsideReader, OperatorStateTable, columns_of
 from tests.dataflow.test_region_processes import WAIT_S, finished, running
 from tests.support.dos_command import dos
 from tests.support.polling import until

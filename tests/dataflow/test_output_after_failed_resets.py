@@ -26,12 +26,9 @@ from dos_client.errors import QuorumUnavailableError
 from journal import ChainWriter, Op, Position, Record, StopNotFoundError, inspect_chain, take_over
 from journal.inspecting import InspectionOutcome
 from journal.showing import verdict_text
-from spark_integration.core.admission import StreamPiece
-from spark_integration.core.offsets import BEGINNING
+from spark_integration.core.offsets import BEGINNING, StreamPiece
 from spark_integration.core.options import parse_options
-from spark_integration.reading.chains import ChainScan
-from spark_integration.reading.inputs import InputOrigin
-from spark_integration.reading.outputs import OutputOrigin
+from spark_integration.reading.chains import ChainScan, InputOrigin, OutputOrigin
 from tests.journal.memory_store import MemoryStore
 
 REGION = "counts"

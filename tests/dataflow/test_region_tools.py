@@ -22,9 +22,8 @@ from dataflow.limits import WorkerLimits
 from dataflow.local import run_local
 from dos_cli.main import app
 from dos_client import open_store
-from spark_integration.core.inside_options import parse_state
-from spark_integration.inside.state import OperatorStateTable
-from spark_integration.inside.table import InsideReader, columns_of
+from spark_integration.core.options import parse_state
+from spark_integration.reading.inspection import InsideReader, OperatorStateTable, columns_of
 from tests.dataflow.support import true_counts, word_count
 from tests.support.polling import until
 

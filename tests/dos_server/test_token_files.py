@@ -9,7 +9,7 @@ import typer
 
 from dos_client.cli.kit import read_token
 from dos_server.serve_cli import serve
-from spark_integration.core.option_texts import StoreOptions
+from spark_integration.core.options import StoreOptions
 from spark_integration.errors import BadOptionError
 from spark_integration.reading.opening import with_token
 

@@ -9,7 +9,7 @@ from checkpoint.errors import ChannelFrameError
 from dos_protocol.errors import CorruptDataError
 from journal.core import record as journal_record
 from journal.core.record import Decoded, RecordDecoder
-from spark_integration.core.arrow_messages import ArrowMessage, ArrowMessages
+from spark_integration.core.framing import ArrowMessage, ArrowMessages
 from spark_integration.errors import NotReadableError
 from tests.fuzz.fields import Fields, assert_printable, pieces
 from tests.specifications import channel_frames as channel_spec

@@ -5,6 +5,7 @@ import random
 
 from hypothesis import strategies as st
 
+from sites.core.deployment import Plan, make_plan
 from sites.core.description import (
     Description,
     FixedPlace,
@@ -14,7 +15,6 @@ from sites.core.description import (
     SiteLink,
     check,
 )
-from sites.core.planning import Plan, make_plan
 from sites.errors import PlanRefusedError
 
 

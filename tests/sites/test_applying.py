@@ -12,20 +12,23 @@ from hypothesis import given, settings
 
 from dos_protocol.errors import CorruptDataError
 from journal.core.record import decode_all
-from sites.core import applying, observed
-from sites.core.applying import apply_plan, fitting, forget_site
+from sites.core import deployed as deployed_module
+from sites.core import observed
 from sites.core.collection import Collected, find_collection, replicas_in
 from sites.core.deployed import (
     Deployed,
     RevivedStream,
     Situation,
+    apply_plan,
     collected,
     decode_deployed,
     encode_deployed,
+    fitting,
+    forget_site,
     revived,
     situation,
 )
-from sites.core.deployment import Deployment, RegionReplica, StreamReplica
+from sites.core.deployment import Deployment, Plan, RegionReplica, StreamReplica, make_plan
 from sites.core.description import Description
 from sites.core.observed import (
     Observation,
@@ -37,7 +40,6 @@ from sites.core.observed import (
     encode_report,
     observation,
 )
-from sites.core.planning import Plan, make_plan
 from sites.core.revival import find_revivals
 from sites.errors import PlanRefusedError
 from tests.sites import test_collection
@@ -310,26 +312,30 @@ BUGS = {
         "for one in alive if one.site not in gone",
         "for one in alive",
     ),
-    "old replicas are removed at once": (applying, 'refusal(old) or ""', 'refusal(old) and ""'),
-    "what was collected is read again": (applying, "return target if", "return every if"),
+    "old replicas are removed at once": (deployed_module, 'refusal(old) or ""', 'refusal(old) and ""'),
+    "what was collected is read again": (deployed_module, "return target if", "return every if"),
     "a plan whose inputs were collected is left without": (
-        applying,
+        deployed_module,
         "target) else every",
         "target) else target",
     ),
     "new replicas read nothing": (
-        applying,
+        deployed_module,
         "(one not in known and one.sender in usable and one.reader in usable)",
         "False",
     ),
-    "old replicas are forgotten while they run": (applying, "if one not in placed[region]))", "if False))"),
-    "a forgotten site is planned again": (applying, "{*state.forgotten, site}", "state.forgotten"),
+    "old replicas are forgotten while they run": (
+        deployed_module,
+        "if one not in placed[region]))",
+        "if False))",
+    ),
+    "a forgotten site is planned again": (deployed_module, "{*state.forgotten, site}", "state.forgotten"),
     "what a lost replica fed stays": (
-        applying,
+        deployed_module,
         ".of(one for one in now.streams if gone",
         ".of(one for one in () if gone",
     ),
-    "an old report is used": (observed, "if is_fresh(one, now_ms)]", "]"),
+    "an old report is used": (observed, "[one for one in every if is_fresh(one, now_ms)]", "every"),
     "what never moved is alive": (
         observed,
         "return one.moved_s is not None and one.moved_s <= ALIVE_S",

@@ -11,13 +11,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from sites.core import collection, deployment, utility
-from sites.core.collection import Dependents, Kept, Remaining, find_collection
-from sites.core.deployment import Deployment, RegionReplica, StreamReplica
+from sites.core import collection, deployment
+from sites.core.collection import Dependents, Kept, Remaining, find_collection, utilities
+from sites.core.deployment import Deployment, RegionReplica, StreamReplica, make_plan
 from sites.core.description import Description
-from sites.core.observed import Observation
-from sites.core.planning import make_plan
-from sites.core.utility import utilities, weight
+from sites.core.observed import Observation, weight
 from tests.sites.applications import SEEDS, an_application, planned
 from tests.support.planted_source import planted
 
@@ -337,11 +335,11 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
 BUGS_BESIDE = {
     "a port that is fed is enough": (deployment, "            return max(\n", "            return min(\n"),
     "utility stops at the first reader": (
-        utility,
+        collection,
         "own = 1.0 if reader.node not in upstream else",
         "own = 1.0 or",
     ),
-    "the weights of all ports are one sum": (utility, "if one.sender.node == node]", "if True]"),
+    "the weights of all ports are one sum": (collection, "if one.sender.node == node]", "if True]"),
 }
 
 

@@ -32,9 +32,9 @@ from dos_client import Store, init_store, open_store
 from dos_protocol.errors import DosError
 from sites import deploying
 from sites.core.collection import Collected
+from sites.core.deployed import status_of
 from sites.core.deployment import RegionReplica
 from sites.core.description import Description, decode_description
-from sites.core.status import status_of
 from tests.hosts.network import Network, open_network
 from tests.support.polling import POLL_S
 

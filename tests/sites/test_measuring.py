@@ -6,15 +6,26 @@ import trio
 
 from dos_client import open_store
 from dos_server.testing import memory_store, threaded_store
-from sites import deploying, probing
-from sites.core import measuring
+from sites import deploying, runner
+from sites.core import observed
 from sites.core.deployment import RegionReplica
 from sites.core.description import decode_measured, with_measured
-from sites.core.measuring import LinkMeter, Usage, UsageMeter, measured, toml_of
-from sites.core.observed import FRESH_S, RANKS_S, LinkReport, ReaderReport, SiteReport
-from sites.core.reader_reports import SourceCounters, bytes_of
-from sites.probing import probe_links, round_trip_s
+from sites.core.observed import (
+    FRESH_S,
+    RANKS_S,
+    LinkMeter,
+    LinkReport,
+    ReaderReport,
+    SiteReport,
+    SourceCounters,
+    Usage,
+    UsageMeter,
+    bytes_of,
+    measured,
+    toml_of,
+)
 from sites.records import ReaderReporter, now_ms, write_report
+from sites.runner import probe_links, round_trip_s
 from tests.sites.test_deploying import DESCRIPTION, report_all
 from tests.support.planted_source import planted
 from tests.support.polling import POLL_S
@@ -124,7 +135,7 @@ BUGS = {
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = planted(measuring, *BUGS[bug])
+    names = planted(observed, *BUGS[bug])
     for name in ("UsageMeter", "LinkMeter", "measured", "toml_of"):
         monkeypatch.setitem(globals(), name, names[name])
     with pytest.raises(AssertionError):
@@ -170,7 +181,7 @@ async def test_decisions_use_what_is_measured_unless_they_are_told_not_to() -> N
 async def test_a_site_that_answers_is_measured_and_one_that_does_not_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(probing, "PROBE_S", POLL_S)
+    monkeypatch.setattr(runner, "PROBE_S", POLL_S)
     with threaded_store(1) as gone:
         stores = {"purdue": "dos://here", "osu": gone.url}
     with threaded_store(2) as there:

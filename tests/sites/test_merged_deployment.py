@@ -19,12 +19,11 @@ from dataflow.schema import parse_schema
 from dos_client import Store, open_store
 from dos_server.testing import threaded_store
 from sites import deploying, runner
-from sites.core import measuring
+from sites.core import observed
 from sites.core.deployed import Deployed
 from sites.core.deployment import RegionReplica
 from sites.core.description import Description, FixedPlace, ReplicatedRegion
-from sites.core.observed import ReaderReport
-from sites.core.reader_reports import ReaderMeter, SourceCounters, input_counters
+from sites.core.observed import ReaderMeter, ReaderReport, SourceCounters, input_counters
 from sites.records import change_deployed, read_deployed, read_reports
 from sites.runner import run_site
 from tests.sites.graphs import TIMED
@@ -114,7 +113,7 @@ def test_an_exit_merges_the_replicas_reports_on_them_and_withdraws_from_one_that
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runner, "REPORT_S", 3.0)
-    monkeypatch.setattr(measuring, "_SPAN_S_MIN", 2.0)
+    monkeypatch.setattr(observed, "_SPAN_S_MIN", 2.0)
     with ExitStack() as stack:
         entry, *urls = (stack.enter_context(threaded_store(1)).url for _ in range(4))
         trio.run(follow, application(entry, **dict(zip(("purdue", "wisc", "osu"), urls, strict=True))))

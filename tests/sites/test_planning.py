@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from sites.core import deployment, planning
+from sites.core import deployment
+from sites.core.deployment import Plan, arrivals_ms, losses_survived, make_plan
 from sites.core.description import (
     Description,
     FixedPlace,
@@ -17,7 +18,6 @@ from sites.core.description import (
     Site,
     SiteLink,
 )
-from sites.core.planning import Plan, arrivals_ms, losses_survived, make_plan
 from tests.sites import applications
 from tests.sites.applications import SEEDS, an_application, planned
 from tests.support.planted_source import planted
@@ -169,8 +169,6 @@ BUGS = {
     "fewer than kmin": ("if number <= description.kmin:", "if number < description.kmin:"),
     "nothing is moved": ("        _relax(placed, order, without)", "        pass"),
     "a loss too many": ("len(sites) - 1", "len(sites)"),
-}
-BUGS_OF_DEPLOYMENTS = {
     "capacity is not kept": ("loads[site.name] + own >= allowed", "loads[site.name] >= allowed"),
     "the mean latency decides what is near": (
         "self.distance[site.name, there] <=",
@@ -181,13 +179,9 @@ BUGS_OF_DEPLOYMENTS = {
 }
 
 
-@pytest.mark.parametrize("bug", [*BUGS, *BUGS_OF_DEPLOYMENTS])
+@pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if bug in BUGS:
-        names = planted(planning, *BUGS[bug])
-    else:
-        names = planted(planning, "_GAIN_MIN: Final", "_GAIN_MIN: Final")
-        names["Deployment"] = planted(deployment, *BUGS_OF_DEPLOYMENTS[bug])["Deployment"]
+    names = planted(deployment, *BUGS[bug])
     for name in ("make_plan", "Plan", "arrivals_ms"):
         monkeypatch.setitem(globals(), name, names[name])
     monkeypatch.setattr(applications, "make_plan", names["make_plan"])

@@ -28,8 +28,7 @@ from sites.core.description import Description, ReplicatedRegion, decode_descrip
 from sites.core.site_work import SiteSteps, StartedReplica, contexts_at, steps
 from sites.errors import GraphRefusedError
 from sites.records import change_deployed, read_deployed, read_reports
-from sites.replica import graph_of
-from sites.runner import run_site
+from sites.runner import graph_of, run_site
 from tests.sites import graphs
 from tests.sites.graphs import SCHEMA
 from tests.sites.test_sites_cli import EXAMPLE

@@ -9,8 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dataflow.core import duplicate_filter
-from sites.core.deployment import Deployment, RegionReplica, StreamReplica
-from sites.core.planning import make_plan
+from sites.core.deployment import Deployment, RegionReplica, StreamReplica, make_plan
 from tests.sites.simulation import engine
 from tests.sites.simulation import entry as entry_module
 from tests.sites.simulation.__main__ import app

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from dos_client import init_store
 from dos_client.blocking import BlockingStore, open_store
 from dos_server.testing import Servers, ThreadedServer, threaded_store
-from spark_integration.core.sink_options import SinkOptions, parse_sink_options
-from spark_integration.reading.store_cache import KEPT
+from spark_integration.core.options import SinkOptions, parse_sink_options
+from spark_integration.reading.opening import KEPT
 from spark_integration.writing.committing import release_producers
 from tests.support.servers import ServerProcess, url_of
 

@@ -12,15 +12,14 @@ import pytest
 from checkpoint import limits
 from checkpoint.core.records.outputs import Publish
 from checkpoint.errors import OutputRewoundError
-from spark_integration.core.admission import BatchLimits
-from spark_integration.core.offsets import SplitPoint, offset_of, points_of
+from spark_integration.core.offsets import BatchLimits, SplitPoint, offset_of, points_of
 from spark_integration.core.options import parse_options
 from spark_integration.errors import MalformedOffsetError
 from spark_integration.reading import planning
+from spark_integration.reading.chains import OutputOrigin
 from spark_integration.reading.decoding import decoder_of
-from spark_integration.reading.outputs import OutputOrigin
-from spark_integration.reading.ranges import DosPartition
-from spark_integration.reading.stream_planning import StreamPlanner
+from spark_integration.reading.origin import DosPartition
+from spark_integration.reading.planning import StreamPlanner
 from tests.checkpoint.restored_output_model import COLUMNS, REGION, SINK, WORKERS, RestoredOutputModel, row_of
 
 ACTIONS = 60

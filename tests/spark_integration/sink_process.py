@@ -22,8 +22,8 @@ import pyarrow as pa
 from checkpoint.chains.input_log import InputLog
 from checkpoint.core.records.staged import CommitUnit
 from dos_client.blocking import BlockingObjectWriter
-from spark_integration.core.sink_options import SinkOptions
-from spark_integration.writing import committing, staged_reading, staging
+from spark_integration.core.options import SinkOptions
+from spark_integration.writing import committing, staging
 from spark_integration.writing.committing import Committer, commit
 from spark_integration.writing.staging import StagedCommit, prepare
 
@@ -35,7 +35,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "write: synced": (BlockingObjectWriter, "wait_synced"),
     "commit: become the producer": (InputLog, "open"),
     "commit: judge": (committing, "judge_commit"),
-    "commit: read staged rows": (staged_reading, "staged_data"),
+    "commit: read staged rows": (committing, "staged_data"),
     "commit: send a part": (InputLog, "_put"),
     "commit: send the batch": (InputLog, "append_from"),
     "commit: recorded": (InputLog, "recorded"),

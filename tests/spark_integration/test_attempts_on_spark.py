@@ -20,7 +20,7 @@ import pytest
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration.core.options import parse_options
 from spark_integration.reading.planning import plan_batch
-from spark_integration.reading.tasks import rows_of
+from spark_integration.reading.readers import rows_of
 from tests.spark_integration.test_local_cluster import SparkProgram
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(400)]

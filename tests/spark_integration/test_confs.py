@@ -2,8 +2,7 @@
 
 import pytest
 
-from spark_integration.core.confs import grows, judge_confs
-from spark_integration.core.session_checks import read_master
+from spark_integration.core.session_checks import grows, judge_confs, read_master
 
 LOCAL = read_master("local[4]", cores=4)
 YARN = read_master("yarn", cores=4)

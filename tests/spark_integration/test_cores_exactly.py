@@ -9,14 +9,12 @@ from hypothesis import strategies as st
 
 from dos_client import BadUrlError
 from dos_protocol.errors import DosError
-from spark_integration.core.admission import BatchAdmission, BatchLimits, StreamPiece
 from spark_integration.core.framing import PrefixFramer
-from spark_integration.core.offsets import SplitPoint
-from spark_integration.core.option_texts import url_of
-from spark_integration.core.options import parse_options
-from spark_integration.core.recent_bytes import RecentBytes
+from spark_integration.core.offsets import BatchAdmission, BatchLimits, SplitPoint, StreamPiece
+from spark_integration.core.options import parse_options, url_of
 from spark_integration.core.row_filter import ColumnCondition, parse_filter, passing
 from spark_integration.errors import BadOptionError, FilterError
+from spark_integration.reading.chains import RecentBytes
 
 
 @given(

@@ -2,8 +2,7 @@
 
 import pytest
 
-from spark_integration.core.driver_address import choose_addresses
-from spark_integration.core.session_checks import read_master
+from spark_integration.core.session_checks import choose_addresses, read_master
 from spark_integration.errors import InsecureNetworkError, WrongAddressError
 
 CLUSTER = read_master("spark://10.0.0.1:7077", cores=2)

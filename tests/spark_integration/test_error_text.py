@@ -1,6 +1,6 @@
 """What is kept of Spark's words when a task failed."""
 
-from spark_integration.core.error_text import task_error
+from spark_integration.core.jobs import task_error
 from spark_integration.limits import ERROR_TEXT_CHARS_MAX
 
 CRASHED = """An error occurred while calling o76.collectToPython.

@@ -19,7 +19,7 @@ from dos_protocol.errors import CorruptDataError
 from dos_server.testing import Servers, ThreadedServer, threaded_store
 from journal import Op, Record
 from journal.core.record import encode
-from spark_integration.core.inside_options import parse_checkpoints, parse_journal, parse_state
+from spark_integration.core.options import parse_checkpoints, parse_journal, parse_state
 from spark_integration.errors import (
     BadOptionError,
     DataLossError,
@@ -28,10 +28,13 @@ from spark_integration.errors import (
     NothingThereError,
     SchemaMismatchError,
 )
-from spark_integration.inside.checkpoints import CheckpointsTable
-from spark_integration.inside.state import OperatorStateTable
-from spark_integration.inside.table import InsideReader, columns_of
-from spark_integration.reading.inspection import JournalTable
+from spark_integration.reading.inspection import (
+    CheckpointsTable,
+    InsideReader,
+    JournalTable,
+    OperatorStateTable,
+    columns_of,
+)
 from tests.spark_integration.stored_data import (
     take_away,
     write_checkpoints,

@@ -3,7 +3,7 @@
 import pytest
 
 from dos_client.errors import BadUrlError
-from spark_integration.core.inside_options import parse_checkpoints, parse_journal, parse_state
+from spark_integration.core.options import parse_checkpoints, parse_journal, parse_state
 from spark_integration.errors import BadOptionError, UnknownOptionError
 
 PARSERS = {"journal": parse_journal, "checkpoints": parse_checkpoints, "state": parse_state}

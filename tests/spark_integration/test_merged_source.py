@@ -23,8 +23,16 @@ from dos_client import open_store, store
 from dos_client.errors import BadUrlError
 from dos_protocol.errors import BadNameError, DosError
 from spark_integration import limits
-from spark_integration.core.merged_offsets import NOTHING_READ, MergedSubject, mark_in, mark_offset
-from spark_integration.core.merged_rows import MERGED_OPTIONS, OnDifference, OnMissing, parse_merged
+from spark_integration.core.merged_rows import (
+    MERGED_OPTIONS,
+    NOTHING_READ,
+    MergedSubject,
+    OnDifference,
+    OnMissing,
+    mark_in,
+    mark_offset,
+    parse_merged,
+)
 from spark_integration.core.row_filter import parse_filter
 from spark_integration.errors import (
     BadOptionError,

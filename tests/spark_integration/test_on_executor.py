@@ -12,15 +12,12 @@ import pytest
 from pyspark import cloudpickle
 
 from spark_integration import on_executor, runner, versions
-from spark_integration.core.inside_options import parse_checkpoints
-from spark_integration.core.options import parse_options
-from spark_integration.inside.checkpoints import CheckpointsTable
-from spark_integration.inside.table import InsideReader, TablePart
+from spark_integration.core.options import parse_checkpoints, parse_options
 from spark_integration.on_executor import Expected, executor_problem, expected_of_driver, make_task
-from spark_integration.reading.batch_reader import DosReader
 from spark_integration.reading.decoding import LINES
-from spark_integration.reading.ranges import DosPartition
-from spark_integration.reading.readers import DosStreamReader
+from spark_integration.reading.inspection import CheckpointsTable, InsideReader, TablePart
+from spark_integration.reading.origin import DosPartition
+from spark_integration.reading.readers import DosReader, DosStreamReader
 from tests.spark_integration.stored_data import pretended
 
 

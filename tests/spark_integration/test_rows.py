@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_integration.core.row_filter import ColumnCondition
-from spark_integration.reading import rows
-from spark_integration.reading.rows import BatchShaper
+from spark_integration.reading import decoding
+from spark_integration.reading.decoding import BatchShaper
 
 N = pa.schema([("n", pa.int64())])
 ALONE, TOGETHER, BYTES = 16, 64, 8 * 1024
@@ -23,9 +23,9 @@ def test_small_batches_are_put_together_and_large_ones_go_as_they_are(sizes: lis
         for begin, size in zip(begins, sizes, strict=True)
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "BATCH_ROWS_ALONE", ALONE)
-        patch.setattr(rows, "BATCH_ROWS", TOGETHER)
-        patch.setattr(rows, "BATCH_BYTES", BYTES)
+        patch.setattr(decoding, "BATCH_ROWS_ALONE", ALONE)
+        patch.setattr(decoding, "BATCH_ROWS", TOGETHER)
+        patch.setattr(decoding, "BATCH_BYTES", BYTES)
         found = list(BatchShaper(N, [ColumnCondition("n", ">=", (3,))], "here").shape(given_))
     assert [n for batch in found for n in batch.column(0).to_pylist()] == list(range(3, sum(sizes)))
     counts = [batch.num_rows for batch in found]

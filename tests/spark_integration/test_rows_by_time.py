@@ -8,8 +8,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_integration.core.admission import BatchLimits
-from spark_integration.core.rows_by_time import RowsByTime
+from spark_integration.core.merged_rows import RowsByTime
+from spark_integration.core.offsets import BatchLimits
 
 COLUMNS = pa.schema([("at", pa.int64()), ("text", pa.string())])
 Row = tuple[int, str]

@@ -8,7 +8,7 @@ import pytest
 
 from checkpoint.core.records.staged import CommitUnit
 from dos_client.blocking import open_store
-from spark_integration.core.sink_options import SinkOptions
+from spark_integration.core.options import SinkOptions
 from spark_integration.writing.committing import commit
 from spark_integration.writing.staging import StagedCommit
 from tests.spark_integration.sink_process import SCHEMA, STEPS, Command, Died, SinkProcesses

@@ -6,10 +6,9 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from dos_client.errors import BadUrlError
 from dos_protocol.errors import BadNameError, DosError
-from spark_integration.core.column_difference import column_difference
-from spark_integration.core.sink_options import SINK_OPTIONS, parse_sink_options
+from spark_integration.core.options import SINK_OPTIONS, parse_sink_options
 from spark_integration.data_source import DosSource
-from spark_integration.errors import BadOptionError, UnknownOptionError
+from spark_integration.errors import BadOptionError, UnknownOptionError, column_difference
 from tests.spark_integration.sink_process import SCHEMA
 
 GOOD = {"path": "dos://h1,h2/shop", "input": "orders"}

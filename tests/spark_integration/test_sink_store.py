@@ -18,9 +18,8 @@ from dos_client import QuorumUnavailableError
 from dos_client.blocking import BlockingStore
 from dos_protocol.errors import FencedError
 from dos_server.testing import Servers, ThreadedServer, threaded_store
-from spark_integration.core.options import parse_options
+from spark_integration.core.options import SinkOptions, parse_options, parse_sink_options
 from spark_integration.core.sink_commits import CommitDecision, RepeatedBatch
-from spark_integration.core.sink_options import SinkOptions, parse_sink_options
 from spark_integration.errors import (
     BatchPlannedAgainError,
     NothingThereError,
@@ -30,7 +29,7 @@ from spark_integration.errors import (
 )
 from spark_integration.limits import SINK_READ_BYTES, SINK_READS_AHEAD
 from spark_integration.reading.planning import plan_batch
-from spark_integration.reading.tasks import rows_of
+from spark_integration.reading.readers import rows_of
 from spark_integration.writing import committing
 from spark_integration.writing.committing import commit, release_producers
 from spark_integration.writing.staging import StagedCommit, claim_above, content_of, prepare, sum_of

@@ -17,8 +17,8 @@ from dataflow.blocking import close_input
 from dataflow.input_cli import app
 from dos_client.blocking import BlockingStore, open_store
 from dos_protocol.errors import FencedError
+from spark_integration.core.options import SinkOptions
 from spark_integration.core.sink_commits import CommitDecision
-from spark_integration.core.sink_options import SinkOptions
 from spark_integration.errors import StagedRowsGoneError
 from spark_integration.writing.committing import commit
 from spark_integration.writing.staging import StagedCommit, claim_above, prepare

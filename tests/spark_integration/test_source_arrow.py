@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from dos_client.blocking import BlockingStore
 from dos_server.testing import Servers, ThreadedServer
-from spark_integration.core.arrow_messages import END_OF_STREAM, ArrowMessages, MessageKind
-from spark_integration.core.framing import ArrowFramer
+from spark_integration.core.framing import END_OF_STREAM, ArrowFramer, ArrowMessages, MessageKind
 from spark_integration.errors import NotReadableError, SchemaMismatchError
 from spark_integration.reading.decoding import ArrowDecoder
-from spark_integration.reading.ranges import ByteRange
+from spark_integration.reading.origin import ByteRange
 from tests.spark_integration.stored_data import write_objects
 from tests.spark_integration.streaming import query
 from tests.spark_integration.test_source_batch import Reading

@@ -23,9 +23,9 @@ from spark_integration.errors import (
     NotReadableError,
     SchemaMismatchError,
 )
+from spark_integration.reading.origin import ByteRange, DosPartition
 from spark_integration.reading.planning import columns_of, plan_batch
-from spark_integration.reading.ranges import ByteRange, DosPartition
-from spark_integration.reading.tasks import rows_of
+from spark_integration.reading.readers import rows_of
 from tests.spark_integration.stored_data import (
     arrow,
     lines,

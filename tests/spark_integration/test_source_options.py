@@ -37,7 +37,7 @@ from spark_integration.errors import (
     OtherSourceError,
     UnknownOptionError,
 )
-from spark_integration.reading.batch_reader import comparison_of
+from spark_integration.reading.readers import comparison_of
 
 GOOD = {"path": "dos://h1,h2,h3/words", "output": "counts"}
 STORE, WHAT = "ab" * 16, "output words/counts"

@@ -27,15 +27,13 @@ from dos_client.blocking import BlockingStore
 from dos_protocol.errors import DosError
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration.core import rewinds
-from spark_integration.core.offsets import SplitPoint
+from spark_integration.core.offsets import SplitPoint, points_on_line
 from spark_integration.core.options import parse_options
-from spark_integration.core.rewinds import points_on_line
 from spark_integration.errors import MalformedOffsetError
-from spark_integration.reading import planning, stream_planning
-from spark_integration.reading.chains import ChainOrigin
-from spark_integration.reading.outputs import OutputOrigin
+from spark_integration.reading import planning
+from spark_integration.reading.chains import ChainOrigin, OutputOrigin
 from spark_integration.reading.planning import plan_batch
-from spark_integration.reading.tasks import rows_of
+from spark_integration.reading.readers import rows_of
 from tests.checkpoint.restored_output_model import SINK
 from tests.checkpoint.test_lines import checkpoint_at
 from tests.spark_integration.restored_streams import ModelStream, UnnamedStream, play
@@ -104,7 +102,7 @@ def plans_across_lines(patch: pytest.MonkeyPatch) -> None:
         return await plan(await origin.line())
 
     patch.setattr(planning, "on_one_line", once)
-    patch.setattr(stream_planning, "on_one_line", once)
+    patch.setattr(planning, "on_one_line", once)
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_few_rows_travel_with_their_partition_and_are_those_of_the_store(
         assert (part.data is None) == (transfer == "read")
         if part.data is not None:
             assert part.data == store.read(part.directory, part.object, part.begin, part.end - part.begin)
-            monkeypatch.setattr("spark_integration.reading.tasks.KEPT", None)  # nobody opens a store
+            monkeypatch.setattr("spark_integration.reading.readers.KEPT", None)  # nobody opens a store
             assert stream.between(start, end) == [2]
 
 
@@ -162,7 +162,7 @@ def test_progress_tells_how_far_there_is_more_and_never_less_than_was_taken(
     age_s: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("spark_integration.reading.stream_planning.SEEN_S", age_s)
+    monkeypatch.setattr("spark_integration.reading.planning.SEEN_S", age_s)
     write_steps(store, name, "out", 0, {step: n(step) for step in range(1, 4)}, N)
     with query(servers, name, output="out", maxRowsPerTrigger="1") as stream:
 

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal import SegmentSpan
-from spark_integration.core.admission import BatchAdmission, BatchLimits, StreamPiece
-from spark_integration.core.offsets import SplitPoint
-from spark_integration.core.recent_bytes import RecentBytes
-from spark_integration.reading.ranges import follows, resumed
+from spark_integration.core.offsets import BatchAdmission, BatchLimits, SplitPoint, StreamPiece
+from spark_integration.reading.chains import RecentBytes
+from spark_integration.reading.origin import follows, resumed
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 12), st.binary(max_size=9))), st.data())

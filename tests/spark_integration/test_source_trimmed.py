@@ -12,9 +12,7 @@ from checkpoint.core.records.outputs import Publish
 from spark_integration.core.offsets import BEGINNING, SplitPoint
 from spark_integration.core.options import ReadGuarantee, RewindPolicy
 from spark_integration.errors import DataLossError
-from spark_integration.reading.chains import ChainOrigin
-from spark_integration.reading.inputs import InputOrigin
-from spark_integration.reading.outputs import OutputOrigin
+from spark_integration.reading.chains import ChainOrigin, InputOrigin, OutputOrigin
 from tests.checkpoint import test_output_trimming as outputs
 from tests.checkpoint import trim_model as inputs
 

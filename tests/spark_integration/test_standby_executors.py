@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 from checkpoint.core.region import RegionState
 from spark_integration import run
-from spark_integration.executors import Executors
-from spark_integration.standbys import standby_tag
+from spark_integration.launcher import Executors
+from spark_integration.launcher import standby_tag
 from helper import HURRY, executor_of, session, until, word_count
 
 here, store = Path(sys.argv[1]), sys.argv[2]

@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_integration.core.standbys import AGAIN_MAX_S, AGAIN_S, END_S, StandbyJobs
+from spark_integration.core.jobs import AGAIN_MAX_S, AGAIN_S, END_S, StandbyJobs
 
 
 def test_as_many_run_as_are_wanted_and_one_that_became_a_worker_is_followed_by_another() -> None:

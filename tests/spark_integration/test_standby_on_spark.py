@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from checkpoint.core.region import RegionState
 from dataflow import Graph
 from spark_integration import RegionHandle, on_executor
-from spark_integration.standbys import standby_tag
+from spark_integration.launcher import standby_tag
 from tests.spark_integration.test_region import (
     Start,
     assert_right,

@@ -10,10 +10,9 @@ import pytest
 
 from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionSpec, RegionState, ScalingStatus
-from spark_integration import standbys as module
-from spark_integration.core.confs import DECOMMISSIONING
-from spark_integration.executors import Executors
-from spark_integration.standbys import Standbys, StandbySettings, standby_tag
+from spark_integration import launcher as module
+from spark_integration.core.session_checks import DECOMMISSIONING
+from spark_integration.launcher import Executors, Standbys, StandbySettings, standby_tag
 
 SPEC = RegionSpec(name="r", workers=2, store_url="dos://h", job_key=b"k" * 32)
 

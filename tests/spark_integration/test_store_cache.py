@@ -14,8 +14,8 @@ from dos_client.errors import StoreNotReadyError
 from dos_protocol.errors import NotFoundError
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration import limits
-from spark_integration.core.option_texts import StoreOptions
-from spark_integration.reading.store_cache import StoreCache
+from spark_integration.core.options import StoreOptions
+from spark_integration.reading.opening import StoreCache
 from tests.spark_integration.stored_data import write_objects
 from tests.support.servers import ServerProcess, three_servers, url_of
 

@@ -10,7 +10,7 @@ from dos_client.store import open_store
 from dos_server import embedded
 from dos_server.testing import threaded_store
 from spark_integration.errors import StoreNotChosenError, StoreNotUsableError
-from spark_integration.stores import choose_store
+from spark_integration.runner import choose_store
 
 
 def claim_once(url: str, epoch: int) -> int:

@@ -36,8 +36,7 @@ from spark_integration.errors import (
     SchemaMismatchError,
     StoreNotUsableError,
 )
-from spark_integration.frames import CHECKPOINT_CONF
-from spark_integration.graph_ends import ends_of
+from spark_integration.frames import CHECKPOINT_CONF, ends_of
 from tests.support.examples import run_example
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]

@@ -15,8 +15,8 @@ from dos_server import embedded
 from dos_tls import VARIABLES
 from spark_integration import register
 from spark_integration.errors import ConnectSessionError, StoreNotChosenError
+from spark_integration.runner import choose_store
 from spark_integration.sessions import use_tls_of_driver
-from spark_integration.stores import choose_store
 from tests.spark_integration.test_region import (
     Start,
     assert_right,

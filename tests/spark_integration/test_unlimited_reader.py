@@ -18,7 +18,7 @@ from spark_integration.core.options import parse_options
 from spark_integration.data_source import DosSource
 from spark_integration.errors import DataLossError, MalformedOffsetError, UnsupportedVersionError
 from spark_integration.reading.merged import MergedSource
-from spark_integration.reading.unlimited_reader import UnlimitedStreamReader
+from spark_integration.reading.readers import UnlimitedStreamReader
 from tests.spark_integration.stored_data import take_away, write_objects, write_steps
 from tests.spark_integration.streaming import LINE, N, n
 

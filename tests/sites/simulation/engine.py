@@ -19,10 +19,9 @@ import msgspec
 import numpy as np
 
 from sites.core.collection import Collected, find_collection, replicas_in
-from sites.core.deployment import Deployment, RegionReplica, StreamReplica
+from sites.core.deployment import Deployment, RegionReplica, StreamReplica, make_plan
 from sites.core.description import Description
 from sites.core.observed import Observation
-from sites.core.planning import make_plan
 from sites.core.revival import YOUNG_S, apply_revivals, find_revivals
 from tests.sites.simulation.entry import EntryStore, entry_members
 from tests.sites.simulation.flow import Activity, Flow, Flowed, by_arithmetic, by_filter

@@ -42,7 +42,7 @@ class Activity:
 @dataclass(slots=True)
 class Flowed:
     """ready: when each replica and exit has each row, and the mark. arrivals: when each stream has the marks
-    of its sender. weights: of each stream, see `sites.core.utility`.
+    of its sender. weights: of each stream, see `sites.core.observed`.
     """
 
     ready: dict[RegionReplica, Times]
