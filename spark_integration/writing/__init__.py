@@ -1,1 +1,1 @@
-"""The sink `dos`: `staging` is the task's part, `committing` the driver's; `spark_writers` has Spark's classes."""
+"""The sink `dos`: `staging` is the part of a task, `committing` that of the driver, `spark_writers` has both."""
