@@ -123,7 +123,7 @@ class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
         return spark_schema(columns_of(self._options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        check_batch(self._options, self._raw_options)
+        check_batch(self._raw_options)
         check_once(self._options.columns, schema.names)
         return self._reader(self._options, arrow_schema(schema))
 

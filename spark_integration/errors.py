@@ -58,9 +58,7 @@ class CannotShipError(DosError):
 
 
 class UnsupportedVersionError(DosError):
-    """PySpark, pandas or pyarrow is missing, its version is not supported, or PySpark is too old for what was
-    requested. Nothing was started, read or written.
-    """
+    """PySpark, pandas or pyarrow is missing, or its version does not fit. Nothing was started or read."""
 
 
 class UnfitConfError(DosError):
@@ -84,10 +82,7 @@ class UnknownOptionError(DosError):
 
 
 class BadOptionError(DosError):
-    """An option of the source or sink `dos` has an invalid value or conflicts with another one.
-
-    Nothing was read or written.
-    """
+    """An option of a format is unknown, has an invalid value, or conflicts. Nothing was read or written."""
 
 
 class FilterError(DosError):
@@ -198,6 +193,8 @@ class NoCheckpointError(DosError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Call `dataflow.errors.nearest`."""
+    # Imported when an error is raised: importing `dataflow` takes half the time of importing this source, and
+    # each Python worker of Spark would wait for it before its first row.
     from dataflow import errors
 
     return errors.nearest(name, known)
@@ -211,10 +208,7 @@ def type_text(kind: "pa.DataType") -> str:
 
 
 def column_difference(given: "pa.Schema", expected: "pa.Schema", target: str) -> str:
-    """Return a sentence that lists each column that does not fit, with both types.
-
-    `target` names what has the expected columns, for the message.
-    """
+    """Return a sentence that lists each column that does not fit those of `target`, with both types."""
     differences = []
     for one in given:
         if one.name not in expected.names:

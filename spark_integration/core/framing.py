@@ -18,6 +18,16 @@ from journal import RecordDecoder
 from spark_integration.errors import NotReadableError
 from spark_integration.limits import OBJECT_RECORD_BYTES_MAX
 
+# A message is (Arrow's "encapsulated message format", from 0.15 on, all little-endian):
+#
+#     u32  0xFFFFFFFF
+#     i32  bytes of metadata, with its padding; 0: the stream ends here, and nothing of this message follows
+#          metadata: a flatbuffer, table Message {version i16, header_type u8, header, bodyLength i64, ..}
+#          body: bodyLength bytes
+#
+# The header of a record batch is a table whose first field is its number of rows (i64). In a flatbuffer a
+# table begins with the distance back to its vtable: u16 size, u16 size of the table, then for each field its
+# offset in the table, 0 if it is left out.
 _PREFIX: Final = struct.Struct("<Ii")
 _MARK: Final = 0xFFFFFFFF
 END_OF_STREAM: Final = _PREFIX.pack(_MARK, 0)
@@ -45,7 +55,10 @@ class ArrowMessage(NamedTuple):
 
 
 class ArrowMessages:
-    """The decoder of one object. It takes the bytes in order from the start of a stream."""
+    """The decoder of one object. It takes the bytes in order from the start of a stream.
+
+    Only boundaries and kinds are determined: pyarrow finds the end of a stream only by reading all of it.
+    """
 
     def __init__(self, name: str, at: int) -> None:
         self._name = name
@@ -78,7 +91,6 @@ class ArrowMessages:
         return messages
 
     def _first(self, data: bytes) -> ArrowMessage | None:
-        """Return the message that begins here; None if its metadata is incomplete."""
         if len(data) < _PREFIX.size:
             return None
         mark, size = _PREFIX.unpack_from(data)
@@ -105,7 +117,6 @@ class ArrowMessages:
 
 
 def _parsed(metadata: bytes) -> tuple[MessageKind, int, int]:
-    """Return (kind, bytes of the body, rows). Raises struct.error, ValueError."""
     (root,) = _unpack("<I", metadata, 0)
     kind = MessageKind(_number("<B", metadata, _field(metadata, root, _HEADER_TYPE)))
     if kind is MessageKind.END:
@@ -147,10 +158,7 @@ class Framer(Protocol):
     """A decoder of record boundaries. It takes an object's bytes in order, starting at a boundary."""
 
     def feed(self, data: bytes) -> list[int]:
-        """Return the ends of the records that are now complete, as offsets in the object.
-
-        Raises NotReadableError.
-        """
+        """Return the ends of the records that are now complete, as offsets. Raises NotReadableError."""
         ...
 
     def rows(self, records: int) -> int:

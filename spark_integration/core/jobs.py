@@ -72,10 +72,22 @@ class ReportEnd:
 Effect = SubmitJob | CancelJob | ReportEnd
 
 
+# | state      | StartRequested              | CancelRequested | JobEnded                       | Tick       |
+# |------------|-----------------------------|-----------------|--------------------------------|------------|
+# | IDLE       | submit -> RUNNING           | -               | (not ours: a bug)              | -          |
+# | RUNNING    | hold the current, submit    | -> CANCELLING   | report -> IDLE                 | -          |
+# | CANCELLING | keep as next; with a        | forget next     | report -> IDLE, or submit next |cancel again|
+# |            | stand-by: submit -> RUNNING |                 |                                |            |
+#
+# A cancel of the current attempt, or of all, cancels the held jobs as well; that of a kept attempt only this
+# one, which is then held. The end of every submitted attempt is reported exactly once.
+
+
 class WorkerJobs:
-    """The jobs of one worker. Invariant: `attempt` is None exactly in IDLE; `next_attempt` only in
-    CANCELLING. `held`: attempt -> the ticks since it was held, at least `HOLD_TICKS` if it is being canceled.
-    `kept`: attempts that run beside the current.
+    """The jobs of one worker. `attempt`, the current one, is None exactly in IDLE.
+
+    `held`: attempt -> the ticks since it was held, at least `HOLD_TICKS` if it is being canceled. `kept`:
+    attempts that run beside the current one, until they end or are canceled.
     """
 
     def __init__(self) -> None:
@@ -105,6 +117,8 @@ class WorkerJobs:
             case JobEnded(attempt, error):
                 return self._ended(attempt, error)
             case LauncherTick():
+                # Spark ignores a cancel until it knows the job: one that was sent between the start of our
+                # thread and the registration of the job is lost, and its task would hold the slot for ever.
                 self.held = {one: ticks + 1 for one, ticks in self.held.items()}
                 over: list[Effect] = [
                     CancelJob(one) for one, ticks in self.held.items() if ticks >= HOLD_TICKS
@@ -112,6 +126,8 @@ class WorkerJobs:
                 return over + (self._cancel() if self.state is JobState.CANCELLING else [])
 
     def _start(self, attempt: int, *, beside: bool = False, standby: bool = False) -> list[Effect]:
+        # A canceled process may live a little longer than its job. That costs slots, not safety: the next
+        # attempt has a later epoch, which fences it. A stand-by needs no slot, so it does not wait.
         if self.state is JobState.CANCELLING and not standby:
             self.next_attempt = attempt
             return self._cancel()
@@ -120,12 +136,13 @@ class WorkerJobs:
         elif self.attempt is not None and beside:
             self.kept.append(self.attempt)
         elif self.attempt is not None:
+            # The coordinator has rejected the place of that job: a peer cannot reach its host. As long as it
+            # occupies its slot, Spark cannot place the new attempt there again.
             self.held[self.attempt] = 0
         self.state, self.attempt = JobState.RUNNING, attempt
         return [SubmitJob(attempt)]
 
     def _cancel_requested(self, attempt: int | None) -> list[Effect]:
-        """Cancel one attempt, or all."""
         over = [one for one in self.kept if attempt in (None, one)]
         self.kept = [one for one in self.kept if one not in over]
         if attempt in (None, self.attempt, self.next_attempt):
@@ -155,7 +172,7 @@ class WorkerJobs:
         self.state, self.attempt = JobState.IDLE, None
         if following is not None:
             return effects + self._start(following)
-        if self.kept:
+        if self.kept:  # the new one has ended first
             self.state, self.attempt = JobState.RUNNING, self.kept.pop()
         return effects
 
@@ -169,7 +186,8 @@ END_S: Final = 0.5
 class StandbyJobs:
     """The stand-bys of one region, by number. `now` is in seconds of a monotonic clock.
 
-    `live`: those that wait, or will wait. `canceled`: those whose jobs have not ended yet.
+    `live`: those that wait, or will wait: they are assigned, canceled, or end. `canceled`: those whose jobs
+    have not ended yet.
     """
 
     def __init__(self, count: int) -> None:
@@ -217,10 +235,8 @@ class StandbyJobs:
         self._delay_s = AGAIN_S
 
     def worker_submitted(self, waiting: Collection[int]) -> list[int]:
-        """Return which stand-bys to cancel, because a worker is submitted as a job of its own.
-
-        waiting: those that have a slot and are ready.
-        """
+        """Return which stand-bys to cancel when a worker is submitted. waiting: those that have a slot."""
+        # Their jobs may be ahead of the worker's in Spark's queue for slots.
         return self.cancel(self.live.difference(waiting))
 
     def cancel(self, numbers: Collection[int]) -> list[int]:
@@ -231,10 +247,8 @@ class StandbyJobs:
         return chosen
 
     def ended(self, number: int, now: float) -> tuple[int, int] | None:
-        """Note the end of a job. Return the attempt (worker, attempt) that has ended with it, None if none
-        has.
-        """
-        if number in self.live:
+        """Note the end of a job. Return the attempt (worker, attempt) that has ended with it, if one has."""
+        if number in self.live:  # no loss of a worker; the delay keeps one that cannot start from looping
             self.live.remove(number)
             self._wait(now)
         self.canceled.discard(number)
@@ -244,6 +258,7 @@ class StandbyJobs:
         """Return the stand-bys to cancel, again or because the region is over. Call it every half second."""
         if over:
             self._over_at = min(self._over_at, now)
+        # With the region the links of waiting stand-bys end, and so do these; only the rest is canceled.
         if now >= self._over_at + END_S:
             self.cancel(self.live)
         return sorted(self.canceled)
@@ -260,6 +275,8 @@ _LOST_TASK = re.compile(r"Lost task [^:]*: (?:[\w.$]+(?:Exception|Error): )?(.*)
 
 def task_error(message: str) -> str:
     """Return the part of a failed job's message that describes the task's failure, bounded in length."""
+    # Spark repeats the cause several times, each followed by a Java stack trace. The Python traceback of the
+    # task names the user's line; without one, the innermost failure message is taken.
     if traceback := _TRACEBACK.search(message):
         return traceback[0].strip()[-ERROR_TEXT_CHARS_MAX:]
     text = _JAVA_STACK.sub("", message).strip()

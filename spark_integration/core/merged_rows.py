@@ -74,12 +74,10 @@ class MergedOptions(TokenOptions, frozen=True, kw_only=True):
 
     @property
     def what(self) -> str:
-        """The data that is read, for people."""
         return f"merged output {self.region}/{self.output}"
 
     @property
     def limits(self) -> BatchLimits:
-        """The limits of a micro-batch."""
         return BatchLimits(self.rows_max, self.bytes_max)
 
 
@@ -136,9 +134,7 @@ _REMEDY: Final = (
 
 
 def parse_merged(given: Mapping[str, str]) -> MergedOptions:
-    """Parse the options passed to Spark. Raises UnknownOptionError, BadOptionError, FilterError,
-    BadNameError.
-    """
+    """Parse the options passed to Spark. Raises BadOptionError, BadNameError."""
     fields = parsed(given, MERGED_OPTIONS, MERGED)
     region = fields.pop("path", None)
     if region is None:
@@ -173,6 +169,14 @@ class _MarkOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: str
     time: tuple[str, ...]
     mark: int | None = msgspec.field(name="markUs")
+
+
+#     {"version": 1, "what": "merged output board.joined/out", "schema": "at timestamp, load double",
+#      "time": ["at"], "markUs": 1790000000000000}
+#
+# All rows up to `markUs`, microseconds since 1970, were read, and none above it; null: none was read. The
+# other fields serve to refuse an offset of something else. The sites are not among them, because they may
+# change.
 
 
 def mark_offset(of: MergedSubject, mark: int) -> dict[str, Any]:
@@ -267,9 +271,7 @@ class RowsByTime:
             at += rows.num_rows
 
     def end_of_batch(self, above: int, limits: BatchLimits, *, upto: int = END_OF_TIME) -> int:
-        """Return the end of the micro-batch after `above`: the time of its last row, up to `upto`; `above` if
-        there is no row. Rows of one time are never divided, also if they are more than the limits.
-        """
+        """Return the end of the micro-batch after `above`, up to `upto`; `above` if there is no row."""
         end = above
         rows_left = END_OF_TIME if limits.rows is None else limits.rows
         bytes_left = float("inf") if limits.bytes is None else limits.bytes
@@ -282,6 +284,8 @@ class RowsByTime:
             fit = rows if row_bytes * rows <= bytes_left else int(bytes_left / row_bytes)
             fit = min(fit, rows, rows_left)
             if fit < rows:
+                # Rows of one time are never divided, also if they are more than the limits: an offset is a
+                # time, so the rest would be skipped.
                 before = int(np.searchsorted(run.times, run.times[fit], side="left"))
                 if before:
                     return int(run.times[before - 1])

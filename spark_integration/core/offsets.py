@@ -24,6 +24,7 @@ from dos_protocol.errors import MALFORMED_JSON
 from spark_integration.errors import MalformedOffsetError, OtherSourceError
 
 VERSION: Final = 2
+# Still written where it says everything, for inputs and objects: it means line 0, and an unknown step.
 WITHOUT_LINES_VERSION: Final = 1
 _READABLE: Final = (WITHOUT_LINES_VERSION, VERSION)
 _REMEDY: Final = (
@@ -33,9 +34,9 @@ _REMEDY: Final = (
 
 
 class SplitPoint(NamedTuple):
-    """How far a split has been read: the epoch of the segment's writer, and the logical offset.
-
-    Of an output also the line of history, and the last step; 0 if it is not known.
+    """How far a split has been read: the epoch of the segment's writer (0 for raw objects), and the offset.
+    Everything below it has been read, nothing above it. Of an output also the line of history, and the last
+    step; 0 if it is not known.
     """
 
     epoch: int = 0
@@ -186,7 +187,6 @@ class LinePoints(NamedTuple):
 
     @property
     def steps_text(self) -> str:
-        """The number of steps that were read and taken back, for people."""
         if self.rewind is None or not self.read:
             return "an unknown number of steps"
         return f"{self.read - self.rewind.step} steps"
@@ -197,9 +197,11 @@ def points_on_line(
 ) -> LinePoints:
     """Return where a reader of an output continues after `points`, split -> how far it was read.
 
-    checkpoint: the last checkpoint. line: a later line than those of the points; None: that of the
-    checkpoint. Points are returned as they are if the checkpoint does not know one of the two lines yet.
+    checkpoint: the last one. line: a later line than those of the points; None: that of the checkpoint.
     """
+    # Lines part after a step, and in each worker's log after a size: a point up to there lies on both, a
+    # point after it goes back to where they part, and the steps read after that were taken back. If the
+    # checkpoint does not know one of the two lines yet, nothing is proved, and the points stay as they are.
     found, moved = dict(points), set()
     rewind, read = None, []
     for split, at in points.items():
@@ -251,10 +253,11 @@ class BatchLimits:
 
 
 class BatchAdmission:
-    """The selection for one micro-batch.
+    """The selection for one micro-batch: whole pieces (a step, a batch, lines) of all splits, up to the
+    limits.
 
     `next_split()` returns the split whose next piece is required; pass that piece to `offer`, None if there
-    is none currently. When `next_split` returns None, `taken` holds the last piece taken of each split.
+    is none currently. When it returns None, `taken` holds the last piece taken of each split.
     """
 
     def __init__(self, splits: list[str], limits: BatchLimits) -> None:
@@ -267,8 +270,8 @@ class BatchAdmission:
         self.taken: dict[str, StreamPiece] = {}
 
     def next_split(self) -> str | None:
-        """Return the split whose next piece must be known to continue; None when that is none."""
         while not self._unknown and not self._full and self._heads:
+            # The oldest first, by step or by the clock of its writer: no split starves another.
             split = min(self._heads, key=lambda one: (self._heads[one].order, one))
             if not self._fits(self._heads[split]):
                 self._full = True
@@ -281,7 +284,6 @@ class BatchAdmission:
         return self._unknown[0] if self._unknown and not self._full else None
 
     def offer(self, split: str, piece: StreamPiece | None) -> None:
-        """Pass the next piece of the split."""
         self._unknown.remove(split)
         if piece is not None:
             self._heads[split] = piece
@@ -292,7 +294,7 @@ class BatchAdmission:
         return dict(self._heads)
 
     def _fits(self, piece: StreamPiece) -> bool:
-        if not self.taken:
+        if not self.taken:  # otherwise a piece larger than the limits would stop the stream
             return True
         rows, size = self._limits.rows, self._limits.bytes
         return (rows is None or self._rows + piece.rows <= rows) and (

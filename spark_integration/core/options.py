@@ -119,8 +119,7 @@ READ: Final[dict[str, ReaderOption]] = {
 
 def parsed(given: Mapping[str, str], table: Mapping[str, ReaderOption], source: str) -> dict[str, Any]:
     """Return the fields of the options that were given. `source`: the format's name, for errors.
-
-    Raises UnknownOptionError, BadOptionError, and what the parsers of the options raise.
+    Raises BadOptionError, and what the parsers of the options raise.
     """
     known = {name.lower(): (name, option) for name, option in table.items()}
     fields: dict[str, Any] = {}
@@ -174,10 +173,8 @@ class RewindPolicy(StrEnum):
 
 
 class SourceOptions(ReadOptions, frozen=True, kw_only=True):
-    """The options of a reader.
-
-    Exactly one of `output`, `input` and `content` is set. `directory` is the region, the application, or the
-    directory of the objects.
+    """The options of a reader. Exactly one of `output`, `input` and `content` is set. `directory` is the
+    region, the application, or the directory of the objects.
     """
 
     directory: str
@@ -245,10 +242,8 @@ _REMEDY: Final = (
 
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
-    """Parse the options passed to Spark.
-
-    Raises UnknownOptionError, BadOptionError, FilterError, MalformedOffsetError, BadUrlError, BadNameError:
-    every error that can be found without a store.
+    """Parse the options passed to Spark. Raises every error that can be found without a store:
+    BadOptionError, MalformedOffsetError, BadUrlError, BadNameError.
     """
     fields = parsed(given, OPTIONS, "dos")
     url = url_of(fields.pop("path", None), _REMEDY)
@@ -264,9 +259,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     return options
 
 
-def check_batch(options: SourceOptions, given: Mapping[str, str]) -> None:
+def check_batch(given: Mapping[str, str]) -> None:
     """Raise BadOptionError for an option that has no meaning in a batch read."""
-    del options
     keys = {key.lower() for key in given}
     for name in STREAMING_ONLY:
         if name.lower() in keys:
@@ -330,7 +324,6 @@ class SinkOptions(StoreOptions, frozen=True, kw_only=True):
 
     @property
     def what(self) -> str:
-        """The target, for people."""
         return f"input {self.application}/{self.input}"
 
 
@@ -352,11 +345,7 @@ _SINK_REMEDY: Final = (
 
 
 def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
-    """Parse the options passed to Spark.
-
-    Raises UnknownOptionError, BadOptionError, BadUrlError, BadNameError: every error that can be found
-    without a store.
-    """
+    """Parse the options passed to Spark. Raises as `parse_options`."""
     fields = parsed(given, SINK_OPTIONS, "dos, when writing,")
     fields.pop("", None)
     if "path" not in fields:
@@ -394,7 +383,7 @@ def check_stream(options: SinkOptions) -> None:
 
 
 def query_producer(query: str) -> str:
-    """Return the default producer of a query; it depends only on the query's id."""
+    # Nothing but the query's id: a restarted query must find its own batches.
     return "q" + query.replace("-", "")
 
 
@@ -430,9 +419,7 @@ class CheckpointsOptions(ReadOptions, frozen=True, kw_only=True):
 
 
 class StateOptions(ReadOptions, frozen=True, kw_only=True):
-    """The state of `operator` at this checkpoint (None: the latest); with `since`, only what was
-    written after that checkpoint.
-    """
+    """The state at `checkpoint` (None: the latest); with `since`, only what was written after that one."""
 
     region: str
     operator: str
@@ -477,10 +464,7 @@ STATE_OPTIONS: Final[dict[str, ReaderOption]] = {
 
 
 def parse_journal(given: Mapping[str, str]) -> JournalOptions:
-    """Parse the options of `dos-journal`.
-
-    Raises UnknownOptionError, BadOptionError, FilterError, BadUrlError, BadNameError.
-    """
+    """Parse the options of `dos-journal`. Raises BadOptionError, BadUrlError, BadNameError."""
     remedy = "for example .load('dos://h1,h2,h3/wordcount.w0000/state'): a chain, or an object"
     fields, url = _fields(given, JOURNAL_OPTIONS, JOURNAL, remedy)
     if url.object is None:

@@ -30,10 +30,8 @@ _OPERATORS: Final = ("=", "<>", "<", "<=", ">", ">=")
 
 
 class ColumnCondition(msgspec.Struct, frozen=True):
-    """One condition on one column.
-
-    `operator`: `= <> < <= > >=`, `in`, `is null`; also, only from Spark, `starts`, `ends`, `contains`.
-    `negated`: its opposite; for NULL neither is true.
+    """One condition. `operator`: `= <> < <= > >=`, `in`, `is null`; also, only from Spark, `starts`, `ends`,
+    `contains`. `negated`: its opposite; for NULL neither is true.
     """
 
     column: str

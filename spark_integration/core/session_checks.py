@@ -69,10 +69,9 @@ class RefuseToStart:
 def judge_slots(
     master: SparkMaster, *, registered: int, busy: int, workers: int, spare: int
 ) -> EnoughSlots | WaitForExecutors | RefuseToStart:
-    """Whether a region of `workers` may start now, with `registered` slots of which `busy` are in use.
+    """Return whether a region may start, with `registered` slots of which `busy` are in use.
 
-    `spare` slots are left to other jobs. Returns `RefuseToStart` only when waiting cannot help, which is the
-    case only on a master of fixed size.
+    `spare` slots are left to other jobs. Only on a master of fixed size can waiting be of no use.
     """
     if master.slots_fixed is not None and master.slots_fixed < workers + spare:
         return RefuseToStart(
@@ -91,11 +90,7 @@ def judge_slots(
 
 
 def standby_shortage(master: SparkMaster, *, registered: int, busy: int, spare: int) -> str | None:
-    """Return why there is no slot for another stand-by, with the remedy; None if there is one.
-
-    Of `registered` slots `busy` are in use, by the workers too. On a master of fixed size, `spare` slots are
-    left to other jobs.
-    """
+    """Return why there is no slot for another stand-by, with the remedy; None if there is one."""
     left = spare if master.slots_fixed is not None else 0
     if registered - busy > left:
         return None
@@ -152,6 +147,8 @@ def grows(get: Get, master: SparkMaster) -> bool:
 
 
 def _refused(get: Get) -> str | None:
+    # A worker is a task that sends nothing to Spark until its end, as an idle or a slow one does: these confs
+    # would kill it, or start it twice. Lost executors need no check, because a lost worker is replaced.
     seconds, kill = _first(get, IDLE_SECONDS), _first(get, IDLE_KILL)
     if is_true(kill[1]) and _positive(seconds[1]):
         return (
@@ -197,7 +194,6 @@ def _first(get: Get, names: tuple[str, str]) -> tuple[str, str | None]:
 
 
 def is_true(value: str | None) -> bool:
-    """Return whether a conf is set to true."""
     return value is not None and value.strip().lower() == "true"
 
 
@@ -218,8 +214,7 @@ def choose_addresses(
 ) -> tuple[str, str]:
     """Return (the host to which workers connect, the host to listen on), both without brackets.
 
-    `requested` is the address that the program chose, `driver_host` that of Spark's own driver. Raises
-    InsecureNetworkError, and WrongAddressError for an address that executors elsewhere cannot reach.
+    Raises WrongAddressError for a network that may be tapped, or an address that executors cannot reach.
     """
     if master.one_machine:
         host = bare_host(requested or LOOPBACK)

@@ -8,18 +8,9 @@ names the query or write that recorded it. So a commit first becomes the produce
 writer, and then reads the last batch:
 
 - A micro-batch N of a query is batch N + 1 of its producer. Spark repeats N until its commit has returned,
-  and begins N + 1 only then. So it repeats only the last one that was recorded, with the same rows. If the
-  rows differ, or later ones are recorded, its checkpoint lost its newest batches, and Spark planned N again:
-  answering "done" would lose its rows. A later number leaves a gap, whose micro-batches were written to
-  another store.
+  and begins N + 1 only then. A later number leaves a gap, whose micro-batches were written to another store.
 - A batch write takes the next number, or the one that the user gives it. It recognizes by its own id that it
-  was already committed.
-
-Abort decides nothing: rows that are not recorded are not visible, and Spark may abort an attempt that it
-commits later.
-
-This file has values and one table; `writing/` claims, writes and reads.
-"""
+  was already committed."""
 
 from enum import Enum, StrEnum, auto
 from typing import Final
@@ -114,8 +105,8 @@ def judge_commit(
 ) -> CommitDecision:
     """Return APPEND or DONE for a unit, given the producer's last batch (0: none) and its mark.
 
-    content: the rows of the unit. producer: its name, for messages. Raises OtherWriterError,
-    OtherCheckpointError, BatchPlannedAgainError, LocalProtocolError; nothing may be recorded then.
+    Raises OtherWriterError, OtherCheckpointError, BatchPlannedAgainError, LocalProtocolError; nothing may be
+    recorded then.
     """
     writer = decode_mark(mark)
     verdict = TABLE[unit.kind, _owner_of_last(unit, last, writer), _position_of(unit, last)]
@@ -126,6 +117,8 @@ def judge_commit(
     if verdict is CommitDecision.DONE and unit.kind is WriteKind.STREAM and repeated is RepeatedBatch.COMPARE:
         assert unit.number is not None, "a stream is numbered"
         assert writer is not None, "it is ours"
+        # Spark repeats only the last micro-batch, with the same rows. Otherwise its checkpoint lost its
+        # newest batches, and it planned this number again: to answer "done" would lose the rows of now.
         if unit.number < last or content != writer.content:
             recorded = writer.content if unit.number == last else None
             raise BatchPlannedAgainError(producer, unit.number - 1, last - 1, recorded, content)

@@ -46,10 +46,11 @@ from journal import (
 )
 from spark_integration.core.offsets import BEGINNING, SplitPoint, StreamPiece, Vector, points_on_line
 from spark_integration.core.options import ReadGuarantee, RewindPolicy, SourceOptions
-from spark_integration.errors import DataLossError, MalformedOffsetError, NothingThereError, nearest
+from spark_integration.errors import MalformedOffsetError, NothingThereError, nearest
 from spark_integration.limits import HANDED_BYTES_KEPT, HANDED_BYTES_MAX
 from spark_integration.reading.origin import (
     ByteRange,
+    Origin,
     Scan,
     base_of,
     end_of,
@@ -61,7 +62,10 @@ from spark_integration.reading.origin import (
 
 
 class RecentBytes:
-    """At least the last `keep_bytes` that were read of the newest object, if it has that many."""
+    """At least the last `keep_bytes` that a scan read of the newest object, if it has that many.
+
+    A task of a small micro-batch gets them with its partition, and need not read them from the store.
+    """
 
     def __init__(self, keep_bytes: int) -> None:
         self._keep = keep_bytes
@@ -147,14 +151,13 @@ ALL = Position(0, -1, 0)
 """Used as the visible end of a chain: everything that a quorum holds."""
 
 
-class ChainOrigin(ABC):
-    """A source whose splits are chains; the methods are those of `Origin`."""
+class ChainOrigin(Origin):
+    """A source whose splits are chains."""
 
     chain: str
 
-    def __init__(self, store: Store, *, fail_on_loss: bool = True) -> None:
-        self.store = store
-        self._fail_on_loss = fail_on_loss
+    def __init__(self, store: Store, options: SourceOptions) -> None:
+        super().__init__(store, options)
         self._tails: dict[str, ChainScan] = {}
         self.ends: dict[str, tuple[SplitPoint, str]] = {}
         """The end of the last piece scanned of each split, and the segment that holds it."""
@@ -169,21 +172,6 @@ class ChainOrigin(ABC):
     def piece_reader(self, split: str, start: SplitPoint) -> PieceReader:
         """Return a new piece reader that begins at a point."""
 
-    async def line(self, *, fresh: bool = False) -> int:
-        """As `Origin.line`: a chain of other data has one line."""
-        del fresh
-        return 0
-
-    async def continued(self, points: Vector, line: int | None = None) -> tuple[dict[str, SplitPoint], str]:
-        """As `Origin.continued`."""
-        del line
-        return dict(points), ""
-
-    async def planned(self, start: Vector, end: Vector) -> dict[str, SplitPoint]:
-        """As `Origin.planned`."""
-        del end
-        return dict(start)
-
     async def forget(self) -> None:
         """Forget what scans have found."""
         for tail in self._tails.values():
@@ -193,7 +181,6 @@ class ChainOrigin(ABC):
         self.recent.clear()
 
     def point(self, epoch: int, size: int, order: int) -> SplitPoint:
-        """Return the point after a piece."""
         del order
         return SplitPoint(epoch, size)
 
@@ -217,11 +204,9 @@ class ChainOrigin(ABC):
         """Return how far the chain is visible: up to a position in a checkpoint, ALL, or None (nothing)."""
 
     async def proved(self, split: str) -> Position | None:
-        """Return a position of the chain in a committed checkpoint; None if no checkpoint has the chain.
-
-        It is for chains that are visible as far as a quorum holds them: up to there the chain is committed
-        even while the members cannot prove it (see `inspect_chain`).
-        """
+        """Return a position of the chain in a committed checkpoint; None if no checkpoint has the chain."""
+        # Up to there a chain that is visible as far as a quorum holds it is committed, even while the members
+        # cannot prove it (see `inspect_chain`).
         del split
         return None
 
@@ -233,10 +218,6 @@ class ChainOrigin(ABC):
     @abstractmethod
     def data_of(self, record: Record) -> bytes:
         """Return the Arrow stream in a record; b"" if it has none."""
-
-    @abstractmethod
-    def extra(self) -> pa.Schema:
-        """Return the origin columns, see `Origin`."""
 
     async def all_ranges(self, split: str) -> list[ByteRange]:
         visible_end = await self.visible_end(split)
@@ -315,7 +296,9 @@ class ChainOrigin(ABC):
             and not follows(state.segments, start)
             and end_of(state.segments).epoch <= start.epoch
         ):
-            state = await self._read_before(split, start)
+            # A take-over that did not complete keeps the members from proving again what was read, and so was
+            # committed, before. Nothing is lost then, and there is nothing new (decision 0216).
+            state = await self._chain_between(split, start, Position(start.epoch, start.size, 0))
         return ChainScan(self, split, self._joined(split, state.segments, start))
 
     async def first_rows(self, split: str) -> AsyncGenerator[bytes]:
@@ -341,7 +324,6 @@ class ChainOrigin(ABC):
                         return
 
     async def _visible_chain(self, split: str) -> ChainState:
-        """Return the chain as it is visible now. Its end may lie within a record, see `inspect_chain`."""
         return await self._inspect(split, await self.visible_end(split))
 
     async def _inspect(
@@ -362,23 +344,12 @@ class ChainOrigin(ABC):
             )
         return await inspect_chain_at(self.store, directory, self.chain, visible_end, floor=floor)
 
-    async def _read_before(self, split: str, start: SplitPoint) -> ChainState:
-        """Return the chain up to a point that was read, and therefore committed, before.
-
-        A take-over that did not complete prevents the members from proving it again. Nothing is lost then,
-        and there is nothing new (decision 0216).
-        """
-        return await self._chain_between(split, start, Position(start.epoch, start.size, 0))
-
     async def _chain_between(self, split: str, start: SplitPoint, at: Position) -> ChainState:
-        """Return the chain up to a committed position, from the segment of the last byte read on.
-
-        That segment may be trimmed, if the next one begins at `start`: nothing unread is missing then.
-        """
+        """Return the chain up to a committed position, from the segment of the last byte read on."""
         directory = self.directory(split)
         try:
             return await inspect_chain_at(self.store, directory, self.chain, at, floor=max(start.size - 1, 0))
-        except LostBytesError:
+        except LostBytesError:  # the segment is trimmed: if the next one begins at `start`, nothing unread is
             state = await inspect_chain_at(self.store, directory, self.chain, at, floor=start.size)
             if not state.segments or state.segments[0].base != start.size:
                 raise
@@ -399,10 +370,7 @@ class ChainOrigin(ABC):
         return resumed(spans, start)._replace(line=start.line)
 
     def _report_loss(self, split: str, what: str) -> None:
-        text = f"{split} of {self.directory(split)}, chain {self.chain}: {what}"
-        if self._fail_on_loss:
-            raise DataLossError(text)
-        logger.warning("%s; continuing because of failOnDataLoss=false", text)
+        self.lost(f"{split} of {self.directory(split)}, chain {self.chain}: {what}")
 
 
 def _head_begin(spans: tuple[SegmentSpan, ...]) -> SplitPoint:
@@ -418,13 +386,18 @@ OUTPUT_EXTRA = pa.schema(
 
 
 class OutputOrigin(ChainOrigin):
-    """The output of one sink of a region."""
+    """The output of one sink of a region: a split is a worker's log, a piece the output of one step.
 
-    steps = True
-    times = True
+    With publish="step", or read="synced", what a quorum holds is visible; a reset may roll the latter back.
+    Otherwise what the last committed checkpoint covers is.
+    """
+
+    steps = times = True
+    extra = OUTPUT_EXTRA
+    what = "output"
 
     def __init__(self, store: Store, options: SourceOptions) -> None:
-        super().__init__(store, fail_on_loss=options.fail_on_data_loss)
+        super().__init__(store, options)
         assert options.output is not None, "the options guarantee it"
         self._region, self._sink = options.directory, options.output
         self._read = options.read
@@ -438,9 +411,6 @@ class OutputOrigin(ChainOrigin):
 
     def directory(self, split: str) -> str:
         return worker_directory(self._region, int(split[1:]))
-
-    def extra(self) -> pa.Schema:
-        return OUTPUT_EXTRA
 
     def piece_reader(self, split: str, start: SplitPoint) -> PieceReader:
         del start
@@ -500,7 +470,6 @@ class OutputOrigin(ChainOrigin):
         return found
 
     async def _with_epoch(self, split: str, at: SplitPoint, upto: Position | None) -> SplitPoint:
-        """Return a point below a position of its line with the epoch of the segment in which it lies."""
         if at.size == 0 or upto is None or upto.size < at.size:
             return at
         try:
@@ -518,7 +487,8 @@ class OutputOrigin(ChainOrigin):
     async def records(
         self, split: str, follower: ChainFollower, visible_end: Position
     ) -> AsyncGenerator[tuple[int, Record]]:
-        """As `ChainOrigin.records`; ends before the first record that is not of the line."""
+        # What the last checkpoint covers is of the line. Above it, a log may still end with output that a
+        # restore has taken back, and only the records show their line.
         covered = await self.proved(split) if visible_end is ALL else visible_end
         if covered is not None:
             async with aclosing(follower.poll(covered)) as records:
@@ -569,7 +539,6 @@ class OutputOrigin(ChainOrigin):
         return covered is not None and covered.size == 0
 
     async def _covered(self, split: str) -> SplitPoint:
-        """Return the point up to which the last checkpoint covers a log, which it has."""
         checkpoint = await self._output.last_checkpoint()
         assert checkpoint is not None, "no checkpoint is older than one that has the log"
         return self._points_in(checkpoint)[split]
@@ -632,7 +601,6 @@ class OutputOrigin(ChainOrigin):
         return self._points_in(checkpoint)
 
     def _points_in(self, checkpoint: Checkpoint) -> dict[str, SplitPoint]:
-        """Return how far a checkpoint covers each log."""
         points = {}
         for worker, part in checkpoint.outputs().items():
             if (prepared := part.sinks.get(self._sink)) is not None:
@@ -689,23 +657,25 @@ INPUT_EXTRA = pa.schema(
 
 
 class InputOrigin(ChainOrigin):
-    """The batches of an input handle."""
+    """An input handle: a split is a producer, a piece one of its batches, which is read whole.
+
+    `checkpoint.core.records.inputs` defines which records form a valid batch. A segment of a producer's chain
+    begins between two batches; an incomplete batch that a failed producer left at its end does not count.
+    """
 
     chain = INPUT_CHAIN
-    steps = False
     times = True
+    extra = INPUT_EXTRA
+    what = "an input handle"
 
     def __init__(self, store: Store, options: SourceOptions) -> None:
-        super().__init__(store, fail_on_loss=options.fail_on_data_loss)
+        super().__init__(store, options)
         assert options.input is not None, "the options guarantee it"
         self._application, self._name = options.directory, options.input
         self._handle = InputHandle(store, self._application, self._name)
 
     def directory(self, split: str) -> str:
         return producer_directory(self._application, self._name, split)
-
-    def extra(self) -> pa.Schema:
-        return INPUT_EXTRA
 
     def piece_reader(self, split: str, start: SplitPoint) -> PieceReader:
         return _BatchReader(split, self.directory(split), start)
@@ -729,19 +699,12 @@ class InputOrigin(ChainOrigin):
         del split
         return ALL
 
-    async def checkpoint(self, number: int) -> dict[str, SplitPoint]:
-        raise MalformedOffsetError(
-            f"startingOffset checkpoint:{number}: only the output of a region has checkpoints, not an"
-            " input handle",
-            remedy="write earliest, latest or time:2026-01-31T12:00:00Z",
-        )
-
     def data_of(self, record: Record) -> bytes:
         return record.strings[0] if record.op is Op.INPUT else b""
 
 
 class _BatchReader(PieceReader):
-    """Finds batches: a batch ends with its last part, if all parts are there."""
+    """A batch ends with its last part, if all parts are there."""
 
     def __init__(self, split: str, where: str, start: SplitPoint) -> None:
         self._line = InputSequence(split, at=start.size, digest=None, bytes_max=-1, where=where)

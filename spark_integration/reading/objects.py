@@ -24,11 +24,11 @@ from spark_integration.core.framing import (
     LineFramer,
     PrefixFramer,
 )
-from spark_integration.core.offsets import BEGINNING, SplitPoint, StreamPiece, Vector
+from spark_integration.core.offsets import BEGINNING, SplitPoint, StreamPiece
 from spark_integration.core.options import ObjectContent, ReadGuarantee, SourceOptions
-from spark_integration.errors import DataLossError, MalformedOffsetError, NothingThereError, nearest
+from spark_integration.errors import NothingThereError, nearest
 from spark_integration.limits import PIECES_PER_TRIGGER, SAMPLE_BYTES, SEEK_BYTES
-from spark_integration.reading.origin import ByteRange, Scan
+from spark_integration.reading.origin import ByteRange, Origin, Scan
 
 logger = logging.getLogger("dos.spark_integration")
 EXTRA = pa.schema([("_object", pa.string()), ("_offset", pa.int64())])
@@ -42,41 +42,25 @@ _FRAMERS: dict[ObjectContent, Callable[[str, int], Framer]] = {
 _LINES = (ObjectContent.LINES, ObjectContent.JSON)
 
 
-class ObjectOrigin:
-    """The objects of a directory; the methods are those of `Origin`."""
+class ObjectOrigin(Origin):
+    """The objects of a directory."""
 
-    steps = False
-    times = False
+    what = "objects"
 
     def __init__(self, store: Store, options: SourceOptions) -> None:
         assert options.content is not None, "the options guarantee it"
-        self.store = store
-        self._options = options
+        super().__init__(store, options)
         self._content = options.content
         self.directory = options.directory
+        arrow = self._content is ObjectContent.ARROW
+        self.extra = pa.schema([EXTRA.field("_object")]) if arrow else EXTRA
         self._tails: dict[str, ObjectScan] = {}
         rows, size = options.rows_max, options.bytes_max
-        one = self._content is ObjectContent.ARROW  # an Arrow record has many rows
         self.piece_limits = (
-            1 << 62 if rows is None else 1 if one else max(1, rows // PIECES_PER_TRIGGER),
+            1 << 62 if rows is None else 1 if arrow else max(1, rows // PIECES_PER_TRIGGER),
             1 << 62 if size is None else size // PIECES_PER_TRIGGER,
         )
         """Maximum number of records, and of bytes, of one piece, which a micro-batch takes whole."""
-
-    def extra(self) -> pa.Schema:
-        return EXTRA if self._content is not ObjectContent.ARROW else pa.schema([EXTRA.field("_object")])
-
-    async def line(self, *, fresh: bool = False) -> int:
-        del fresh
-        return 0
-
-    async def continued(self, points: Vector, line: int | None = None) -> tuple[dict[str, SplitPoint], str]:
-        del line
-        return dict(points), ""
-
-    async def planned(self, start: Vector, end: Vector) -> dict[str, SplitPoint]:
-        del end
-        return dict(start)
 
     async def splits(self) -> list[str]:
         view = await self.store.inspect(self.directory)
@@ -84,10 +68,10 @@ class ObjectOrigin:
         if not names and not view.epoch_seen:
             near = nearest(self.directory, await self.store.list_directories())
             raise NothingThereError(
-                f"there is no directory {self.directory!r} in the store {self._options.servers}{near}",
+                f"there is no directory {self.directory!r} in the store {self.options.servers}{near}",
                 remedy="`dos ls` lists what is there",
             )
-        one = self._options.object
+        one = self.options.object
         if one is not None:
             if one not in names:
                 raise NothingThereError(
@@ -95,12 +79,12 @@ class ObjectOrigin:
                     remedy="`dos ls` lists what is there",
                 )
             return [one]
-        pattern = self._options.objects or "*"
+        pattern = self.options.objects or "*"
         return [name for name in names if fnmatchcase(name, pattern)]
 
     async def size(self, split: str) -> int:
         """Return how far an object may be read now. Raises NotFoundError."""
-        if self._options.read is ReadGuarantee.SYNCED:
+        if self.options.read is ReadGuarantee.SYNCED:
             view = await self.store.inspect(self.directory)
             sizes = [objects[split].synced for objects in view.answers.values() if split in objects]
             return max(sizes, default=0)
@@ -108,7 +92,7 @@ class ObjectOrigin:
 
     async def bytes_at(self, split: str, offset: int, size: int) -> bytes:
         """Return some bytes from an offset."""
-        committed = self._options.read is ReadGuarantee.COMMITTED
+        committed = self.options.read is ReadGuarantee.COMMITTED
         return await self.store.read(self.directory, split, offset, size, committed=committed)
 
     async def all_ranges(self, split: str) -> list[ByteRange]:
@@ -116,7 +100,7 @@ class ObjectOrigin:
         if self._content not in _LINES:
             return [ByteRange(self.directory, split, 0, size)] if size else []
         while begin < size:
-            end = min(begin + self._options.partition_bytes, size)
+            end = min(begin + self.options.partition_bytes, size)
             end = await self._line_end_after(split, end, size) if end < size else size
             ranges.append(ByteRange(self.directory, split, begin, end))
             begin = end
@@ -156,12 +140,6 @@ class ObjectOrigin:
             self._report_loss(split, f"was read up to byte {start.size}, but ends at byte {size}")
             return ObjectScan(self, split, BEGINNING)
         return ObjectScan(self, split, start)
-
-    async def checkpoint(self, number: int) -> dict[str, SplitPoint]:
-        raise MalformedOffsetError(
-            f"startingOffset checkpoint:{number}: only the output of a region has checkpoints, not objects",
-            remedy="write earliest or latest",
-        )
 
     async def first_rows(self, split: str) -> AsyncGenerator[bytes]:
         if self._content not in (ObjectContent.ARROW, ObjectContent.JSON):
@@ -228,10 +206,7 @@ class ObjectOrigin:
             return 0
 
     def _report_loss(self, split: str, what: str) -> None:
-        text = f"{self.directory}/{split} {what}"
-        if self._options.fail_on_data_loss:
-            raise DataLossError(text)
-        logger.warning("%s; continuing because of failOnDataLoss=false", text)
+        self.lost(f"{self.directory}/{split} {what}")
 
 
 class ObjectScan(Scan):

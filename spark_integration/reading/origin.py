@@ -6,14 +6,21 @@ needs no further information, and a retried task returns the same rows. Spark pi
 separately, so partitions hold only names, numbers and a few bytes. `chains` and `objects` implement `Origin`.
 """
 
+import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from dos_client import Store
 from journal import SegmentName, SegmentSpan, parse_segment_name
 from spark_integration.core.offsets import SplitPoint, StreamPiece, Vector
+from spark_integration.core.options import SourceOptions
+from spark_integration.errors import DataLossError, MalformedOffsetError
+
+logger = logging.getLogger("dos.spark_integration")
 
 
 class ByteRange(NamedTuple):
@@ -125,73 +132,87 @@ class Scan(Protocol):
         ...
 
 
-class Origin(Protocol):
-    """Data in a store that is divided into splits. Kept for as long as a query runs."""
+class Origin(ABC):
+    """Data in a store that is divided into splits. Kept for as long as a query runs.
+
+    All methods run in trio, and may raise what reading a store raises. What is here suits data with one line
+    of history, which no restore takes back.
+    """
+
+    steps = False
+    """Whether a piece is the output of a step."""
+    times = False
+    """Whether pieces have the time at which they were written."""
+    extra: pa.Schema
+    """The origin columns of a row, which are returned if they are requested by name."""
+    what: str
+    """What it is, for people."""
+
+    def __init__(self, store: Store, options: SourceOptions) -> None:
+        self.store = store
+        self.options = options
 
     async def line(self, *, fresh: bool = False) -> int:
-        """Return the present line of history of a region's output, 0 for other data. A plan is for the line
-        that was returned last. fresh: not from a cache.
-        """
-        ...
+        """Return the present line of history, for which a plan is made. fresh: not from a cache."""
+        del fresh
+        return 0
 
     async def continued(self, points: Vector, line: int | None = None) -> tuple[dict[str, SplitPoint], str]:
-        """Return where a stream that has read up to `points` continues on a line, and a warning for people if
-        what it has read was taken back, otherwise "". line: None for the present line.
+        """Return where a stream that has read up to `points` continues on a line (None: the present one), and
+        a warning for people if what it has read was taken back, otherwise "".
 
         Raises OutputRewoundError instead unless the option `onRewind` is "follow".
         """
-        ...
+        del line
+        return dict(points), ""
 
     async def planned(self, start: Vector, end: Vector) -> dict[str, SplitPoint]:
         """Return where a micro-batch that ends at `end` begins on the line of `end`, after `start`."""
-        ...
+        del end
+        return dict(start)
 
+    @abstractmethod
     async def splits(self) -> list[str]:
         """Return the existing splits. Raises NothingThereError if the data does not exist."""
-        ...
 
+    @abstractmethod
     async def all_ranges(self, split: str) -> list[ByteRange]:
         """Return everything that exists now, for a batch read."""
-        ...
 
+    @abstractmethod
     async def begin(self, split: str) -> SplitPoint:
         """Return the beginning of the existing data."""
-        ...
 
+    @abstractmethod
     async def end(self, split: str) -> SplitPoint:
         """Return the end of what may be read now; it lies between two pieces."""
-        ...
 
+    @abstractmethod
     async def data_end(self, split: str) -> SplitPoint:
         """Return how far there is any data, for people: cheaper than `end`, and not between two pieces."""
-        ...
 
+    @abstractmethod
     async def ranges(self, split: str, start: SplitPoint, end: SplitPoint) -> list[ByteRange]:
         """Return the ranges between two points. Raises DataLossError if some of the data is gone."""
-        ...
 
+    @abstractmethod
     async def scan(self, split: str, start: SplitPoint) -> Scan:
         """Scan from a point on. Raises DataLossError as `ranges`."""
-        ...
+
+    @abstractmethod
+    def first_rows(self, split: str) -> AsyncGenerator[bytes]:
+        """Yield bytes that determine the columns; nothing if there are no rows yet."""
 
     async def checkpoint(self, number: int) -> dict[str, SplitPoint]:
         """Return the splits' positions in a checkpoint. Raises MalformedOffsetError if there are none."""
-        ...
+        raise MalformedOffsetError(
+            f"startingOffset checkpoint:{number}: only the output of a region has checkpoints,"
+            f" not {self.what}",
+            remedy="write earliest or latest" + (", or time:2026-01-31T12:00:00Z" if self.times else ""),
+        )
 
-    @property
-    def steps(self) -> bool:
-        """Whether a piece is the output of a step."""
-        ...
-
-    @property
-    def times(self) -> bool:
-        """Whether pieces have the time at which they were written."""
-        ...
-
-    def first_rows(self, split: str) -> AsyncGenerator[bytes]:
-        """Yield bytes that determine the columns; nothing if there are no rows yet."""
-        ...
-
-    def extra(self) -> pa.Schema:
-        """Return the origin columns of a row, which are returned if they are requested by name."""
-        ...
+    def lost(self, text: str) -> None:
+        """Report that data is gone. Raises DataLossError unless `failOnDataLoss` is false."""
+        if self.options.fail_on_data_loss:
+            raise DataLossError(text)
+        logger.warning("%s; continuing because of failOnDataLoss=false", text)

@@ -48,7 +48,7 @@ def columns_of(options: SourceOptions) -> pa.Schema:
         existing = store.portal.call(existing_columns, origin_of(store, options), options)
         if existing is None:
             raise NoSchemaError(f"the columns of {options.what} are unknown, because it has no rows yet")
-        extra = origin_of(store, options).extra()
+        extra = origin_of(store, options).extra
     return chosen(existing, extra, options.columns)
 
 
@@ -78,9 +78,7 @@ async def check_against(
     if options.content is ObjectContent.JSON:  # values are converted to the requested type, or the task fails
         check_filter(comparisons, wanted)
     elif existing is not None:
-        every = pa.schema(
-            [*existing, *(field for field in origin.extra() if field.name not in existing.names)]
-        )
+        every = pa.schema([*existing, *(field for field in origin.extra if field.name not in existing.names)])
         check_columns(wanted, every, options.what)
         check_filter(comparisons, every)
 

@@ -1,1 +1,1 @@
-"""The sink `dos`: `staging` is the part of a task, `committing` that of the driver, `spark_writers` has both."""
+"""The sink `dos`: `staging` is the part of a task, `committing` that of the driver."""

@@ -26,7 +26,7 @@ from checkpoint.maintenance.stopped_region import restore_stopped
 from dos_client.blocking import BlockingStore
 from dos_protocol.errors import DosError
 from dos_server.testing import Servers, ThreadedServer
-from spark_integration.core import rewinds
+from spark_integration.core import offsets
 from spark_integration.core.offsets import SplitPoint, points_on_line
 from spark_integration.core.options import parse_options
 from spark_integration.errors import MalformedOffsetError
@@ -86,7 +86,7 @@ def test_streams_of_a_region_that_is_restored_at_random_never_return_a_mix(
 
 def ignores_lines_of_points(patch: pytest.MonkeyPatch) -> None:
     """Every point counts as valid on the present line."""
-    patch.setattr(rewinds, "parting", lambda *_: None)
+    patch.setattr(offsets, "parting", lambda *_: None)
 
 
 def reads_logs_to_their_heads(patch: pytest.MonkeyPatch) -> None:
