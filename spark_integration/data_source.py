@@ -65,7 +65,6 @@ _registering = threading.Lock()
 
 def register(spark: SparkSession) -> None:
     """Enable `format("dos")`, `dos-merged`, `dos-journal`, `dos-checkpoints` and `dos-state` in this session.
-
     Call it once per session, and in each thread that writes; repeated calls are harmless.
 
     Filters of a DataFrame are pushed down to where the bytes are read if
@@ -91,7 +90,7 @@ def register(spark: SparkSession) -> None:
 class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
     """The data source `dos`.
 
-    Raises UnknownOptionError, BadOptionError, MalformedOffsetError, BadUrlError, and UnsupportedVersionError
+    Raises BadOptionError, MalformedOffsetError, BadUrlError, and UnsupportedVersionError
     for an option that needs a newer PySpark.
     """
 
@@ -137,14 +136,14 @@ class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
         return reader(self._options, arrow_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from spark_integration.writing.spark_writers import DosWriter
+        from spark_integration.writing.committing import DosWriter
 
         check_append(overwrite, 'write with .mode("append")')
         columns = self._checked_columns(schema)
         return DosWriter(self._sink_options, columns, uuid.uuid4().hex)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        from spark_integration.writing.spark_writers import DosStreamWriter
+        from spark_integration.writing.committing import DosStreamWriter
 
         check_append(overwrite, 'write with .outputMode("append") or "update"')
         check_stream(self._sink_options)
@@ -152,7 +151,7 @@ class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
 
     def _checked_columns(self, schema: StructType) -> pa.Schema:
         from dataflow.schema import parse_schema  # see `core/wording`
-        from spark_integration.writing.spark_writers import check_target
+        from spark_integration.writing.committing import check_target
 
         columns = parse_schema(schema)
         check_target(self._sink_options, columns)
@@ -168,9 +167,7 @@ class PushingDosSource(DosSource):
 def _tried(
     parse: Callable[[Mapping[str, str]], Options], given: Mapping[str, str]
 ) -> tuple[Options | None, DosError | None]:
-    """Return the options, or their error. It is raised on use, because only then it is known if they read or
-    write.
-    """
+    """Return the options, or their error, which is raised on use: only then it is known if they read."""
     try:
         return with_token(parse(given)), None
     except DosError as error:

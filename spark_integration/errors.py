@@ -3,7 +3,6 @@ contain the remedy.
 """
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from dos_protocol.errors import DosError
@@ -33,12 +32,8 @@ class SessionStoppedError(DosError):
     )
 
 
-class StoreNotChosenError(DosError):
-    """No store was named, and there is no default because the master is not local."""
-
-
 class StoreNotUsableError(DosError):
-    """The named servers are not available, or do not form one store."""
+    """The named servers are not available, or do not form one store; or none was named, without a default."""
 
 
 class InsecureNetworkError(DosError):
@@ -69,32 +64,14 @@ class ExecutorMismatchError(DosError):
     """The Python or the packages of an executor differ from those of the driver."""
 
 
-class UnknownOptionError(DosError):
-    """The format (`dos`, `dos-state`, ...) has no such option. Nothing was read or written."""
-
-    def __init__(self, name: str, known: Iterable[str], source: str = "dos") -> None:
-        by_lower = {one.lower(): one for one in known}
-        matches = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
-        hint = f"; did you mean {by_lower[matches[0]]!r}?" if matches else ""
-        super().__init__(
-            f"the source {source} has no option {name!r}{hint} (its options: {', '.join(by_lower.values())})"
-        )
-
-
 class BadOptionError(DosError):
     """An option of a format is unknown, has an invalid value, or conflicts. Nothing was read or written."""
 
 
-class FilterError(DosError):
-    """The option `filter` is malformed or does not fit the columns. Nothing was read."""
-
-
 class MalformedOffsetError(DosError):
-    """An offset, or `startingOffset`, is not one that this source can start from. Nothing was read."""
-
-
-class OtherSourceError(DosError):
-    """An offset belongs to another store, or to other data of this store. Nothing was read."""
+    """An offset, or `startingOffset`, is not one that this source can start from: it is malformed, or belongs
+    to another store or to other data. Nothing was read.
+    """
 
     remedy = "give the query another checkpointLocation, or the URL and options that it had"
 

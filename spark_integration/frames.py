@@ -54,10 +54,8 @@ class GraphEnds(NamedTuple):
 
 
 def ends_of(graph: Graph, given: pa.Schema, *, into: str | None, output: str | None) -> GraphEnds:
-    """Return the ends of a graph for rows with the columns `given`.
-
-    `into`, `output`: the names of the operators; None if there is only one.
-    Raises GraphError, NoSuchEndError, SchemaMismatchError.
+    """Return the ends of a graph for rows with the columns `given`. `into`, `output`: the names of the
+    operators; None if there is only one. Raises GraphError, NoSuchEndError, SchemaMismatchError.
     """
     plan = graph.plan()
     sources = {name: spec for name, spec in plan.specs.items() if isinstance(spec, InputSource)}
@@ -127,7 +125,8 @@ class Through:
         self._close()
 
     def _watch(self) -> None:
-        """Log a failure of the feed: users see the query that reads the output, not the feed's query."""
+        # Users see the query that reads the output, not the feed's: without a log line it would just be
+        # silent.
         try:
             self.feed.awaitTermination()
         except Exception as error:
@@ -214,7 +213,7 @@ def through(
 
 
 class _Running:
-    """An event handler that waits until all workers of a region run, or until the region ends."""
+    """An event handler that waits until all workers of a region run."""
 
     def __init__(self) -> None:
         self._decided = threading.Event()
@@ -224,7 +223,7 @@ class _Running:
             self._decided.set()
 
     def wait(self, region: RegionHandle) -> None:
-        """Wait. Raises the region's exception if it ended instead."""
+        """Raises the region's exception if it ended instead."""
         self._decided.wait()
         if not region.isActive:
             region.awaitTermination()
@@ -264,8 +263,6 @@ def _region(spark: SparkSession, graph: Graph, running: _Running, **options: Any
 
 
 class _Joined:
-    """The input and the output of one region."""
-
     def __init__(
         self, spark: SparkSession, url: str, application: str, ends: GraphEnds, token: bytes
     ) -> None:
@@ -279,7 +276,6 @@ class _Joined:
         register(spark)
 
     def feed(self, df: DataFrame, checkpoint: str | Path | None, trigger: Mapping[str, Any]) -> Any:
-        """Start the query that writes a stream into the region."""
         writing = df.writeStream.format(NAME).queryName(f"{self._application}.feed")
         writing = writing.options(input=self._ends.handle, producer=PRODUCER, **self._options)
         if checkpoint is not None:
@@ -289,7 +285,7 @@ class _Joined:
         return writing.start(self._path)
 
     def feed_all(self, df: DataFrame) -> None:
-        """Write all rows once and close the input. Does nothing if the input was closed before."""
+        """Write all rows once and close the input, unless it was closed before."""
         with open_store(parse_url(self._url), token=self._token, client="driver") as store:
             handle = InputHandle(store.store, self._application, self._ends.handle)
             if store.portal.call(handle.ends) is not None:
@@ -301,11 +297,9 @@ class _Joined:
             close_input(store, self._application, self._ends.handle)
 
     def output(self) -> DataFrame:
-        """Return all output."""
         return self._reader(self._spark.read).load(self._path)
 
     def output_stream(self) -> DataFrame:
-        """Return the output as a stream."""
         return self._reader(self._spark.readStream).load(self._path)
 
     def _reader(self, reader: Any) -> Any:

@@ -55,9 +55,9 @@ class Executors:
         """Tag of a job -> where its task runs."""
 
     def leaving(self, tags: Collection[str]) -> set[str]:
-        """Return the tags of those jobs whose executor is being decommissioned, none if the session is
-        over.
-        """
+        """Return the tags of those jobs whose executor is being decommissioned."""
+        # Such an executor gets no further task, and ends when its tasks have ended. A worker's task ends only
+        # with its region, so the worker must be moved.
         if not self._decommissions:
             return set()
         try:
@@ -81,9 +81,7 @@ class Executors:
             return set()
 
     def _note_failure(self, what: str) -> None:
-        """Log the exception that is being handled: once as a warning, because Spark's own objects may differ
-        in another version, unless the SparkContext is stopped.
-        """
+        # Spark's own objects may differ in another version: it is said once, unless the context is stopped.
         stopped = self._context._jsc is None  # noqa: SLF001  # see above
         level = logging.DEBUG if stopped or what in self._noted else logging.WARNING
         self._noted.add(what)
@@ -126,10 +124,7 @@ def standby_tag(region: str, number: int) -> str:
 
 
 class Standbys:
-    """The stand-bys of one region; `settings` None: it has none. For the launcher's thread.
-
-    `submit(number)` is called to start a job with a stand-by's tag, `cancel(tag)` to cancel it.
-    """
+    """The stand-bys of one region; `settings` None: it has none. For the launcher's thread."""
 
     def __init__(
         self,
@@ -164,9 +159,7 @@ class Standbys:
 
     def assign(self, worker: int, attempt: int, rejected: Collection[str]) -> bool:
         """Let a stand-by become an attempt of a worker. Return whether one does.
-
-        rejected: tags of jobs whose hosts are not to be used. A stand-by that does not accept within
-        `standby_answer_s` is canceled.
+        rejected: tags of jobs whose hosts are not to be used.
         """
         waiting = self._waiting()
         avoided = self._executors.hosts(rejected) if waiting else set()
@@ -180,7 +173,6 @@ class Standbys:
         return False
 
     def worker_submitted(self) -> None:
-        """Cancel the stand-bys that do not wait yet, because a worker is submitted as a job of its own."""
         self._cancel_all(self._jobs.worker_submitted(self._waiting()))
 
     def ended(self, number: int, error: str | None) -> tuple[int, int] | None:
@@ -208,6 +200,7 @@ class Standbys:
         now = time.monotonic()
         status = self._settings.control.status()
         self._cancel_all(self._jobs.tick(now, over=status.state.is_end))
+        # While workers start, a stand-by would take slots and processor time from them.
         region_runs = status.state is RegionState.RUNNING and status.scaling is None
         if not region_runs or not self._jobs.is_due(now):
             return
@@ -256,8 +249,8 @@ _ALL_WORKERS = -1
 
 
 def worker_tag(region: str, worker: int) -> str:
-    """Return the Spark job tag of a worker, the same for all its attempts; people cancel by it. An attempt
-    that was a stand-by has the tag of that instead (`standby_tag`): Spark fixes tags at submission.
+    """Return the Spark job tag of a worker; people cancel by it. An attempt that was a stand-by has the tag
+    of that instead (`standby_tag`): Spark fixes tags at submission.
     """
     return f"dos:{region}:w{worker}"
 
@@ -294,15 +287,14 @@ class SparkLauncher:
         self._jobs: dict[int, attempts.WorkerJobs] = {}
         self._events: queue.SimpleQueue[tuple[int | None, attempts.Event] | None] = queue.SimpleQueue()
         self._closing = False
-        self._order = threading.Lock()  # orders start and close: no job may start after the cancel of close
+        # Orders start and close: a job that starts after the cancel of close would hold its slot for ever.
+        self._order = threading.Lock()
         self._idle = threading.Event()
         self._idle.set()
         InheritableThread(target=self._run, name=f"dos-{region}-launcher", daemon=True).start()
 
     def start(self, worker: int, attempt: int, *, beside: bool = False) -> None:
-        """Request an attempt of a worker. Never blocks. An attempt that still runs and was not canceled keeps
-        its slot for two seconds, so that Spark places the new one elsewhere; with `beside` it continues.
-        """
+        """Request an attempt of a worker; with `beside` the present one continues. Never blocks."""
         with self._order:
             if not self._closing:
                 self._idle.clear()
@@ -385,7 +377,6 @@ class SparkLauncher:
             self._handle(worker, attempts.JobEnded(attempt, event.error))
 
     def _look_for_leaving(self, now: float) -> None:
-        """Report the workers whose executors leave, once in a while. Stand-bys there end."""
         if now < self._looked_at + LEAVING_LOOK_S:
             return
         self._looked_at = now
@@ -433,11 +424,10 @@ class SparkLauncher:
             logger.debug("canceling %s", tag, exc_info=True)
 
     def _tag_of(self, worker: int, attempt: int) -> str:
-        """Return the tag of the job in which this attempt runs."""
         return self._standbys.tag_of(worker, attempt) or self._tags(worker, attempt)[-1]
 
     def _tags(self, worker: int | None, attempt: int) -> list[str]:
-        """Return the tags of a job to submit. The last one belongs to this job alone."""
+        # The last one belongs to this job alone: a cancel by it hits no other attempt.
         if worker is None:
             return [standby_tag(self.region, attempt)]
         tag = worker_tag(self.region, worker)

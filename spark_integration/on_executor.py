@@ -60,9 +60,7 @@ def expected_of_driver() -> Expected:
 
 def executor_problem(expected: Expected, *, any_version: bool = False) -> str | None:
     """Return why this process is unfit as an executor, with the remedy; None if it is fit.
-
-    any_version: another version of this package is no problem, because its processes agree on one when they
-    connect.
+    any_version: another version of this package is no problem: its processes agree on one when they connect.
     """
     if python_version() != expected.python:
         return (
@@ -105,11 +103,9 @@ def check_packages() -> None:
 
 
 def forget_replaced_version() -> None:
-    """Forget our modules if another version of them was installed since this process imported them.
-
-    Spark reuses the Python processes of tasks that have ended, so a worker may start in the process of one of
-    the version before.
-    """
+    """Forget our modules if another version of them was installed since this process imported them."""
+    # Spark reuses the Python processes of tasks that have ended: a worker of the new version would run with
+    # modules of both.
     runtime = sys.modules.get("checkpoint.runtime")
     if runtime is None or runtime.package_version() == installed_version(DISTRIBUTION):
         return
@@ -136,9 +132,7 @@ def make_task(
     expected: Expected, graph: bytes, fields: dict[str, Any]
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """Return the function for `mapInArrow`: it checks the executor, runs the worker, returns its summary as
-    one row.
-
-    `graph` is a result of `shipping.ship`; `fields` are the other fields of the worker's specification.
+    one row. `graph`: a result of `shipping.ship`. `fields`: as for `worker_task.run`.
     """
 
     def task(batches: Iterable[Any]) -> Iterator[Any]:

@@ -42,8 +42,6 @@ from dos_server import embedded
 from dos_tls import tls_of_environment
 from spark_integration import on_executor
 from spark_integration.core.session_checks import (
-    EnoughSlots,
-    RefuseToStart,
     SparkMaster,
     choose_addresses,
     grows,
@@ -56,7 +54,6 @@ from spark_integration.errors import (
     HostPathError,
     NotEnoughSlotsError,
     SessionStoppedError,
-    StoreNotChosenError,
     StoreNotUsableError,
     UnfitConfError,
 )
@@ -84,14 +81,14 @@ class UsedStore(NamedTuple):
 def choose_store(
     store: str | None, *, one_machine: bool, master: str, data_dir: str | Path | None, token: bytes = b""
 ) -> UsedStore:
-    """Return the store to use. Raises StoreNotChosenError, StoreNotUsableError."""
+    """Return the store to use. Raises StoreNotUsableError."""
     if store is not None:
         make_ready(store, token)
         return UsedStore(store, lambda: None)
     if not one_machine:
-        raise StoreNotChosenError(f"no store was named, and {master} is not local. {HOW_TO_START_ONE}")
+        raise StoreNotUsableError(f"no store was named, and {master} is not local. {HOW_TO_START_ONE}")
     if tls_of_environment() is not None:
-        raise StoreNotChosenError(
+        raise StoreNotUsableError(
             "no store was named, and the store inside this process speaks plain text, but DOS_TLS is set:"
             " pass store=, the URL of servers that were started with --tls; or unset DOS_TLS"
         )
@@ -108,11 +105,8 @@ def choose_store(
 
 
 async def _update_address(url: str, token: bytes) -> None:
-    """Update the address in the store record, because an embedded server listens on another port each time.
-
-    The store consists of this one server, so the next generation of its record may have the new address
-    (docs/decisions/0032).
-    """
+    # An embedded server listens on another port each time. The store consists of this one server, so the next
+    # generation of its record may have the new address (docs/decisions/0032).
     address = parse_url(url).servers[0]
     answer = await probe(address, token=token, client="driver")
     if answer.record is None:
@@ -130,7 +124,6 @@ async def _update_address(url: str, token: bytes) -> None:
 
 def make_ready(url: str, token: bytes = b"") -> None:
     """Check that the store of `url` is available; initialize it if all its servers answer and are empty.
-
     Raises StoreNotUsableError, which names what is missing.
     """
     trio.run(_make_ready, url, token)
@@ -242,7 +235,7 @@ def run(
       addresses. Default: DOS_METRICS, otherwise none.
 
     Raises before anything is started: GraphError, HostPathError, CannotShipError, UnfitConfError,
-    NotEnoughSlotsError, StoreNotChosenError, StoreNotUsableError, InsecureNetworkError,
+    NotEnoughSlotsError, StoreNotUsableError, InsecureNetworkError,
     WrongAddressError, ConnectSessionError, SessionStoppedError; TypeError for what is no session or graph;
     ValueError for an argument out of range. Later errors are returned by the handle's `exception()`.
     """
@@ -303,7 +296,6 @@ def _launch(
     control: RegionControl,
     events: RegionEvents,
 ) -> SparkLauncher:
-    """Return the launcher of a region whose workers connect to this driver at `host`."""
     address = host, control.address[1]
     make_task = _task_maker(spec, application, address, shipped[part.name], scratch, shown)
     shortage = partial(_standby_shortage, spark, master_of(spark), spare_slots)
@@ -312,7 +304,6 @@ def _launch(
 
 
 def _first_workers(parts: Sequence[GraphPart], autoscale: AutoScale | None, workers: int | None) -> int:
-    """Return how many workers each part needs for its start. Raises ValueError as `check_autoscale`."""
     check_autoscale(parts, autoscale, workers)
     return workers or (workers_default if autoscale is None else autoscale.limited(workers_default))
 
@@ -325,13 +316,11 @@ def _check_arguments(graph: object, standby: int) -> None:
 
 
 def _prepare_session(spark: SparkSession, master: SparkMaster) -> None:
-    """Let executors use this Python, and the TLS of this driver."""
     use_this_python(spark, master)
     use_tls_of_driver(spark)
 
 
 def _refuse_host_paths(graph: Graph) -> None:
-    """Raise HostPathError if files on the hosts of workers are used and the program did not confirm it."""
     for node in graph.nodes()[0]:
         path = node.spec.host_path()
         if path:
@@ -345,7 +334,7 @@ def _refuse_host_paths(graph: Graph) -> None:
 
 
 class _AfterLast:
-    """Makes a call at the `count`th invocation: the regions share what was started for them."""
+    """Makes a call at the `count`th invocation: the regions share the store that was started for them."""
 
     def __init__(self, count: int, call: Callable[[], None]) -> None:
         self._remaining = count
@@ -363,7 +352,6 @@ class _AfterLast:
 def _addresses(
     spark: SparkSession, master: SparkMaster, requested: str | None, *, insecure: bool
 ) -> tuple[str, str]:
-    """Return the host to which workers connect, and the one to listen on. Raises as `choose_addresses`."""
     driver_host = spark.sparkContext.getConf().get("spark.driver.host")
     safe = insecure or tls_of_environment() is not None
     return choose_addresses(master, requested, driver_host, insecure=safe)
@@ -402,17 +390,15 @@ def _task_maker(
 
 
 def _end_reporter(control: RegionControl, events: RegionEvents) -> Callable[[int, int, str | None], None]:
-    """Return a function that reports worker ends, so that they are retried.
-
-    A mismatch of packages stops a region that has committed nothing yet: a retry cannot help. Later it only
-    ends the attempt, because the workers that run may continue. A session that was stopped stops the region.
-    """
+    """Return a function that reports worker ends, so that they are retried."""
 
     def report(worker: int, attempt: int, error: str | None) -> None:
         state = control.status().state
         if error == SESSION_STOPPED and not (state.is_end or state is RegionState.STOPPING):
             events.failure = events.failure or SessionStoppedError(f"region {control.spec.name}: {error}")
             control.stop()
+        # A mismatch of packages stops a region that has committed nothing yet: a retry cannot help. Later it
+        # only ends the attempt, because the workers that run may continue.
         mismatch = error is not None and on_executor.MISMATCH in error
         if error is not None and mismatch and not control.status().checkpoints_committed:
             events.failure = ExecutorMismatchError(f"worker {worker} cannot run: {error.splitlines()[-1]}")
@@ -457,30 +443,28 @@ def _standby_shortage(spark: SparkSession, master: SparkMaster, spare: int) -> s
 def _wait_for_slots(
     spark: SparkSession, master: SparkMaster, workers: int, spare: int, timeout_s: float
 ) -> None:
-    """Return when there are enough slots. Raises NotEnoughSlotsError if there never are, or too late."""
     begun = time.monotonic()
     warned = False
     while True:
         registered, busy = _slots(spark)
-        verdict = judge_slots(master, registered=registered, busy=busy, workers=workers, spare=spare)
-        if isinstance(verdict, EnoughSlots):
+        missing = judge_slots(master, registered=registered, busy=busy, workers=workers, spare=spare)
+        if missing is None:
             return
-        if isinstance(verdict, RefuseToStart):
-            raise NotEnoughSlotsError(verdict.reason)
+        if missing.for_good:
+            raise NotEnoughSlotsError(missing.text)
         waited = time.monotonic() - begun
         if waited >= timeout_s:
-            raise NotEnoughSlotsError(f"{verdict.missing} after {waited:.0f} s of waiting")
+            raise NotEnoughSlotsError(f"{missing.text} after {waited:.0f} s of waiting")
         if waited >= SLOTS_WARN_S and not warned:
             warned = True
-            logger.warning("waiting for slots: %s; giving up after %.0f s", verdict.missing, timeout_s)
+            logger.warning("waiting for slots: %s; giving up after %.0f s", missing.text, timeout_s)
         time.sleep(min(SLOTS_POLL_S, max(0.0, timeout_s - waited)))
 
 
 def _slots(spark: SparkSession) -> tuple[int, int]:
-    """Return (slots that executors have registered, tasks running in them).
-
-    The scheduler itself is asked: Spark's status tracker may show a task some seconds after it has begun.
-    """
+    """Return (slots that executors have registered, tasks running in them)."""
+    # The scheduler itself is asked: Spark's status tracker may show a task some seconds after it has begun,
+    # and a region would take a slot that is busy.
     context = spark.sparkContext._jsc.sc()  # noqa: SLF001  # PySpark has no public API for this
     profile = context.resourceProfileManager().defaultResourceProfile()
     by_executor = context.taskScheduler().runningTasksByExecutors().values().iterator()

@@ -6,11 +6,9 @@ which no executor can import. So this module examines what the graph refers to b
 by value that do not belong to an installed distribution. Modules of installed distributions, ours included,
 must be installed on the executors; `on_executor` checks ours.
 
-An executor may have another version of this package, while workers are upgraded one after the other. pickle
-stores the fields of a dataclass with slots by position, so a field that was added would shift the others
-without an error. Here the fields of our dataclasses are sent by name, without those that have their default
-value: the other version takes its own default for a field that only it knows, and refuses by name a value
-that it does not know.
+An executor may have another version of this package, while workers are upgraded one after the other. So the
+fields of our dataclasses are sent by name, without those that have their default value: the other version
+takes its own default for a field that only it knows, and refuses by name a value that it does not know.
 
 This is the only file that pickles, and only for Spark's own task closure: nothing pickled is ever written to
 a journal or sent on our connections.
@@ -71,13 +69,14 @@ def _pickle(value: Any, what: str) -> tuple[bytes, list[ModuleType]]:
 
 
 class _NotingPickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # pyspark is not typed here
-    """A pickler that records the modules whose functions and classes are sent by name."""
+    """Records the modules whose functions and classes are sent by name."""
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream)
         self.modules: dict[str, ModuleType] = {}
 
     def reducer_override(self, obj: Any) -> Any:
+        # By position, a field that another version added would shift the others without an error.
         if _has_fields_by_position(type(obj)):
             return copyreg.__newobj__, (type(obj),), _stated(obj), None, None, set_fields  # type: ignore[attr-defined]
         if isinstance(obj, FunctionType | type):
@@ -89,13 +88,11 @@ class _NotingPickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # pyspark
 
 
 def _has_fields_by_position(of: type) -> bool:
-    """Return whether it is a dataclass of ours that pickle stores by position."""
     ours = of.__module__.partition(".")[0] in PACKAGES
     return ours and getattr(of.__dict__.get("__getstate__"), "__module__", "") == dataclasses.__name__
 
 
 def _stated(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by name, without those that have their default value."""
     found = [(one, getattr(value, one.name)) for one in dataclasses.fields(value)]
     return {one.name: present for one, present in found if not _is_default(one, present)}
 

@@ -53,9 +53,7 @@ def run(graph: bytes, fields: dict[str, Any]) -> str:
 
 
 def _stand_by(number: int, fields: dict[str, Any]) -> dict[str, int] | None:
-    """Wait until this stand-by is to become a worker. Return the fields `worker` and `attempt`; None if it is
-    not needed.
-    """
+    """Wait until this stand-by is to become a worker. Return the fields `worker` and `attempt`, if it is."""
     task = TaskContext.get()
     if task is not None and task.attemptNumber():
         return None  # Spark repeats a task that was lost; the launcher has replaced it

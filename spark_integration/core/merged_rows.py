@@ -34,7 +34,7 @@ from spark_integration.core.options import (
     text,
 )
 from spark_integration.core.row_filter import ColumnCondition
-from spark_integration.errors import BadOptionError, MalformedOffsetError, OtherSourceError
+from spark_integration.errors import BadOptionError, MalformedOffsetError
 from spark_integration.limits import MERGED_BATCH_BYTES
 
 MERGED: Final = "dos-merged"
@@ -192,7 +192,7 @@ def mark_offset(of: MergedSubject, mark: int) -> dict[str, Any]:
 
 
 def mark_in(offset: Any, of: MergedSubject) -> int:
-    """Return the mark of an offset of this output. Raises MalformedOffsetError, OtherSourceError."""
+    """Return the mark of an offset of this output. Raises MalformedOffsetError."""
     try:
         found = msgspec.convert(offset, _MarkOffset)
     except msgspec.ValidationError as error:
@@ -205,12 +205,12 @@ def mark_in(offset: Any, of: MergedSubject) -> int:
             remedy="run the version of DOS that wrote it, or a newer one",
         )
     if found.what != of.what:
-        raise OtherSourceError(f"the offset is of {found.what}, but this query reads {of.what}")
+        raise MalformedOffsetError(f"the offset is of {found.what}, but this query reads {of.what}")
     if found.schema != of.schema:
-        raise OtherSourceError(f"the offset is of columns {found.schema}, but {of.what} has {of.schema}")
+        raise MalformedOffsetError(f"the offset is of columns {found.schema}, but {of.what} has {of.schema}")
     if found.time != of.time:
         theirs, ours = ", ".join(found.time), ", ".join(of.time)
-        raise OtherSourceError(f"the offset is of times in {theirs}, but the option 'time' is {ours}")
+        raise MalformedOffsetError(f"the offset is of times in {theirs}, but the option 'time' is {ours}")
     return NOTHING_READ if found.mark is None else found.mark
 
 

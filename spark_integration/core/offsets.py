@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from checkpoint import Checkpoint, Rewind, parting
 from dos_protocol.errors import MALFORMED_JSON
-from spark_integration.errors import MalformedOffsetError, OtherSourceError
+from spark_integration.errors import MalformedOffsetError
 
 VERSION: Final = 2
 # Still written where it says everything, for inputs and objects: it means line 0, and an unknown step.
@@ -78,15 +78,15 @@ def offset_of(store: str, what: str, points: Vector) -> dict[str, Any]:
 
 
 def points_of(offset: Any, store: str, what: str) -> dict[str, SplitPoint]:
-    """Return the points of an offset of this source. Raises MalformedOffsetError, OtherSourceError."""
+    """Return the points of an offset of this source. Raises MalformedOffsetError."""
     parsed = _offset(offset)
     if parsed.store != store:
-        raise OtherSourceError(
+        raise MalformedOffsetError(
             f"the offset belongs to store {parsed.store}, but this is store {store}:"
             f" it means nothing for {what} here"
         )
     if parsed.what != what:
-        raise OtherSourceError(f"the offset belongs to {parsed.what}, but this query reads {what}")
+        raise MalformedOffsetError(f"the offset belongs to {parsed.what}, but this query reads {what}")
     return {split: SplitPoint(at.epoch, at.size, at.line, at.step) for split, at in parsed.splits.items()}
 
 

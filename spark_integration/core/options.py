@@ -6,7 +6,8 @@ regard to case. docs/spark.md describes them; `core/merged_rows` has those of `d
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +19,7 @@ from dos_protocol.names import check_name
 from spark_integration.core.offsets import Starting, parse_starting
 from spark_integration.core.row_filter import ColumnCondition, parse_filter
 from spark_integration.core.sink_commits import RepeatedBatch
-from spark_integration.errors import BadOptionError, UnknownOptionError, nearest
+from spark_integration.errors import BadOptionError, nearest
 from spark_integration.limits import PARTITION_BYTES, TASKS_PER_WORKER_MAX
 
 SECONDS_MAX: Final = 366 * 86_400
@@ -125,12 +126,21 @@ def parsed(given: Mapping[str, str], table: Mapping[str, ReaderOption], source: 
     fields: dict[str, Any] = {}
     for key, value in given.items():
         if key.lower() not in known:
-            raise UnknownOptionError(key, table, source)
+            raise _unknown_option(key, table, source)
         name, option = known[key.lower()]
         fields[option.field] = option.parse(name, value)
     if "token" in fields and "token_file" in fields:
         raise BadOptionError("the options 'token' and 'tokenFile' exclude each other: give one of them")
     return fields
+
+
+def _unknown_option(name: str, known: Iterable[str], source: str) -> BadOptionError:
+    by_lower = {one.lower(): one for one in known}
+    matches = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
+    hint = f"; did you mean {by_lower[matches[0]]!r}?" if matches else ""
+    return BadOptionError(
+        f"the source {source} has no option {name!r}{hint} (its options: {', '.join(by_lower.values())})"
+    )
 
 
 def url_of(path: str | None, remedy: str) -> DosUrl:

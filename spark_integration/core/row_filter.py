@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_integration.errors import FilterError, nearest, type_text
+from spark_integration.errors import BadOptionError, nearest, type_text
 
 Value = bool | int | float | str
 _TOKEN: Final = re.compile(
@@ -41,15 +41,15 @@ class ColumnCondition(msgspec.Struct, frozen=True):
 
 
 def parse_filter(text: str) -> tuple[ColumnCondition, ...]:
-    """Return the comparisons of a filter. Raises FilterError."""
+    """Return the comparisons of a filter. Raises BadOptionError."""
     return tuple(_Parser(text).all())
 
 
 def check_filter(comparisons: Sequence[ColumnCondition], schema: pa.Schema) -> None:
-    """Raise FilterError for an unknown column, or a value that does not have the column's type."""
+    """Raise BadOptionError for an unknown column, or a value that does not have the column's type."""
     for one in comparisons:
         if one.column not in schema.names:
-            raise FilterError(
+            raise BadOptionError(
                 f"the filter names column {one.column!r}{nearest(one.column, schema.names)}; the columns are"
                 f" {', '.join(schema.names)}"
             )
@@ -106,7 +106,7 @@ def _scalar(value: Any, field: pa.Field) -> pa.Scalar:
     try:
         return _as_type(value, field.type)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise FilterError(
+        raise BadOptionError(
             f"the filter compares column {field.name!r}, which is {type_text(field.type)}, with {value!r}:"
             f" {error}"
         ) from error
@@ -164,8 +164,8 @@ class _Parser:
             return True
         return False
 
-    def _error(self, what: str) -> FilterError:
-        return FilterError(
+    def _error(self, what: str) -> BadOptionError:
+        return BadOptionError(
             f"filter {self._text!r}: {what}",
             remedy="write it like: word <> 'the' AND count >= 10 AND day IS NOT NULL AND shop IN (1, 2)",
         )

@@ -47,46 +47,36 @@ def read_master(url: str, *, cores: int) -> SparkMaster:
     return SparkMaster(url, one_machine=False, slots_fixed=None)
 
 
-@dataclass(frozen=True, slots=True)
-class EnoughSlots:
-    """The region may start."""
+class SlotsShortage(NamedTuple):
+    """Why a region cannot start now: executors may still arrive, or jobs end. `for_good`: waiting cannot
+    help, which is so only on a master of fixed size; the text has the remedy.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class WaitForExecutors:
-    """Executors may still arrive, or jobs end. `missing` describes what is needed."""
-
-    missing: str
-
-
-@dataclass(frozen=True, slots=True)
-class RefuseToStart:
-    """The region can never start here. `reason` contains the remedy."""
-
-    reason: str
+    text: str
+    for_good: bool = False
 
 
 def judge_slots(
     master: SparkMaster, *, registered: int, busy: int, workers: int, spare: int
-) -> EnoughSlots | WaitForExecutors | RefuseToStart:
-    """Return whether a region may start, with `registered` slots of which `busy` are in use.
-
-    `spare` slots are left to other jobs. Only on a master of fixed size can waiting be of no use.
+) -> SlotsShortage | None:
+    """Return why a region may not start, with `registered` slots of which `busy` are in use, `spare` of them
+    left to other jobs; None if it may.
     """
     if master.slots_fixed is not None and master.slots_fixed < workers + spare:
-        return RefuseToStart(
+        return SlotsShortage(
             f"{workers} workers hold {workers} slots for as long as the region runs, and {spare} must be"
             f" left for other jobs, but {master.url} has {master.slots_fixed} in total: use"
-            f" {larger_master(master, workers)}, or fewer workers"
+            f" {larger_master(master, workers)}, or fewer workers",
+            for_good=True,
         )
     free, left = registered - busy, spare if master.slots_fixed is not None else 0
     if free >= workers + left:
-        return EnoughSlots()
+        return None
     missing = f"{workers} free slots are needed, {max(free, 0)} are free ({registered}, {busy} busy)"
     if left:
         larger = larger_master(master, busy + workers + left - 2)
         missing += f" and {left} must be left for other jobs: end other regions and queries, or use {larger}"
-    return WaitForExecutors(missing)
+    return SlotsShortage(missing)
 
 
 def standby_shortage(master: SparkMaster, *, registered: int, busy: int, spare: int) -> str | None:
@@ -214,7 +204,7 @@ def choose_addresses(
 ) -> tuple[str, str]:
     """Return (the host to which workers connect, the host to listen on), both without brackets.
 
-    Raises WrongAddressError for a network that may be tapped, or an address that executors cannot reach.
+    Raises InsecureNetworkError, and WrongAddressError for an address that executors elsewhere cannot reach.
     """
     if master.one_machine:
         host = bare_host(requested or LOOPBACK)

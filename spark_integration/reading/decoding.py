@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.json as pajson
 
-from checkpoint import InputPiece, InputSequence, decode_output, decode_part
+from checkpoint import InputSequence, decode_output, decode_part
 from journal import Op, RecordDecoder
 from spark_integration.core.framing import (
     END_OF_STREAM,
@@ -29,10 +29,8 @@ from spark_integration.reading.origin import ByteRange
 
 
 def chosen(existing: pa.Schema, extra: pa.Schema, columns: Sequence[str]) -> pa.Schema:
-    """Return the columns of a DataFrame: those of the data, or those named, where `*` stands for all of the
-    data.
-
-    Raises SchemaMismatchError for a name that is neither in the data nor in `extra`.
+    """Return the columns of a DataFrame: those of the data, or those named, where `*` stands for all of
+    these. Raises SchemaMismatchError for a name that is neither in the data nor in `extra`.
     """
     if not columns:
         return existing
@@ -78,7 +76,7 @@ class BatchShaper:
         self._checked: pa.Schema | None = None
 
     def shape(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Filter rows, select columns, and merge small batches. Raises SchemaMismatchError, FilterError."""
+        """Filter rows, select columns, merge small batches. Raises SchemaMismatchError, BadOptionError."""
         buffered: list[pa.RecordBatch] = []
         rows = size = 0
         for batch in batches:
@@ -219,14 +217,27 @@ _TYPES: Final = {
 }
 
 
-class OutputDecoder(Decoder):
-    """Records of an output log."""
+class ChainDecoder(Decoder):
+    """Records of a chain."""
 
     def __init__(self, split: str, part: ByteRange, extra: frozenset[str]) -> None:
         self._split, self._part, self._extra = split, part, extra
         self._name = f"{part.directory}/{part.object}"
-        self._covered, self._line = part.above or (part.end, 0)
         self._records = RecordDecoder(where=self._name, offset=part.begin)
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        torn = self._records.finish()
+        if torn is not None and not self._part.at_head:
+            raise torn
+        yield from ()
+
+
+class OutputDecoder(ChainDecoder):
+    """Records of an output log."""
+
+    def __init__(self, split: str, part: ByteRange, extra: frozenset[str]) -> None:
+        super().__init__(split, part, extra)
+        self._covered, self._line = part.above or (part.end, 0)
 
     def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
         for end, record in self._records.feed(data):
@@ -234,25 +245,19 @@ class OutputDecoder(Decoder):
                 continue
             output = decode_output(record.ints, record.strings, where=self._name, at=end)
             if end > self._covered and output.head.of_line != self._line:
-                continue
+                continue  # a restore has taken it back: the checkpoint covers only what is below
             origin = {"_split": self._split, "_step": output.step, "_written": output.time_ms * 1000}
             if output.rows:
                 for batch in arrow_batches(output.data, f"step {output.step} of {self._name}"):
                     yield _with(batch, self._extra, origin, _TYPES)
 
-    def finish(self) -> Iterator[pa.RecordBatch]:
-        _refuse_torn(self._records, self._part)
-        yield from ()
 
-
-class InputDecoder(Decoder):
+class InputDecoder(ChainDecoder):
     """Records of a producer's chain: the batches that are complete within the range."""
 
     def __init__(self, split: str, part: ByteRange, extra: frozenset[str]) -> None:
-        self._split, self._part, self._extra = split, part, extra
-        self._name = f"{part.directory}/{part.object}"
+        super().__init__(split, part, extra)
         self._base, self._at = part.base, part.base + part.begin
-        self._records = RecordDecoder(where=self._name, offset=part.begin)
         self._line = InputSequence(split, at=self._at, digest=None, where=self._name, bytes_max=1 << 62)
 
     def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
@@ -264,22 +269,9 @@ class InputDecoder(Decoder):
             pieces = self._line.add(part, begin, self._at)
             assert isinstance(pieces, list), "there is no size limit here"
             origin = {"_split": self._split, "_batch": part.batch, "_written": part.time_ms * 1000}
-            yield from self._rows(pieces, origin)
-
-    def finish(self) -> Iterator[pa.RecordBatch]:
-        _refuse_torn(self._records, self._part)
-        yield from ()
-
-    def _rows(self, pieces: Sequence[InputPiece], origin: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-        for piece in pieces:
-            for batch in arrow_batches(piece.data, f"{self._name}, {piece.begin} to {piece.end}"):
-                yield _with(batch, self._extra, origin, _TYPES)
-
-
-def _refuse_torn(records: RecordDecoder, part: ByteRange) -> None:
-    torn = records.finish()
-    if torn is not None and not part.at_head:
-        raise torn
+            for piece in pieces:
+                for batch in arrow_batches(piece.data, f"{self._name}, {piece.begin} to {piece.end}"):
+                    yield _with(batch, self._extra, origin, _TYPES)
 
 
 class ObjectDecoder(Decoder):
@@ -293,7 +285,6 @@ class ObjectDecoder(Decoder):
         self._rest = b""
 
     def with_origin(self, batch: pa.RecordBatch, offsets: Sequence[int] | None = None) -> pa.RecordBatch:
-        """Add the origin columns that are requested."""
         batch = _with(batch, self._extra, {"_object": self._object}, _TYPES)
         if "_offset" in self._extra and offsets is not None:
             batch = batch.append_column(pa.field("_offset", pa.int64()), pa.array(offsets, pa.int64()))
@@ -410,10 +401,7 @@ def signed(ints: Sequence[int]) -> list[int]:
 
 
 class ArrowDecoder(ObjectDecoder):
-    """Complete batches of consecutive Arrow IPC streams; an incomplete one at the end is ignored.
-
-    Memory: what is fed at once, one message, and the dictionaries of a stream.
-    """
+    """Complete batches of consecutive Arrow IPC streams; an incomplete one at the end is ignored."""
 
     def __init__(self, part: ByteRange, extra: frozenset[str], wanted: pa.Schema) -> None:
         super().__init__(part, extra, wanted)
@@ -437,7 +425,6 @@ class ArrowDecoder(ObjectDecoder):
         yield from self._flushed()
 
     def _flushed(self) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of the waiting messages, which all belong to one stream."""
         waiting, self._waiting = self._waiting, []
         if any(kind is MessageKind.BATCH for kind, _ in waiting):
             stream = b"".join([self._head, *(piece for _, piece in waiting), END_OF_STREAM])

@@ -7,10 +7,11 @@ table are pickled for every task: they hold options and columns, and nothing tha
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -69,6 +70,8 @@ from spark_integration.reading.opening import KEPT, check_executor, opened, with
 from spark_integration.reading.planning import check_once
 from spark_integration.spark_api import arrow_schema, spark_schema
 
+Options = TypeVar("Options", bound=ReadOptions)
+
 
 class TableColumns(NamedTuple):
     """`default`: the default columns; `extra`: those that are only returned if they are named."""
@@ -85,31 +88,31 @@ class TablePart(InputPartition):  # type: ignore[misc]  # pyspark is not typed h
     """What one task reads."""
 
 
-class InsideTable(Protocol):
+class InsideTable(ABC, Generic[Options]):
     """One format with its options. Pickled."""
 
-    @property
-    def options(self) -> ReadOptions: ...
+    def __init__(self, options: Options) -> None:
+        self.options = options
 
     @property
+    @abstractmethod
     def what(self) -> str:
         """What is read, for people."""
-        ...
 
+    @abstractmethod
     async def columns(self, store: Store) -> TableColumns:
         """Return the columns. Raises an error if what the options name does not exist."""
-        ...
 
+    @abstractmethod
     async def parts(self, store: Store) -> Sequence[Any]:
         """Return what each task reads, as values that can be pickled."""
-        ...
 
+    @abstractmethod
     def read(self, store: BlockingStore, part: Any, names: frozenset[str]) -> Iterator[pa.RecordBatch]:
         """Return the rows of a part, with at least the columns `names`."""
-        ...
 
 
-def columns_of(table: InsideTable) -> pa.Schema:
+def columns_of(table: InsideTable[Any]) -> pa.Schema:
     """Return the columns of a DataFrame without a user-defined schema."""
     with opened(table.options) as store:
         found = store.portal.call(table.columns, store.store)
@@ -119,7 +122,7 @@ def columns_of(table: InsideTable) -> pa.Schema:
 class InsideReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not typed here
     """Reads what exists when Spark plans the query."""
 
-    def __init__(self, table: InsideTable, wanted: pa.Schema) -> None:
+    def __init__(self, table: InsideTable[Any], wanted: pa.Schema) -> None:
         self._table = table
         self._wanted = wanted
         self._expected = expected_of_driver()
@@ -215,11 +218,10 @@ _EXTRA: Final = pa.schema(
 )
 
 
-class CheckpointsTable:
-    """The format `dos-checkpoints`; the methods are those of `InsideTable`."""
-
-    def __init__(self, options: CheckpointsOptions) -> None:
-        self.options = options
+class CheckpointsTable(InsideTable[CheckpointsOptions]):
+    """The committed checkpoints of a region, one row each, as in `dos checkpoint ls` and `dos checkpoint
+    show`.
+    """
 
     @property
     def what(self) -> str:
@@ -298,11 +300,12 @@ class JournalPart(NamedTuple):
     end: int | None
 
 
-class JournalTable:
-    """The format `dos-journal`; the methods are those of `InsideTable`."""
+class JournalTable(InsideTable[JournalOptions]):
+    """The records of a chain, or of an object that holds a journal, as in `dos journal dump`.
 
-    def __init__(self, options: JournalOptions) -> None:
-        self.options = options
+    A chain shows what a reader may see: committed records, from its newest finished snapshot on. Each segment
+    is one task, which reads it from its beginning, because otherwise its digest could not be checked.
+    """
 
     @property
     def what(self) -> str:
@@ -462,9 +465,8 @@ _WORKER: Final = "_worker"
 
 
 class StatePart(NamedTuple):
-    """What one task reads: hashes in [`begin`, `end`) of a worker's state chain.
-
-    `region`: whose chain. `at`, `since`: its positions in the checkpoint and in the earlier one.
+    """What one task reads: hashes in [`begin`, `end`) of a worker's state chain. `at`, `since`: its positions
+    in the checkpoint and in the earlier one.
     """
 
     region: str
@@ -475,11 +477,14 @@ class StatePart(NamedTuple):
     end: int
 
 
-class OperatorStateTable:
-    """The format `dos-state`; the methods are those of `InsideTable`."""
+class OperatorStateTable(InsideTable[StateOptions]):
+    """The state of an operator at a committed checkpoint, or what was written of it between two.
 
-    def __init__(self, options: StateOptions) -> None:
-        self.options = options
+    Each worker's part is one task, or several that divide its range of the key hash. A task reads the
+    worker's whole state chain from its newest snapshot on, because one chain holds the blocks of all
+    operators in the order in which they were written. So several tasks bound what each of them holds, but the
+    chain is read as many times. The memory for one key with a large value is not bounded.
+    """
 
     @property
     def what(self) -> str:
@@ -565,7 +570,7 @@ class OperatorStateTable:
         )
 
     def _raise_missing(self, store: BlockingStore, error: LostBytesError) -> None:
-        """Raise CheckpointReleasedError if that is the reason, otherwise DataLossError."""
+        # A checkpoint that was released meanwhile is the user's matter; anything else is a loss.
         view = store.portal.call(read_manifest, store.store, self.options.region)
         for number in (self.options.checkpoint, self.options.since):
             if number is not None:
@@ -585,17 +590,16 @@ def _checkpoint(view: ManifestView, number: int | None) -> Checkpoint:
 
 
 def _hash_ranges(layout: Layout, worker: int, operator: str, count: int) -> list[tuple[int, int]]:
-    """Divide the hashes that the worker owns evenly into `count` ranges.
-
-    The first and last are extended, so that rows outside the worker's range, which should not exist, are
-    read.
-    """
+    """Divide the hashes that the worker owns evenly into `count` ranges."""
     shards = layout.shards_of(worker, operator.partition("~")[0])
     shift = 64 - layout.shard_bits
     first = min((one.begin << shift for one in shards), default=0)
     last = max((one.end << shift for one in shards), default=_HASHES)
     bounds = [first + (last - first) * index // count for index in range(count + 1)]
-    bounds[0], bounds[-1] = 0, _HASHES
+    bounds[0], bounds[-1] = (
+        0,
+        _HASHES,
+    )  # rows outside the worker's range should not exist; if they do, show them
     return list(pairwise(bounds))
 
 
@@ -615,10 +619,7 @@ def _listed(block: pa.Schema) -> str:
 
 
 def _columns(block: pa.Schema, *, difference: bool) -> TableColumns:
-    """Return the declared columns, and as extra ones those that begin with `_`.
-
-    A difference also has a column with whether a key was deleted.
-    """
+    """Return the declared columns, and as extra ones those that begin with `_`."""
     fields = [field.remove_metadata() for field in block if field.name not in (HASH_COLUMN, DELETED_COLUMN)]
     default = [field for field in fields if not field.name.startswith("_")] or fields
     deleted = [pa.field(DELETED_COLUMN, pa.bool_())] if difference else []
@@ -628,7 +629,6 @@ def _columns(block: pa.Schema, *, difference: bool) -> TableColumns:
 
 
 def _pieces(block: pa.RecordBatch, worker: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in pieces of the size that Spark handles well."""
     hashes = block.schema.get_field_index(HASH_COLUMN)
     block = block.set_column(hashes, HASH_COLUMN, block.column(HASH_COLUMN).view(pa.int64()))
     for piece in slices(block, BATCH_ROWS):
@@ -646,11 +646,12 @@ class _Source(DataSource):  # type: ignore[misc]  # pyspark is not typed here
     """The common part."""
 
     _name: str
-    table_of: Callable[[Mapping[str, str]], InsideTable]
+    parse: Callable[[Mapping[str, str]], ReadOptions]
+    table: Callable[[Any], InsideTable[Any]]
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
-        self._read: InsideTable = type(self).table_of(dict(options))
+        self._read = self.table(with_token(type(self).parse(dict(options))))
 
     @classmethod
     def name(cls) -> str:
@@ -665,37 +666,22 @@ class _Source(DataSource):  # type: ignore[misc]  # pyspark is not typed here
         return InsideReader(self._read, arrow_schema(schema))
 
 
-def _journal(given: Mapping[str, str]) -> Any:
-    return JournalTable(with_token(parse_journal(given)))
-
-
-def _checkpoints(given: Mapping[str, str]) -> Any:
-    return CheckpointsTable(with_token(parse_checkpoints(given)))
-
-
-def _state(given: Mapping[str, str]) -> Any:
-    return OperatorStateTable(with_token(parse_state(given)))
-
-
 class JournalSource(_Source):
-    """Records of a journal. Raises UnknownOptionError, BadOptionError, BadUrlError."""
+    """Records of a journal. Raises BadOptionError, BadUrlError."""
 
-    _name = JOURNAL
-    table_of = staticmethod(_journal)
+    _name, parse, table = JOURNAL, staticmethod(parse_journal), JournalTable
 
 
 class CheckpointsSource(_Source):
     """The committed checkpoints of a region. Raises as `JournalSource`."""
 
-    _name = CHECKPOINTS
-    table_of = staticmethod(_checkpoints)
+    _name, parse, table = CHECKPOINTS, staticmethod(parse_checkpoints), CheckpointsTable
 
 
 class StateSource(_Source):
     """The state of an operator at a checkpoint. Raises as `JournalSource`."""
 
-    _name = STATE
-    table_of = staticmethod(_state)
+    _name, parse, table = STATE, staticmethod(parse_state), OperatorStateTable
 
 
 SOURCES = (JournalSource, CheckpointsSource, StateSource)

@@ -58,7 +58,6 @@ class MergedReading:
     def __init__(
         self, output: "MergedOutput", options: MergedOptions, begin: int, *, of_everything: bool
     ) -> None:
-        """of_everything: read what is there now, and nothing later: see `find_target`."""
         self._output, self._options, self._of_everything = output, options, of_everything
         self._rows = RowsByTime(begin)
         self._wanted = begin
@@ -73,7 +72,7 @@ class MergedReading:
         return self._rows.begin
 
     async def run(self) -> None:
-        """Read until the end of the output. An error is raised by those that ask for rows."""
+        """Read until the end of the output. `end_after` and `between` raise its error."""
         from dataflow.operators.event_time import latest_times  # tasks do without it
 
         try:
@@ -118,8 +117,7 @@ class MergedReading:
     async def end_after(self, start: int) -> int:
         """Return the end of the micro-batch after `start`; `start` if there are no rows. Rows up to `start`
         are not needed any more. With `of_everything`, wait until there are rows, or all of them were read.
-
-        Raises ReplicasDifferError, and if no replica can be read because of what it contains, the reason.
+        Raises ReplicasDifferError, or the reason for which no replica can be read.
         """
         self._rows.release(start)
         self._wake()
@@ -132,9 +130,7 @@ class MergedReading:
             await self._changed.wait()
 
     async def between(self, start: int, end: int) -> list[pa.RecordBatch]:
-        """Return the rows of a micro-batch. A query that continues may have to wait until a replica has them
-        all. Raises as `end_after`.
-        """
+        """Return the rows of a micro-batch, when a replica has them all. Raises as `end_after`."""
         self._wanted = max(self._wanted, end)
         self._wake()
         while True:
@@ -194,15 +190,13 @@ async def open_reading(
 
 
 class MergedSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
-    """The merged output of the replicas of a region, as a stream.
-
-    Raises UnknownOptionError, BadOptionError, FilterError, SchemaError, BadUrlError, BadNameError, and
-    UnsupportedVersionError with a PySpark that has no admission control: the end of each micro-batch is found
-    by reading from its beginning on.
+    """The merged output of the replicas of a region, as a stream. Raises BadOptionError, SchemaError,
+    BadUrlError, BadNameError, and UnsupportedVersionError with a PySpark that has no admission control.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
+        # The end of each micro-batch is found by reading from its beginning on.
         need_pyspark(ADMISSION_CONTROL, f"the format {MERGED}", 'read one replica with format("dos")')
         self._options = with_token(parse_merged(dict(options)))
         self._columns, self._subject = _checked(self._options)
@@ -231,9 +225,6 @@ class MergedSource(DataSource):  # type: ignore[misc]  # pyspark is not typed he
 
 
 def _checked(options: MergedOptions) -> tuple[pa.Schema, MergedSubject]:
-    """Return the columns of the sink, and what offsets are of. Raises SchemaError, BadUrlError,
-    BadNameError.
-    """
     from dataflow.merging.merge import merge_order  # see `core/wording`
     from dataflow.schema import schema_text
 

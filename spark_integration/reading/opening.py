@@ -84,10 +84,7 @@ def _problem(expected: on_executor.Expected) -> str | None:
 
 
 def with_token(options: Options) -> Options:
-    """Replace the name of a token file by the token itself, because tasks may not have the file.
-
-    Raises BadOptionError.
-    """
+    """Replace the name of a token file by the token: tasks may not have the file. Raises BadOptionError."""
     if options.token_file is None:
         return options
     try:

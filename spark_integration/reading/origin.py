@@ -69,10 +69,7 @@ def partitions_of(split: str, ranges: Iterable[ByteRange], bytes_max: int) -> li
 
 
 def follows(spans: Sequence[SegmentSpan], start: SplitPoint) -> bool:
-    """Whether a reader that has read up to `start` can continue with these spans of a chain.
-
-    It can if `start` is on their line of history and nothing in between is missing.
-    """
+    """Return whether `start` is on the line of these spans of a chain, with nothing missing in between."""
     if not spans or start.size == spans[0].base:
         return start.size == 0 or bool(spans)
     return any(
@@ -82,7 +79,7 @@ def follows(spans: Sequence[SegmentSpan], start: SplitPoint) -> bool:
 
 
 def resumed(spans: Sequence[SegmentSpan], start: SplitPoint) -> SplitPoint:
-    """Return where a reader continues if lost data is skipped: at the first span that it cannot have read."""
+    """Return where a reader continues if lost data is skipped: at the first span that it has not read."""
     for span in spans:
         if epoch_of(span.name) > start.epoch or span.base >= start.size:
             return SplitPoint(epoch_of(span.name), span.base)
@@ -105,7 +102,6 @@ def ranges_of(directory: str, spans: Iterable[SegmentSpan], start: SplitPoint) -
 
 
 def epoch_of(segment: str) -> int:
-    """Return the epoch of the writer of a segment."""
     return _parsed(segment).epoch
 
 

@@ -41,8 +41,7 @@ Planned = TypeVar("Planned")
 
 def columns_of(options: SourceOptions) -> pa.Schema:
     """Return the columns of a DataFrame without a user-defined schema.
-
-    Raises NoSchemaError if nothing defines them, NothingThereError, SchemaMismatchError.
+    Raises NoSchemaError, NothingThereError, SchemaMismatchError.
     """
     with opened(options) as store:
         existing = store.portal.call(existing_columns, origin_of(store, options), options)
@@ -73,7 +72,7 @@ async def existing_columns(origin: Origin, options: SourceOptions) -> pa.Schema 
 async def check_against(
     origin: Origin, options: SourceOptions, wanted: pa.Schema, comparisons: Sequence[ColumnCondition]
 ) -> None:
-    """Check that the existing rows have those columns. Raises SchemaMismatchError, FilterError."""
+    """Check that the existing rows have those columns. Raises SchemaMismatchError, BadOptionError."""
     existing = await existing_columns(origin, options)
     if options.content is ObjectContent.JSON:  # values are converted to the requested type, or the task fails
         check_filter(comparisons, wanted)
@@ -84,11 +83,9 @@ async def check_against(
 
 
 async def on_one_line(origin: Origin, plan: Callable[[int], Awaitable[Planned]]) -> Planned:
-    """Return what `plan` returns for the present line of history of a region's output.
-
-    If a restore of the region began another line meanwhile, it is planned again, also after an error. So no
-    plan has output of two lines. Raises what `plan` raises on one line, and what reading the manifest raises.
-    """
+    """Return what `plan` returns for the present line of history of a region's output. Raises as it does."""
+    # A restore of the region may begin another line meanwhile: then it is planned again, also after an error,
+    # or the plan would have output of two lines.
     while True:
         line = await origin.line()
         try:
@@ -132,8 +129,7 @@ Points = dict[str, SplitPoint]
 
 class StreamPlanner:
     """The planner of one query. All methods run in the store's trio thread, one at a time.
-
-    registration: of a query with the option `consumer`. It is made before the first row is read.
+    registration: of a query with the option `consumer`.
     """
 
     def __init__(
@@ -159,10 +155,7 @@ class StreamPlanner:
         self._data_end_at_s = -math.inf
 
     async def initial(self) -> Points:
-        """Return where a new query begins.
-
-        Raises MalformedOffsetError, OtherSourceError, ConsumerRefusedError.
-        """
+        """Return where a new query begins. Raises MalformedOffsetError, ConsumerRefusedError."""
         await self._register(None)
         await self._check()
         starting = self._options.starting or Starting(StartingKind.EARLIEST)
@@ -186,7 +179,6 @@ class StreamPlanner:
 
     async def latest(self, start: Points, limits: BatchLimits) -> Points:
         """Return the end of the micro-batch that begins at `start`.
-
         Raises DataLossError, ConsumerRefusedError, OutputRewoundError.
         """
         self._latest, warning = await on_one_line(
@@ -219,7 +211,7 @@ class StreamPlanner:
         return {split: await self._origin.end(split) for split in await self._origin.splits()}
 
     async def _settle(self, line: int) -> None:
-        """Forget what was planned and scanned on another line of history."""
+        # What was planned and scanned on another line of history is forgotten: its pieces may be taken back.
         if line == self._line:
             return
         await self.aclose()
@@ -230,10 +222,8 @@ class StreamPlanner:
         self._line = line
 
     async def data_end(self) -> Points:
-        """Return how far there is any data, so that users see how far the stream lags behind.
-
-        Spark calls this with every micro-batch; the store is queried again after SEEN_S.
-        """
+        """Return how far there is any data, so that users see how far the stream lags behind."""
+        # Spark calls this with every micro-batch: the store is not asked each time.
         if trio.current_time() >= self._data_end_at_s + SEEN_S:
             self._data_end = {
                 split: await self._origin.data_end(split) for split in await self._origin.splits()
@@ -247,7 +237,7 @@ class StreamPlanner:
 
     async def check_beginning(self, start: Points, end: Points) -> None:
         """Check the beginning of a micro-batch whose end was planned without it. Raises as `latest`, and
-        MalformedOffsetError if the end is on an older line of history.
+        MalformedOffsetError.
         """
         for split, to in end.items():
             if to.line < start.get(split, BEGINNING).line:
@@ -279,9 +269,8 @@ class StreamPlanner:
     async def _valid_ranges(
         self, start: Points, end: Points, loss: DataLossError
     ) -> dict[str, list[ByteRange]]:
-        """Return what is valid of a micro-batch that was taken back after it was planned, and then deleted.
-
-        Raises `loss` if that is not the reason of it.
+        """Return what is valid of a micro-batch that was taken back after it was planned. Otherwise raise
+        `loss`.
         """
         left, warning = await self._origin.continued(end)
         if all(at.place == end[split].place for split, at in left.items()):
@@ -297,10 +286,7 @@ class StreamPlanner:
             await self._registration.committed(_sizes(end), _lines(end))
 
     async def _ranges(self, start: Points, end: Points) -> dict[str, list[ByteRange]]:
-        """Return the ranges of all splits. The splits run concurrently, because each needs several requests.
-
-        Raises the first error, after all have ended.
-        """
+        # The splits run concurrently, because each needs several requests.
         ranges: dict[str, list[ByteRange]] = {}
         failures: list[Exception] = []
 
@@ -324,7 +310,7 @@ class StreamPlanner:
         self._scans.clear()
 
     async def _register(self, start: Points | None) -> None:
-        """Register the query, if it is to be and is not yet. start: None for a new query."""
+        # Before the first row is read: afterwards a trim could take rows that the query has not read.
         if self._registration is not None and not self._registration.begun:
             await self._origin.splits()  # data that does not exist gets no register
             here = start or {}
@@ -354,7 +340,6 @@ class StreamPlanner:
         return await self._point_after(split, begin, starting)
 
     async def _point_after(self, split: str, begin: SplitPoint, starting: Starting) -> SplitPoint:
-        """Return the end of the step, or of the last piece that was written before the time."""
         by_step = starting.kind is StartingKind.STEP
         if (by_step and not self._origin.steps) or (not by_step and not self._origin.times):
             raise MalformedOffsetError(
@@ -415,10 +400,8 @@ def _lines(points: Points) -> dict[str, int]:
 
 
 class _SplitScan:
-    """A scan that continues from micro-batch to micro-batch.
-
-    `planned_to`: the end of the last planned micro-batch. `pending`: the piece after it, if it was already
-    read.
+    """A scan that continues from micro-batch to micro-batch. `planned_to`: the end of the last planned one.
+    `pending`: the piece after it, if it was already read.
     """
 
     def __init__(self, scan: Scan, start: SplitPoint) -> None:

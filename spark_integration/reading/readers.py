@@ -40,10 +40,8 @@ from spark_integration.spark_api import (
 def rows_of(
     options: SourceOptions, wanted: pa.Schema, comparisons: Sequence[ColumnCondition], partition: DosPartition
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a partition, with exactly the columns `wanted`.
-
-    Raises NotReadableError, SchemaMismatchError, DataLossError, and what reading raises; rows that were
-    yielded before must not be used then.
+    """Yield the rows of a partition, with exactly the columns `wanted`. Raises NotReadableError,
+    SchemaMismatchError, DataLossError, and what reading raises; what was yielded must not be used then.
     """
     source = f"{options.what}, {partition.split}"
     names = frozenset([*wanted.names, *(one.column for one in comparisons)])
@@ -123,14 +121,14 @@ class DosReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not typed
 
 
 class PushingReader(DosReader):
-    """The reader for sessions with `spark.sql.python.filterPushdown.enabled`.
-
-    Without that conf Spark refuses a reader that has `pushFilters`. With it, Spark trusts the reader and does
-    not apply the accepted filters again.
+    """The reader for sessions with `spark.sql.python.filterPushdown.enabled`; without it Spark refuses this
+    one.
     """
 
     def pushFilters(self, filters: "list[datasource.Filter]") -> "Iterable[datasource.Filter]":  # noqa: N802
         """Accept the filters that are applied in full, and yield the others."""
+        # Spark trusts the reader, and does not apply the accepted filters again: one with another meaning, of
+        # NULL or of an order, would return wrong rows.
         for one in filters:
             comparison = comparison_of(one, self._wanted)
             if comparison is None:
@@ -235,11 +233,10 @@ class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return found
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Note that Spark has committed the micro-batches up to `end`.
-
-        Spark calls this after it has recorded the offsets of the *next* micro-batch, when the commit of the
-        one that ends here is in its checkpoint: after a restart it replays nothing below `end`.
-        """
+        """Note that Spark has committed the micro-batches up to `end`."""
+        # Spark calls this after it has recorded the offsets of the *next* micro-batch, when the commit of the
+        # one that ends here is in its checkpoint: after a restart it replays nothing below `end`, which may
+        # be trimmed.
         if self._options.consumer is not None:
             self._call(self._planned.committed, self._points(end))
 
@@ -289,7 +286,11 @@ class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
 
 class UnlimitedStreamReader(DosStreamReader):
-    """The reader of a stream whose micro-batches have no limits."""
+    """The reader of a stream for a PySpark without admission control: its micro-batches have no limits.
+
+    Such a PySpark requests the end of a micro-batch without naming its beginning, which is in the query's
+    checkpoint. What depends on the beginning is checked when Spark requests the partitions.
+    """
 
     def __init__(self, options: SourceOptions, wanted: pa.Schema, expected: Expected | None = None) -> None:
         super().__init__(options, wanted, expected)
@@ -297,11 +298,9 @@ class UnlimitedStreamReader(DosStreamReader):
         """The end of the last micro-batch, as far as this process knows it."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the beginning of a new query.
-
-        With `availableNow`, Spark has requested the end before. A query from the latest point on begins
-        there: a later point would be after its end.
-        """
+        """Return the beginning of a new query."""
+        # With `availableNow`, Spark has requested the end before. A query from the latest point on begins
+        # there: a later point would be after its end.
         starting = self._options.starting
         if self._known and starting is not None and starting.kind is StartingKind.LATEST:
             return self._offset(self._known)

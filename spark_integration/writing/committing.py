@@ -1,13 +1,14 @@
-"""The driver's part of the sink: commits a unit, and removes leftovers. `core/sink_commits.py` decides.
+"""The driver's part of the sink, which commits a unit and removes leftovers, and Spark's classes for writers.
 
     1  become the producer: the former one can record nothing more
-    2  judge: was the unit recorded before? may this writer record at all?
+    2  judge: was the unit recorded before? may this writer record at all? (`core/sink_commits`)
     3  send the parts of all partitions as one batch; staged parts are read and verified before they are
        sent, the next ones while these are sent (`StagedReading`)
     4  wait until the batch is recorded: the commit
     5  remove the unit's staged objects, and older ones
 
-A crash before 4 leaves nothing recorded, a crash after it everything; Spark then commits again.
+A crash before 4 leaves nothing recorded, a crash after it everything; Spark then commits again. A writer is
+created on the driver, in the process that commits a micro-batch, and in each task.
 """
 
 import logging
@@ -15,19 +16,33 @@ import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass, field
+from functools import cache
 
 import pyarrow as pa
 import trio
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from checkpoint import CommitUnit, encode_mark, is_orphan, producer_directory, staging_prefix
+from checkpoint import CommitUnit, WriteKind, encode_mark, is_orphan, producer_directory, staging_prefix
 from checkpoint.chains.input_log import InputLog
 from dos_client import QuorumUnavailableError, Store, randomness
 from dos_client.blocking import BlockingStore
 from dos_protocol.digests import digest64
-from dos_protocol.errors import DosError, FencedError, NotFoundError, PastEndError
-from spark_integration.core.options import SinkOptions
+from dos_protocol.errors import DosError, FencedError, LocalProtocolError, NotFoundError, PastEndError
+from spark_integration.core.options import (
+    JOB_PRODUCER,
+    SinkOptions,
+    SourceOptions,
+    check_producer,
+    query_producer,
+)
 from spark_integration.core.sink_commits import CommitDecision, judge_commit
-from spark_integration.errors import StagedRowsGoneError
+from spark_integration.errors import (
+    NothingThereError,
+    SchemaMismatchError,
+    StagedRowsGoneError,
+    column_difference,
+)
 from spark_integration.limits import (
     SINK_COMMIT_ATTEMPTS_MAX,
     SINK_PRODUCERS_HELD_MAX,
@@ -36,8 +51,19 @@ from spark_integration.limits import (
     SINK_SWEEP_S,
     SINK_SWEEPS_MAX,
 )
-from spark_integration.reading.opening import opened
-from spark_integration.writing.staging import StagedCommit, StagedPart, collect_orphans, empty_part, sum_of
+from spark_integration.on_executor import expected_of_driver
+from spark_integration.reading.chains import InputOrigin
+from spark_integration.reading.opening import check_executor, opened
+from spark_integration.reading.planning import existing_columns
+from spark_integration.spark_api import DataSourceStreamArrowWriter
+from spark_integration.writing.staging import (
+    StagedCommit,
+    StagedPart,
+    collect_orphans,
+    empty_part,
+    prepare,
+    sum_of,
+)
 
 logger = logging.getLogger("dos.spark_integration")
 
@@ -58,7 +84,6 @@ class Committer:
 
     def commit(self, unit: CommitUnit, prepared: Sequence[StagedCommit], schema: pa.Schema) -> CommitDecision:
         """Record what was staged, or find that it was recorded before.
-
         Raises FencedError, StagedRowsGoneError, and as `judge_commit`; retry with a new Committer then.
         """
         last, mark = self._store.portal.call_sync(lambda: (self._log.last, self._log.last_mark))
@@ -90,10 +115,7 @@ class Committer:
         await self._log.recorded(number)
 
     def _sweep(self, unit: CommitUnit, used: set[str]) -> None:
-        """Remove the staged objects of recorded units; once per process also those of earlier processes.
-
-        What cannot be removed now is removed by a later commit.
-        """
+        """Remove the staged objects of recorded units, now or with a later commit."""
         self._store.portal.call(self._clear_all, unit, used)
 
     async def _clear_all(self, unit: CommitUnit, used: set[str]) -> None:
@@ -129,13 +151,10 @@ class Committer:
 
 
 async def clear_directory(store: Store, directory: str, unit: CommitUnit) -> None:
-    """Remove staged objects that nothing will record once `unit` is recorded.
-
-    Leaves a directory alone that another attempt claims meanwhile. Raises what `inspect` and `claim` raise.
-    """
+    """Remove staged objects that nothing will record once `unit` is recorded."""
     view = await store.inspect(directory)
     if any(is_orphan(name, unit, recorded=True) for held in view.answers.values() for name in held):
-        with suppress(FencedError):
+        with suppress(FencedError):  # another attempt claims it: it is alive
             async with await store.claim(directory, view.epoch_seen + 1, randomness.fresh_id()) as claim:
                 collect_orphans(claim, unit, recorded=True)
                 await claim.wait_collected(SINK_SWEEP_S)
@@ -174,10 +193,8 @@ _lock = threading.Lock()
 
 
 def commit(options: SinkOptions, prepared: Sequence[StagedCommit], schema: pa.Schema) -> CommitDecision:
-    """Commit what the tasks of one unit staged.
-
-    When this returns, the whole unit is recorded exactly once, whichever process did it and however often it
-    was tried. If it raises, the unit may be recorded or not: call it again.
+    """Commit what the tasks of one unit staged: when this returns, the whole unit is recorded exactly once,
+    whichever process did it and however often it was tried. If it raises, call it again.
 
     Raises OtherWriterError, OtherCheckpointError, BatchPlannedAgainError, StagedRowsGoneError,
     InputClosedError; FencedError if others keep opening the same producer; and what opening a store raises.
@@ -206,7 +223,9 @@ def commit(options: SinkOptions, prepared: Sequence[StagedCommit], schema: pa.Sc
 
 
 def _keep(key: tuple[SinkOptions, str], committer: Committer) -> None:
-    """Keep a producer open for the next commit; close the least recently used one above the limit."""
+    # Each opening adds a segment to the chain, and a take-over reads all of them: Spark reuses this process
+    # for the next micro-batch, so the producer stays open. If Spark uses another process, that one fences
+    # this one.
     _open_producers[key] = committer
     while len(_open_producers) > SINK_PRODUCERS_HELD_MAX:
         _open_producers.pop(next(iter(_open_producers))).close()
@@ -221,10 +240,7 @@ def release_producers() -> None:
 
 @dataclass(slots=True)
 class _Piece:
-    """Consecutive parts of an object from `begin` on, or parts that came with their data.
-
-    After `ended` is set, it has their data or the error.
-    """
+    """Consecutive parts of an object from `begin` on, or parts that came with their data."""
 
     prepared: StagedCommit
     begin: int
@@ -284,10 +300,7 @@ def _pieces(prepared: StagedCommit) -> Iterator[_Piece]:
 async def staged_data(
     store: Store, prepared: StagedCommit, begin: int, parts: Sequence[StagedPart]
 ) -> list[bytes]:
-    """Return the data of parts, which begin at `begin` if they are in the store.
-
-    Raises StagedRowsGoneError, and what reading raises.
-    """
+    """Return the data of parts that begin at `begin` in the store. Raises StagedRowsGoneError."""
     handed = [part.data for part in parts if part.data is not None]
     if len(handed) == len(parts):
         return handed
@@ -295,7 +308,7 @@ async def staged_data(
     data, at = [], 0
     for part in parts:
         one = staged[at : at + part.size]
-        if digest64(one) != part.digest:
+        if digest64(one) != part.digest:  # another attempt's rows would be committed as these
             location = f"{prepared.directory}/{prepared.name}, {begin + at} to {begin + at + part.size}"
             raise StagedRowsGoneError(f"{location}: the bytes differ from those that the task staged")
         data.append(one)
@@ -304,7 +317,6 @@ async def staged_data(
 
 
 async def _bytes_of(store: Store, prepared: StagedCommit, begin: int, size: int) -> bytes:
-    """Return bytes of the staged object; fewer only if the object is shorter."""
     chunks = list[bytes]()
     remaining = size
     try:
@@ -318,3 +330,105 @@ async def _bytes_of(store: Store, prepared: StagedCommit, begin: int, size: int)
         location = f"{prepared.directory}/{prepared.name}"
         raise StagedRowsGoneError(f"{location} is gone: another attempt removed it ({error})") from error
     return b"".join(chunks)
+
+
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+
+
+class DosWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is not typed here
+    """The writer of a batch write, which is one batch of the producer. `job`: an id of this write alone."""
+
+    def __init__(self, options: SinkOptions, schema: pa.Schema, job: str) -> None:
+        self._options = options
+        self._schema = schema
+        self._expected = expected_of_driver()
+        self._producer = options.producer or JOB_PRODUCER
+        self._unit = CommitUnit(WriteKind.JOB, job, options.batch)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        check_executor(self._expected)
+        partition = _task().partitionId()
+        return prepare(self._options, self._unit, self._producer, partition, self._schema, iterator)
+
+    def commit(self, messages: "Sequence[WriterCommitMessage | None]") -> None:
+        commit(self._options, _checked(messages), self._schema)
+        release_producers()  # this process may never write there again
+
+    def abort(self, messages: "Sequence[WriterCommitMessage | None]") -> None:
+        _aborted(self._options, messages)
+
+
+class DosStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
+    """The writer of a stream: micro-batch N is batch N + 1 of the producer."""
+
+    def __init__(self, options: SinkOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+        self._expected = expected_of_driver()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        check_executor(self._expected)
+        task = _task()
+        query, batch = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
+        if not query or not batch:
+            raise LocalProtocolError(
+                f"the task carries no query id ({QUERY_ID}={query}, {BATCH_ID}={batch}): write through"
+                f" DataFrame.write or writeStream"
+            )
+        producer = self._options.producer or check_producer(self._options, query_producer(query))
+        unit = CommitUnit(WriteKind.STREAM, query, int(batch) + 1)
+        return prepare(self._options, unit, producer, task.partitionId(), self._schema, iterator)
+
+    def commit(self, messages: "Sequence[WriterCommitMessage | None]", batchId: int) -> None:  # noqa: N803
+        del batchId  # the messages contain it, and the query
+        commit(self._options, _checked(messages), self._schema)
+
+    def abort(self, messages: "Sequence[WriterCommitMessage | None]", batchId: int) -> None:  # noqa: N803
+        del batchId
+        _aborted(self._options, messages)
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    if task is None:
+        raise LocalProtocolError("rows can be written only inside a Spark task")
+    return task
+
+
+def _checked(messages: "Sequence[WriterCommitMessage | None]") -> list[StagedCommit]:
+    """Return one message per partition, of one unit. Spark ensures it; an error would duplicate rows."""
+    prepared = [one for one in messages if isinstance(one, StagedCommit)]
+    units = {(one.unit, one.producer) for one in prepared}
+    if len(prepared) != len(messages) or len(units) != 1:
+        raise LocalProtocolError(
+            f"{len(messages)} messages to commit: {len(prepared)} are from this sink, of {len(units)} units"
+        )
+    if len({one.partition for one in prepared}) != len(prepared):
+        raise LocalProtocolError("the messages to commit contain a partition twice")
+    return prepared
+
+
+def _aborted(options: SinkOptions, messages: "Sequence[WriterCommitMessage | None]") -> None:
+    """Only log: unrecorded rows are invisible, and another attempt may have committed recorded ones."""
+    staged = sum(isinstance(one, StagedCommit) and bool(one.name) for one in messages)
+    logger.info("%s: aborted; a later commit removes %d staged objects", options.what, staged)
+
+
+@cache
+def check_target(options: SinkOptions, schema: pa.Schema) -> None:
+    """Check that the store is available and that the handle's rows have these columns.
+    Raises SchemaMismatchError, and what opening a store raises.
+    """
+    reading = SourceOptions(
+        servers=options.servers, directory=options.application, input=options.input, token=options.token
+    )
+    with opened(options) as store:
+        try:
+            existing = store.portal.call(existing_columns, InputOrigin(store.store, reading), reading)
+        except NothingThereError:
+            existing = None
+        except QuorumUnavailableError:  # the commit waits for a quorum; this check only reports errors early
+            return
+    if existing is not None and not existing.equals(schema):
+        raise SchemaMismatchError(column_difference(schema, existing, options.what))

@@ -1,9 +1,7 @@
 """The task's part of the sink: stages rows as parts, in its commit message or in the store.
 
 Nothing that a task does is visible to readers. Few rows travel in the commit message. For many rows the task
-claims its partition's directory, which fences any earlier attempt, such as a zombie or a speculative one, and
-stages them in an object of its own. An attempt that is fenced fails and never claims again: Spark knows
-whether another attempt is needed.
+claims its partition's directory, which fences any earlier attempt, and stages them in an object of its own.
 """
 
 from collections.abc import Iterable, Iterator
@@ -42,9 +40,7 @@ class StagedPart(NamedTuple):
 
 @dataclass
 class StagedCommit(WriterCommitMessage):  # type: ignore[misc]  # pyspark is not typed here
-    """What a task staged. `directory`, `name`: the object that holds its parts one after another; "" if the
-    parts hold their data.
-    """
+    """What a task staged. `directory`, `name`: the object that holds its parts; "" if the message does."""
 
     unit: CommitUnit
     producer: str
@@ -63,10 +59,11 @@ def prepare(
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
 ) -> StagedCommit:
-    """Stage the rows of one partition. Nothing is recorded.
+    """Stage the rows of one partition. Nothing is recorded; the rows are then on stable storage, or in the
+    result.
 
-    When this returns, the rows are on stable storage or in the result. Raises SchemaMismatchError;
-    FencedError if another attempt took over; and what opening a store raises. Waits for a quorum.
+    Raises SchemaMismatchError; FencedError if another attempt took over; and what opening a store raises.
+    Waits for a quorum.
     """
     prepared = StagedCommit(unit, producer, partition)
     size = 0
@@ -82,7 +79,7 @@ def prepare(
                 prepared.parts = [staged.put(one) for one in prepared.parts]
             prepared.parts.append(part if staged is None else staged.put(part))
         if staged is not None:
-            staged.wait_synced()
+            staged.wait_synced()  # before Spark hears of them: the commit reads the only copy
     return prepared
 
 
@@ -112,7 +109,7 @@ class _Staged:
         return self
 
     def put(self, part: StagedPart) -> StagedPart:
-        """Buffer or write a part; return it without its data."""
+        """Return the part without its data, which is written."""
         assert part.data is not None, "a new part has data"
         self._buffered.append(part.data)
         self._buffered_bytes += part.size
@@ -121,7 +118,7 @@ class _Staged:
         return part._replace(data=None)
 
     def _flush(self) -> None:
-        """Write the buffered parts: each call into the store's thread costs time."""
+        # Buffered, because each call into the store's thread costs time.
         data, self._buffered, self._buffered_bytes = b"".join(self._buffered), [], 0
         self._writer.append(data)
         self._writer.wait_room()
@@ -139,6 +136,8 @@ class _Staged:
 
 def claim_above(store: BlockingStore, directory: str) -> BlockingClaim:
     """Claim a directory, which fences its holder. Raises FencedError if another claim follows at once."""
+    # A zombie or a speculative attempt could otherwise still write into what the commit reads. One that is
+    # fenced never claims again: Spark knows whether another attempt is needed.
     return store.claim(directory, store.inspect(directory).epoch_seen + 1, randomness.fresh_id())
 
 
@@ -196,15 +195,13 @@ def _arrow_stream(table: pa.Table) -> bytes:
 
 @cache
 def _compressed() -> pa.ipc.IpcWriteOptions:
-    """Return the compression, which pays off: each byte of a part is written to every member twice."""
+    # It pays off: each byte of a part is written to every member twice.
     codec = pa.Codec("zstd", compression_level=1) if pa.Codec.is_available("zstd") else None
     return pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the rows with exactly the types of `schema`. Raises SchemaMismatchError if a value would
-    change.
-    """
+    """Return the rows with exactly these types. Raises SchemaMismatchError if a value would change."""
     try:
         columns = [fitted_column(batch.column(at), one) for at, one in enumerate(schema)]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -213,7 +210,6 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _handy(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield slices of about one part each."""
     if not batch.num_rows:
         return
     step = max(1, min(BATCH_ROWS, batch.num_rows * SINK_PART_BYTES // max(batch.nbytes, 1)))

@@ -15,7 +15,7 @@ from tests.sites.simulation import entry as entry_module
 from tests.sites.simulation.__main__ import app
 from tests.sites.simulation.engine import Options, simulate
 from tests.sites.simulation.entry import EntryStore, entry_members
-from tests.sites.simulation.flow import Activity, FilterError, Flow, by_arithmetic, by_filter
+from tests.sites.simulation.flow import Activity, BadOptionError, Flow, by_arithmetic, by_filter
 from tests.sites.simulation.generator import Generator
 from tests.sites.simulation.network import Network
 from tests.sites.simulation.query import APPLICATIONS, INTERVAL_S, JOINS, describe, rows_of
@@ -122,7 +122,7 @@ def test_a_filter_with_a_bug_is_found(network: Network, bug: str) -> None:
     make = planted(duplicate_filter, *BUGS[bug])["DuplicateFilter"]
     arrived = np.array([[[1.0, 2.0, 3.0], [11.0, 12.0, 13.0]], [[1.5, 1.2, 4.0], [11.5, 11.2, 14.0]]])
     rounds = np.array([0.0, 10.0])
-    with pytest.raises((FilterError, AssertionError)):
+    with pytest.raises((BadOptionError, AssertionError)):
         assert np.array_equal(by_filter(rounds, arrived, make), by_arithmetic(rounds, arrived))
     assert np.array_equal(by_filter(rounds, arrived), by_arithmetic(rounds, arrived))
 

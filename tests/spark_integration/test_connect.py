@@ -116,7 +116,7 @@ def test_formats_work_through_connect_and_what_submits_jobs_is_refused_by_name(
     assert said["checkpoints"] == [[1], [2]]
     assert said["state"] == [["a", 1], ["b", 2]]
     assert ["STATE_BLOCK", 2] in said["records"]
-    assert "UnknownOptionError" in said["option"]
+    assert "BadOptionError" in said["option"]
     assert "did you mean 'output'?" in said["option"]
     for call in ("run", "through", "through of a batch"):
         assert said[call].startswith("ConnectSessionError: a region needs a session that can submit"), call

@@ -23,7 +23,6 @@ from spark_integration.core.options import parse_checkpoints, parse_journal, par
 from spark_integration.errors import (
     BadOptionError,
     DataLossError,
-    FilterError,
     NoSchemaError,
     NothingThereError,
     SchemaMismatchError,
@@ -236,7 +235,7 @@ def test_state_that_is_missing_is_named(servers: Servers[ThreadedServer], store:
     )
     refused(NoSchemaError, "there is state of counts, limits", operator="lines")
     refused(NoRegionError, "no region 'wrods'", path="wrods")
-    refused(FilterError, "the filter names column 'cuont'", filter="cuont = 1")
+    refused(BadOptionError, "the filter names column 'cuont'", filter="cuont = 1")
 
 
 def test_blocks_that_went_away_are_said_to_have_gone_with_their_checkpoint(

@@ -92,7 +92,7 @@ def test_what_is_wrong_is_reported_when_load_is_called(
             spark.read.format(kind).options(**options).load(f"{servers.url}/{path}")
 
     refused(
-        r"UnknownOptionError: the source dos-checkpoints .*did you mean 'columns'\?",
+        r"BadOptionError: the source dos-checkpoints .*did you mean 'columns'\?",
         "dos-checkpoints",
         "x",
         colums="a",

@@ -4,7 +4,7 @@ import pytest
 
 from dos_client.errors import BadUrlError
 from spark_integration.core.options import parse_checkpoints, parse_journal, parse_state
-from spark_integration.errors import BadOptionError, UnknownOptionError
+from spark_integration.errors import BadOptionError
 
 PARSERS = {"journal": parse_journal, "checkpoints": parse_checkpoints, "state": parse_state}
 
@@ -16,21 +16,21 @@ def test_options_that_are_wrong_are_named() -> None:
 
     state = "dos://h/words"
     refused(
-        UnknownOptionError,
+        BadOptionError,
         r"the source dos-state has no option 'operater'; did you mean 'operator'\?",
         "state",
         state,
         operater="x",
     )
     refused(
-        UnknownOptionError,
+        BadOptionError,
         "the source dos-checkpoints has no option 'output'",
         "checkpoints",
         state,
         output="x",
     )
     refused(
-        UnknownOptionError,
+        BadOptionError,
         r"the source dos-journal has no option 'form'; did you mean 'from'\?",
         "journal",
         state,

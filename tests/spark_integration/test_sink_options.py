@@ -8,7 +8,7 @@ from dos_client.errors import BadUrlError
 from dos_protocol.errors import BadNameError, DosError
 from spark_integration.core.options import SINK_OPTIONS, parse_sink_options
 from spark_integration.data_source import DosSource
-from spark_integration.errors import BadOptionError, UnknownOptionError, column_difference
+from spark_integration.errors import BadOptionError, column_difference
 from tests.spark_integration.sink_process import SCHEMA
 
 GOOD = {"path": "dos://h1,h2/shop", "input": "orders"}
@@ -28,7 +28,7 @@ def test_options_are_distinguished_without_regard_to_case_and_sparks_own_are_let
 
 @pytest.mark.parametrize("wrong", [f"{name[:-1]}{name[-1]}x" for name in SINK_OPTIONS])
 def test_an_option_that_there_is_not_is_named_with_the_nearest_right_one(wrong: str) -> None:
-    with pytest.raises(UnknownOptionError, match=rf"no option '{wrong}'; did you mean '{wrong[:-1]}'"):
+    with pytest.raises(BadOptionError, match=rf"no option '{wrong}'; did you mean '{wrong[:-1]}'"):
         parse_sink_options({**GOOD, wrong: "1"})
 
 
@@ -70,11 +70,11 @@ def test_a_store_is_not_overwritten_and_a_stream_numbers_on_its_own() -> None:
 def test_options_that_are_right_for_writing_alone_are_refused_where_it_reads_and_the_other_way_round() -> (
     None
 ):
-    with pytest.raises(UnknownOptionError, match="the source dos has no option 'producer'"):
+    with pytest.raises(BadOptionError, match="the source dos has no option 'producer'"):
         DosSource({**GOOD, "producer": "till"}).schema()
-    with pytest.raises(UnknownOptionError, match="dos, when writing, has no option 'read'"):
+    with pytest.raises(BadOptionError, match="dos, when writing, has no option 'read'"):
         DosSource({**GOOD, "read": "committed"}).writer(ROWS, overwrite=False)
-    with pytest.raises(UnknownOptionError) as both:
+    with pytest.raises(BadOptionError) as both:
         DosSource({**GOOD, "producr": "till"})
     assert "did you mean 'producer'?" in both.value.__notes__[0]
 

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_integration.core.session_checks import (
-    EnoughSlots,
-    RefuseToStart,
-    WaitForExecutors,
+    SlotsShortage,
     judge_slots,
     larger_master,
     read_master,
@@ -45,43 +43,43 @@ def test_other_masters_may_grow_and_span_machines(url: str) -> None:
 
 def test_a_region_is_refused_when_it_would_take_the_last_slot_and_is_told_what_would_do() -> None:
     verdict = judge_slots(read_master("local[2]", cores=2), registered=2, busy=0, workers=2, spare=1)
-    assert isinstance(verdict, RefuseToStart)
-    assert "2 workers" in verdict.reason
-    assert "local[2] has 2 in total" in verdict.reason
-    assert "local[4]" in verdict.reason
+    assert verdict is not None
+    assert verdict.for_good
+    assert "2 workers" in verdict.text
+    assert "local[2] has 2 in total" in verdict.text
+    assert "local[4]" in verdict.text
 
 
 def test_a_region_that_leaves_a_slot_may_start() -> None:
-    assert (
-        judge_slots(read_master("local[3]", cores=2), registered=3, busy=0, workers=2, spare=1)
-        == EnoughSlots()
-    )
+    assert judge_slots(read_master("local[3]", cores=2), registered=3, busy=0, workers=2, spare=1) is None
 
 
 def test_a_region_may_take_all_slots_when_that_is_asked_for() -> None:
     master = read_master("local-cluster[2,1,1024]", cores=2)
-    assert judge_slots(master, registered=2, busy=0, workers=2, spare=0) == EnoughSlots()
+    assert judge_slots(master, registered=2, busy=0, workers=2, spare=0) is None
 
 
 def test_a_region_waits_while_executors_are_missing_or_busy() -> None:
     growing = read_master("spark://h:7077", cores=2)
-    assert isinstance(judge_slots(growing, registered=0, busy=0, workers=2, spare=1), WaitForExecutors)
+    assert isinstance(judge_slots(growing, registered=0, busy=0, workers=2, spare=1), SlotsShortage)
     verdict = judge_slots(growing, registered=3, busy=2, workers=2, spare=1)
-    assert isinstance(verdict, WaitForExecutors)
-    assert verdict.missing == "2 free slots are needed, 1 are free (3, 2 busy)"
+    assert verdict is not None
+    assert not verdict.for_good
+    assert verdict.text == "2 free slots are needed, 1 are free (3, 2 busy)"
 
 
 def test_a_second_region_does_not_take_the_last_slot_that_the_first_one_left() -> None:
     master = read_master("local[4]", cores=2)
     verdict = judge_slots(master, registered=4, busy=2, workers=2, spare=1)
-    assert isinstance(verdict, WaitForExecutors)
-    assert verdict.missing == (
+    assert verdict is not None
+    assert not verdict.for_good
+    assert verdict.text == (
         "2 free slots are needed, 2 are free (4, 2 busy) and 1 must be left for other jobs: end other regions"
         " and queries, or use local[5]"
     )
-    assert judge_slots(master, registered=4, busy=1, workers=2, spare=1) == EnoughSlots()
-    assert judge_slots(master, registered=4, busy=2, workers=2, spare=0) == EnoughSlots()
-    assert judge_slots(master, registered=5, busy=2, workers=2, spare=1) == EnoughSlots()
+    assert judge_slots(master, registered=4, busy=1, workers=2, spare=1) is None
+    assert judge_slots(master, registered=4, busy=2, workers=2, spare=0) is None
+    assert judge_slots(master, registered=5, busy=2, workers=2, spare=1) is None
 
 
 @given(
@@ -97,8 +95,8 @@ def test_what_starts_has_its_slots_and_what_is_refused_can_never_have_them(
     master = read_master(url, cores=4)
     verdict = judge_slots(master, registered=registered, busy=busy, workers=workers, spare=spare)
     left = spare if master.slots_fixed is not None else 0
-    assert isinstance(verdict, EnoughSlots) <= (registered - busy >= workers + left)
-    if isinstance(verdict, RefuseToStart):
+    assert (verdict is None) <= (registered - busy >= workers + left)
+    if verdict is not None and verdict.for_good:
         assert master.slots_fixed is not None
         assert master.slots_fixed < workers + spare
 

@@ -17,7 +17,7 @@ from dos_server.testing import Servers, ThreadedServer, threaded_store
 from journal.core.errors import TornRecordError
 from spark_integration.core.options import parse_options
 from spark_integration.errors import (
-    FilterError,
+    BadOptionError,
     NoSchemaError,
     NothingThereError,
     NotReadableError,
@@ -248,7 +248,7 @@ def test_columns_that_do_not_fit_are_named_with_both_types_before_a_task_runs(
         Reading(servers.url, "words", output="counts").schema(pa.schema([("wort", pa.string())])).partitions()
     with pytest.raises(SchemaMismatchError, match="'columns' names 'cuont'"):
         Reading(servers.url, "words", output="counts", columns="cuont").partitions()
-    with pytest.raises(FilterError, match="column 'count', which is bigint, with 'x'"):
+    with pytest.raises(BadOptionError, match="column 'count', which is bigint, with 'x'"):
         Reading(servers.url, "words", output="counts", filter="count = 'x'").partitions()
     with pytest.raises(NoSchemaError, match="output quiet/out are unknown, because it has no rows yet"):
         Reading(servers.url, "quiet", output="out").partitions()

@@ -117,7 +117,7 @@ def test_filters_are_pushed_down_where_the_conf_allows_it_and_give_the_same_rows
 def test_what_is_wrong_is_reported_when_load_is_called(
     spark: SparkSession, servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
-    with pytest.raises(PySparkException, match=r"UnknownOptionError: .*did you mean 'columns'\?"):
+    with pytest.raises(PySparkException, match=r"BadOptionError: .*did you mean 'columns'\?"):
         words(spark, servers).option("colums", "word").load(f"{servers.url}/words")
 
 

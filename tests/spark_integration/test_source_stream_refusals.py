@@ -10,7 +10,6 @@ from dos_server.testing import Servers, ThreadedServer
 from spark_integration.errors import (
     DataLossError,
     MalformedOffsetError,
-    OtherSourceError,
     SchemaMismatchError,
 )
 from spark_integration.spark_api import ReadAllAvailable
@@ -29,12 +28,12 @@ def test_an_offset_of_another_store_or_source_is_refused_at_the_start(
         elsewhere = stream.at
     with (
         query(servers, name, output="out") as stream,
-        pytest.raises(OtherSourceError, match="belongs to out"),
+        pytest.raises(MalformedOffsetError, match="belongs to out"),
     ):
         stream.reader.latestOffset(elsewhere, ReadAllAvailable())
     foreign = {**elsewhere, "store": "0" * 32}
     with (
-        pytest.raises(OtherSourceError, match="belongs to store 0000"),
+        pytest.raises(MalformedOffsetError, match="belongs to store 0000"),
         query(servers, name, output="other", startingOffset=json.dumps(foreign)),
     ):
         pass

@@ -9,7 +9,7 @@ import trio
 from dos_client.store import open_store
 from dos_server import embedded
 from dos_server.testing import threaded_store
-from spark_integration.errors import StoreNotChosenError, StoreNotUsableError
+from spark_integration.errors import StoreNotUsableError
 from spark_integration.runner import choose_store
 
 
@@ -68,7 +68,7 @@ def test_empty_servers_that_are_named_are_made_a_store(tmp_path: Path) -> None:
 
 
 def test_on_another_master_no_store_is_guessed_and_the_commands_that_start_one_are_visible() -> None:
-    with pytest.raises(StoreNotChosenError) as refused:
+    with pytest.raises(StoreNotUsableError) as refused:
         choose_store(None, one_machine=False, master="spark://h:7077", data_dir=None)
     for command in ("dos serve --data", "dos store init dos://", 'run(..., store="dos://'):
         assert command in str(refused.value)

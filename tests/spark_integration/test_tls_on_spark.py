@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from dos_server import embedded
 from dos_tls import VARIABLES
 from spark_integration import register
-from spark_integration.errors import ConnectSessionError, StoreNotChosenError
+from spark_integration.errors import ConnectSessionError, StoreNotUsableError
 from spark_integration.runner import choose_store
 from spark_integration.sessions import use_tls_of_driver
 from tests.spark_integration.test_region import (
@@ -82,7 +82,7 @@ def test_the_store_inside_a_session_is_refused_because_it_speaks_plain_text(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOS_TLS", str(certificates.client))
-    with pytest.raises(StoreNotChosenError, match="plain text"):
+    with pytest.raises(StoreNotUsableError, match="plain text"):
         choose_store(None, one_machine=True, master="local[2]", data_dir=None)
 
 

@@ -76,7 +76,7 @@ def simulate(
     options: Options,
     progress: Callable[[float], None] = lambda _share: None,
 ) -> Run:
-    """Simulate a description. Raises PlanRefusedError, TraceError, and FilterError if a filter is wrong.
+    """Simulate a description. Raises PlanRefusedError, TraceError, and BadOptionError if a filter is wrong.
 
     progress: called with the share that is done.
     """

@@ -171,7 +171,7 @@ def by_arithmetic(_rounds: Times, arrived: Times) -> Times:
     return times
 
 
-class FilterError(AssertionError):
+class BadOptionError(AssertionError):
     """A filter lost a row, or passed one twice."""
 
 
@@ -180,7 +180,7 @@ def by_filter(
 ) -> Times:
     """Return when `DuplicateFilter` passes each row, and when its mark reaches that of each round.
 
-    Raises FilterError if a row is passed never, although a stream has it, or twice.
+    Raises BadOptionError if a row is passed never, although a stream has it, or twice.
     """
     streams, count, columns = arrived.shape
     stamps = np.round(rounds * _MICROSECONDS).astype(np.int64)
@@ -203,10 +203,10 @@ def by_filter(
         passes = filtering.take(str(stream), digests[at, row], stamps[at])
         places = at[passes], row[passes]
         if np.isfinite(passed[places]).any():
-            raise FilterError(f"rows of stream {stream} were passed before, at {times[0]:.3f} s")
+            raise BadOptionError(f"rows of stream {stream} were passed before, at {times[0]:.3f} s")
         passed[places] = times[passes]
     if (lost := np.isfinite(arrived[..., :-1]).any(axis=0) & np.isinf(passed[:, :-1])).any():
-        raise FilterError(f"{np.count_nonzero(lost)} rows were never passed")
+        raise BadOptionError(f"{np.count_nonzero(lost)} rows were never passed")
     return passed
 
 
