@@ -79,9 +79,8 @@ async def revive(
     measure: bool = True,
 ) -> list[Revival]:
     """Repair every port that is late; those of one replica or exit if it is named. A collected replica that
-    is named starts, whatever is late. Revivals with way 0 could not be made.
-
-    Raises NotDeployedError; CannotReviveError for a replica that is neither running nor able to start.
+    is named starts, whatever is late. Revivals with way 0 could not be made. Raises NotDeployedError,
+    CannotReviveError.
     """
 
     def decide(now: Situation) -> tuple[Deployed, list[Revival]]:
@@ -159,7 +158,7 @@ async def _decided(
     gone: str = "",
 ) -> T:
     """Decide for the present state; if that changes it, do so under the claim. begins: the application need
-    not be deployed, nor as it is described. gone: a site whose reports are not waited for.
+    not be deployed, nor as it is described. gone: as in `read_current_reports`.
     """
     deployed = await read_deployed(store, description.application)
     readers, sites = await read_current_reports(store, description, deployed, gone=gone)

@@ -56,10 +56,8 @@ def now_ms() -> int:
 
 
 async def read_deployed(store: Store, application: str) -> Deployed:
-    """Return what is deployed; `number` is 0 if nothing is.
-
-    Raises BadNameError, CorruptDataError, UnsettledStateError while another decision is being recorded, and
-    what reading a chain raises.
+    """Return what is deployed; `number` is 0 if nothing is. Raises BadNameError, CorruptDataError,
+    UnsettledStateError while another decision is being recorded, and what reading a chain raises.
     """
     place = StatePlace(deployment_directory(application), CHAIN, Op.DEPLOYMENT)
     return _decoded(await read_state(store, place), place)
@@ -115,9 +113,7 @@ async def _replaced(
 async def write_report(
     store: Store, application: str, report: ReaderReport | SiteReport, *, patience_s: float = PATIENCE_S
 ) -> None:
-    """Replace the report of a reader or a site. Raises QuorumUnavailableError as `change_deployed` does, and
-    what taking a chain over raises.
-    """
+    """Replace the report of a reader or a site. Raises as `change_deployed` does."""
     record = Record(Op.REPORT, ints=(now_ms(),), strings=(encode_report(report),))
     await _replaced(store, _place(application, report), lambda _: record, patience_s)
 
@@ -131,9 +127,7 @@ def _place(application: str, report: ReaderReport | SiteReport) -> StatePlace:
 async def read_reports(
     store: Store, description: Description, deployed: Deployed
 ) -> tuple[list[ReaderReport], list[SiteReport]]:
-    """Return the last report of each replica and exit, and of each site. One that cannot be read is left out,
-    like one that was never written.
-    """
+    """Return the last report of each replica and exit, and of each site, as far as they can be read."""
     readers = {RegionReplica(region, site) for region, sites in deployed.replicas.items() for site in sites}
     readers |= {RegionReplica(place.name, place.site) for place in description.exits}
     application = description.application
@@ -152,13 +146,13 @@ async def read_reports(
 async def read_current_reports(
     store: Store, description: Description, deployed: Deployed, *, gone: str = ""
 ) -> tuple[list[ReaderReport], list[SiteReport]]:
-    """Return the last reports, with `at_ms` by the clock of this machine.
-
-    The clocks of other machines decide only if they agree with this one. A report of a site for which they do
-    not is waited for, at most `RENEWED_S`: if it is replaced, it is one of now, and shows how wrong the clock
-    of the site is, for all its reports; if not, they count as old. Reports of its readers are not waited for:
-    a replica that was collected or has failed writes none. Nor is a site that is forgotten, or `gone`.
+    """Return the last reports, with `at_ms` by the clock of this machine. gone: a site that is not waited
+    for.
     """
+    # The clocks of other machines decide only if they agree with this one. A report of a site for which they
+    # do not is waited for: if it is replaced, it is one of now, and shows how wrong the clock of the site is,
+    # for all its reports; if not, they count as old. Reports of its readers are not waited for: a replica
+    # that was collected or has failed writes none.
     readers, sites = await read_reports(store, description, deployed)
     now, judged = now_ms(), dict[str, ReaderReport | SiteReport]()
     for one in _every(readers, sites):  # a site without a report is judged by its first reader
@@ -235,10 +229,7 @@ class ReaderReporter:
         load: float | None = None,
         rates: Mapping[str, float] | None = None,
     ) -> None:
-        """Write a report. streams: `ranks` is what each gave since the call before; see `ReaderReport`.
-
-        A report that cannot be written is logged and left out: reading continues without it.
-        """
+        """Write a report, or log that it cannot be. streams: `ranks`: since the call before."""
         listed = sorted(streams, key=lambda one: one.sender)
         ranks = self._ranks.add({one.sender: one.ranks for one in listed})
         report = ReaderReport(

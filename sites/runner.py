@@ -61,7 +61,7 @@ _WAIT_S_MAX: Final = 5.0
 
 
 async def probe_links(description: Description, site: str, meter: LinkMeter) -> None:
-    """Measure until cancelled. A site that does not answer gives no sample."""
+    """Measure until cancelled."""
     stores = {one.name: one.store for one in description.sites if one.store and one.name != site}
     addresses = {name: parse_url(url).servers for name, url in stores.items()}
 
@@ -79,7 +79,7 @@ async def probe_links(description: Description, site: str, meter: LinkMeter) -> 
 
 
 async def round_trip_s(address: str) -> float | None:
-    """Return the round trip to a server, None if it does not answer."""
+    """Return the time to open a TCP connection: the server's kernel answers, whatever the server does."""
     with suppress(OSError), trio.move_on_after(_WAIT_S_MAX):
         found = await trio.socket.getaddrinfo(*split_address(address), type=trio.socket.SOCK_STREAM)
         family, kind, protocol, _, place = found[0]
@@ -137,24 +137,21 @@ class RunningReplica:
         return f"{self.handle.status.reason}{held if self.differs else ''}"
 
     def of_kind(self, kind: type[Spec]) -> dict[str, Spec]:
-        """Return the operators that are sources or sinks of a kind."""
         return {name: one for name, one in self.specs.items() if isinstance(one, kind)}
 
     def _sender(self, source: InputSource) -> RegionReplica:
         return self.context.ports[source.name][0].sender
 
     def _counted(self, operator: str) -> list[Mapping[str, int]]:
-        """Return what the workers count of an operator."""
         if self.handle is None:
             return []
         return [one.counters.operators.get(operator, {}) for one in self.handle.status.workers]
 
     def _mark(self, operator: str) -> int | None:
-        """Return the least mark that workers count; one that has none gets no rows."""
+        # One that has none gets no rows.
         return min((one["mark_us"] for one in self._counted(operator) if "mark_us" in one), default=None)
 
     def used(self, sources: Sequence[SourceCounters]) -> Usage:
-        """Return what its workers have used."""
         read = {
             self._sender(one): sum(found.get("bytes_in", 0) for found in self._counted(name))
             for name, one in self.of_kind(InputSource).items()
@@ -184,7 +181,6 @@ class RunningReplica:
 
 
 def region_of(description: Description, context: ReplicaContext) -> ReplicatedRegion | FixedPlace:
-    """Return the region of a replica, or the exit."""
     every: tuple[ReplicatedRegion | FixedPlace, ...] = (*description.regions, *description.exits)
     return next(one for one in every if one.name == context.replica.node)
 
@@ -229,10 +225,12 @@ async def prepare(
 ) -> None:
     """Copy a checkpoint of another replica into the store of the site, if this one cannot begin without it.
 
-    sources: name -> description. copies: (replica, URL of its store) of those that run; the first one that
-    answers is copied. begins_with_copy: copy one too if this replica has no checkpoint. Raises
-    CannotBeginError if none can be copied; then the replica is as it was, or has nothing.
+    copies: (replica, URL of its store) of those that run; the first one that answers is copied.
+    begins_with_copy: copy one too if this replica has no checkpoint. Raises CannotBeginError if none can be
+    copied.
     """
+    # A replica may be new, or its site may have been away, or have lost its disks, for longer than others
+    # retain rows: it would skip what is gone if it continued with what it has.
     checkpoint = await _last_checkpoint(store, context.name)
     gone = await _what_is_gone(store, context, sources, checkpoint, token)
     if gone is None and (checkpoint is not None or not begins_with_copy):
@@ -267,7 +265,6 @@ async def _what_is_gone(
     checkpoint: Checkpoint | None,
     token: bytes,
 ) -> str | None:
-    """Return which rows the replica needs that are not retained; None if there are none."""
     for name, source in sources.items():
         found = None
         if isinstance(source, InputSource):
@@ -326,10 +323,9 @@ async def run_site(
     changed: Callable[[dict[str, str]], None] = lambda _: None,
 ) -> None:
     """Run the replicas of a site until cancelled. token: of the entry store and of the site's store. changed:
-    called with region -> state when that has changed.
-
-    Raises GraphRefusedError if the site has no store, and what opening the entry store raises. A replica that
-    cannot be started is reported as FAILED, and tried again every 30 s.
+    called with region -> state when that has changed. Raises GraphRefusedError if the site has no store, and
+    what opening the entry store raises. A replica that cannot be started is FAILED, and tried again every 30
+    s.
     """
     places = {one.name: one for one in description.sites}
     if site not in places or places[site].store is None:
@@ -402,9 +398,8 @@ class _Site:
         return StartedReplica(one.context, one.state, ended_s, differs=one.differs is not False)
 
     async def _look_for_difference(self, one: RunningReplica) -> None:
-        """Find out whether a region has failed because what it reads differs, which its merged sources have
-        noted. Until that is known, it is not started again.
-        """
+        # Whether it has failed because what it reads differs, which its merged sources have noted: started
+        # again, it would pass rows of both. So until that is known, it is not.
         if one.differs is not None and (one.handle is None or one.state == "FAILED"):
             return
         merged = one.of_kind(MergedLogSource)
@@ -438,7 +433,6 @@ class _Site:
             return RunningReplica(context, error=f"{type(error).__name__}: {error}")
 
     async def _prepare(self, context: ReplicaContext, specs: Mapping[str, Any]) -> None:
-        """Let a replica begin where it can, and state before which store it is in."""
         name = str(context.replica)
         starts = self._deployed.starts.get(name)
         others = [str(one) for one in sorted(self._deployed.running()) if one.node == context.replica.node]
@@ -456,7 +450,6 @@ class _Site:
             await prepare(store, context, specs, copies, begins_with_copy=begins_with_copy, token=self._token)
 
     async def _stop(self, regions: tuple[str, ...]) -> None:
-        """Stop regions, each with a last checkpoint, at the same time."""
 
         async def stop(one: RunningReplica) -> None:
             if one.handle is not None:
@@ -467,9 +460,7 @@ class _Site:
                 nursery.start_soon(stop, self._regions.pop(region))
 
     async def _forget_readers(self, one: RunningReplica) -> None:
-        """Remove the readers that read a replica no more from the registers of its output, or what they have
-        not read would be kept for ever.
-        """
+        # They read it no more, and what they have not read would be kept for ever.
         places = [output_register(one.context.name, name) for name in one.of_kind(LogSink)]
         try:
             with trio.move_on_after(PATIENCE_S):  # a change waits for a quorum
@@ -517,7 +508,7 @@ class _Site:
                 await self._forget_readers(one)
 
     def _now_ms(self) -> int:
-        """Return the wall clock, or a time that has passed if it is behind: others compare it with theirs."""
+        # If the wall clock is behind a time that has passed, that one: others compare it with theirs.
         now_s = trio.current_time()
         return max([now_ms(), *(one.meter.time_us(now_s) // 1000 for one in self._regions.values())])
 
@@ -539,7 +530,6 @@ class _Site:
             logger.warning("the report of site %s was not written: %s", self._site, error)
 
     def _other_load(self) -> float | None:
-        """Return the load of this machine without the regions; None if they run elsewhere."""
         if not self._runs_here:
             return None
         _, five_minutes, _ = os.getloadavg()

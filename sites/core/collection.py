@@ -44,7 +44,7 @@ class Kept:
 
 
 def find_collection(deployment: Deployment, streams: Streams, observed: Observation) -> Collected | Kept:
-    """Return the group that is to be removed next, with its reason if there is none."""
+    """Return the group that is to be removed next."""
     cost, theta = deployment.cost(streams), deployment.description.theta
     if theta is None:
         return Kept("the description has no theta, so any cost is accepted")
@@ -78,8 +78,6 @@ def find_collection(deployment: Deployment, streams: Streams, observed: Observat
 
 
 class Dependents:
-    """The groups of these streams."""
-
     def __init__(self, deployment: Deployment, streams: Streams) -> None:
         self._fixed, self._senders = deployment.fixed, deployment.senders
         self._outputs = dict[RegionReplica, set[StreamReplica]]()
@@ -175,7 +173,9 @@ def working(deployment: Deployment, streams: Streams, observed: Observation) -> 
 def utilities(
     deployment: Deployment, streams: Streams, weights: Mapping[StreamReplica, float]
 ) -> dict[StreamReplica, float]:
-    """Return the utility of each stream. If no stream of a port has a weight, they have equal shares."""
+    """Return the utility of each stream: its share of the weight in its port, times the utility of its
+    reader. That of an exit is 1, that of a replica the sum over its outputs.
+    """
     inputs = dict[RegionReplica, list[StreamReplica]]()
     outputs = dict[RegionReplica, list[StreamReplica]]()
     for stream in sorted(streams):

@@ -41,7 +41,7 @@ def deployment_directory(application: str) -> str:
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One decision, in words. at_ms: wall clock. cost: of all streams afterwards, in bytes under way."""
+    """One decision, in words. cost: of all streams afterwards, in bytes under way."""
 
     at_ms: int
     text: str
@@ -57,9 +57,9 @@ class RevivedStream(NamedTuple):
 
 class Deployed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The whole state. replicas: region -> its sites, with those that were collected. starts: replica -> the
-    replica whose checkpoint it restores if it has none of its own with which it can continue. One that is
-    left out begins with its inputs if they are all retained. forgotten: sites that are gone. young: the
-    streams that were revived a short time ago.
+    replica whose checkpoint it restores if it cannot continue its own; one that is left out begins with its
+    inputs if they are all retained. forgotten: sites that are gone. young: streams that were revived just
+    now.
     """
 
     version: int = DEPLOYED_VERSION
@@ -90,14 +90,12 @@ _decoder: "msgspec.json.Decoder[Deployed]" = msgspec.json.Decoder(Deployed)
 
 
 def encode_deployed(deployed: Deployed) -> bytes:
-    """Return the JSON of the state. The version is always in it."""
     return _encoder.encode({"version": deployed.version, **msgspec.to_builtins(deployed)})
 
 
 def decode_deployed(strings: Sequence[bytes], *, where: str, at: int) -> Deployed:
-    """Return the state in the record DEPLOYMENT that ends at byte `at` of the chain `where`.
-
-    Raises CorruptDataError for an invalid one, and for one of a newer version.
+    """Return the state in the record DEPLOYMENT that ends at byte `at` of the chain `where`. Raises
+    CorruptDataError.
     """
     try:
         deployed = _decoder.decode(strings[0])
@@ -208,7 +206,6 @@ def revived(now: Situation, revivals: Sequence[Revival], now_ms: int) -> Deploye
 
 
 def add_start(placed: dict[str, tuple[str, ...]], starts: dict[str, str], start: ReplicaStart) -> None:
-    """Add a replica that starts to `placed` and `starts`."""
     replica, source = start
     if replica.site not in placed.get(replica.node, ()):
         placed[replica.node] = (*placed.get(replica.node, ()), replica.site)
@@ -223,14 +220,11 @@ def _done(one: Revival) -> str:
 
 
 def words(streams: Iterable[StreamReplica]) -> str:
-    """Return streams as text."""
     return ", ".join(map(str, sorted(streams)))
 
 
 class DeploymentChange(NamedTuple):
-    """What an apply does. kept: the streams of replicas that are not planned any more, with the reason why
-    they stay. cost: of all streams afterwards; cost_before: now.
-    """
+    """What an apply does. kept: the streams of replicas that are not planned any more; why: they stay."""
 
     deployed: Deployed
     added: tuple[StreamReplica, ...]
@@ -252,7 +246,7 @@ def apply_plan(now: Situation, planned: Replicas, now_ms: int) -> DeploymentChan
     target = _target(description, placed, now)
     before = set(now.streams)
     old, why = tuple(sorted(before - target)), ""
-    if old:
+    if old:  # enough of the new replicas must be alive, and whole at their readers, before the old ones go
         why = Remaining(now.deployment, tuple(before | target), now.observed).refusal(old) or ""
     after = before | target if why else target
     if why:  # the old replicas run, so they are in the record
@@ -282,9 +276,7 @@ def _target(description: Description, placed: Replicas, now: Situation) -> set[S
 
 
 def _is_complete(description: Description, placed: Replicas, streams: set[StreamReplica]) -> bool:
-    """Return whether each exit, and each replica with a stream, has its inputs, and each such replica a
-    reader.
-    """
+    """Return whether each exit and replica with a stream has its inputs, and each such replica a reader."""
     deployment = Deployment(description, placed)
     ports = {(one.reader, one.sender.node) for one in streams}
     senders = {one.sender for one in streams}
@@ -390,7 +382,6 @@ def status_of(now: Situation, readers: Iterable[ReaderReport], sites: Iterable[S
 
 
 def _at_site(one: RegionReplica, there: dict[str, SiteReport]) -> dict[str, Any]:
-    """Return what the process at the site reports now, of a replica or an exit."""
     report = there.get(one.site)
     if report is None:
         return {"atSite": None, "reason": None}

@@ -43,8 +43,8 @@ Streams = Collection[StreamReplica]
 
 
 class Deployment:
-    """The replicas that are placed. Methods with an argument `streams` are about these streams; the others
-    are about a stream from every replica of a sender to every replica of its reader.
+    """The replicas that are placed. Without an argument `streams`, a method is about a stream from every
+    replica of a sender to every replica of its reader.
     """
 
     def __init__(self, description: Description, replicas: Replicas) -> None:
@@ -78,19 +78,17 @@ class Deployment:
     # --- cost -----------------------------------------------------------------------------------------------
 
     def rate_of(self, stream: StreamReplica) -> float:
-        """Return its bytes per second."""
         return self._rates[stream.sender.node, stream.reader.node]
 
     def stream_cost(self, stream: StreamReplica) -> float:
-        """Return its bytes under way."""
         return self.rate_of(stream) * self.latency[stream.sender.site, stream.reader.site] / 1000
 
     def cost(self, streams: Streams | None = None) -> float:
-        """Return the bytes under way, rounded once: equal costs are equal in every order of the streams."""
+        """Return the bytes under way."""
+        # Rounded once: equal costs are equal in every order of the streams, or plans would differ.
         return fsum(map(self.stream_cost, self.streams() if streams is None else streams))
 
     def streams(self) -> list[StreamReplica]:
-        """Return the streams from every replica of a sender to every replica of its reader."""
         return [
             StreamReplica(sender, reader)
             for stream in self.description.streams
@@ -131,9 +129,7 @@ class Deployment:
         return found
 
     def cheapest(self, region: str, without: Iterable[str] = ()) -> str | None:
-        """Return the site at which another replica costs least, None if none fits. without: sites that are
-        not considered.
-        """
+        """Return the site at which another replica costs least, None if none fits. without: these sites."""
         unfit = {*self.unfit(region), *without}
         fit = [site.name for site in self.description.sites if site.name not in unfit]
         return min(fit, key=lambda site: (self.cost_of(region, site), site), default=None)
@@ -143,10 +139,9 @@ class Deployment:
     def ready_ms(self, streams: Streams, lost: Iterable[str] = ()) -> dict[RegionReplica, float]:
         """Return source, replica or exit -> how long a row is on the network before it is there, by the
         fastest way; infinite if it never arrives. lost: sites whose replicas do not run.
-
-        A replica has a row when all of its ports have it, each from the replica that is first. Replicas
-        without any stream are left out; exits are not.
         """
+        # A replica has a row when all of its ports have it, each from the replica that is first. Replicas
+        # without any stream are left out; exits are not.
         gone, ports = frozenset(lost), dict[RegionReplica, dict[str, list[RegionReplica]]]()
         found = {RegionReplica(place.name, place.site): 0.0 for place in self.description.sources}
         readers = dict[str, list[RegionReplica]]()
@@ -207,9 +202,12 @@ class Plan:
 
 def make_plan(description: Description, without: Collection[str] = ()) -> Plan:
     """Return the plan of a description that was checked. without: sites that get no replicas.
-
     Raises PlanRefusedError if a region gets fewer than `kmin` replicas.
     """
+    # One replica of each region first, each at the cheapest site, then moved until none moves to a cheaper
+    # one (the paper starts from an optimal unreplicated deployment, by spring relaxation). Then `kmax` - 1
+    # times one more of each, where it adds least. Near sites fail together, so replicas are apart by the
+    # least latency observed.
     order = description.order()
     placed, left_out = Deployment(description, {}), list[LeftOut]()
     for number in range(1, description.kmax + 1):
@@ -251,18 +249,14 @@ def _relax(placed: Deployment, order: list[str], without: Collection[str]) -> No
 
 
 def arrivals_ms(description: Description, replicas: Replicas, lost: Iterable[str] = ()) -> dict[str, float]:
-    """Return exit -> how long a row is on the network before it is there, by the fastest way; infinite if it
-    never arrives. lost: sites whose replicas do not run.
-    """
+    """Return exit -> the time of `Deployment.ready_ms`."""
     placed = Deployment(description, replicas)
     ready = placed.ready_ms(placed.streams(), lost)
     return {place.name: ready[RegionReplica(place.name, place.site)] for place in description.exits}
 
 
 def losses_survived(replicas: Replicas) -> int:
-    """Return how many sites may be lost, whichever they are, so that every exit still gets rows. Sources and
-    exits themselves are not lost.
-
-    Every replica feeds every replica of its readers, so results stop when a region has lost all of its sites.
-    """
+    """Return how many sites may be lost, whichever they are, so that every exit still gets rows."""
+    # Every replica feeds every replica of its readers, so results stop when a region has lost all of its
+    # sites.
     return min((len(sites) - 1 for sites in replicas.values()), default=0)

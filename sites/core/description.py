@@ -57,9 +57,7 @@ HERE_MS: Final = 0.0
 
 
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A place that runs regions. load: of what runs there beside this application. store: the URL of the
-    store of the site. runs: how regions run there.
-    """
+    """A place that runs regions. load: of what runs there beside this application. store: its URL."""
 
     name: str
     capacity: float
@@ -77,9 +75,7 @@ class SiteLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FixedPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A source of rows, or an exit, which is where it is. graph, workers: of an exit that is a region, as in
-    `ReplicatedRegion`.
-    """
+    """A source of rows, or an exit. graph, workers: of an exit that is a region, as in `ReplicatedRegion`."""
 
     name: str
     site: str
@@ -88,8 +84,8 @@ class FixedPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplicatedRegion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the application that is replicated as a whole. load: of one replica. graph: the function that
-    returns the graph of a replica, as `module:function`. workers: of one replica, as in `run`.
+    """A part of the application that is replicated as a whole. load, workers: of one replica. graph: the
+    function that returns its graph, as `module:function`.
     """
 
     name: str
@@ -136,9 +132,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self._between((link, link.latency_ms) for link in self.links)
 
     def distances(self) -> dict[tuple[str, str], float]:
-        """Return (site, site) -> the least latency that was observed. Sites that are near to each other fail
-        together more often.
-        """
+        """Return (site, site) -> the least latency that was observed."""
         return self._between(
             (link, link.latency_ms if link.least_ms is None else link.least_ms) for link in self.links
         )
@@ -286,7 +280,7 @@ def _unique(what: str, names: list[str]) -> set[str]:
 
 
 def _check_names(names: Iterable[str]) -> None:
-    """They are parts of names of directories, between dots."""
+    # They are parts of names of directories, between dots.
     for name in sorted(names):
         if not is_name(name) or "." in name or len(name) > NAME_CHARS_MAX:
             raise DescriptionError(

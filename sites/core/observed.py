@@ -44,10 +44,9 @@ def site_directory(application: str, site: str) -> str:
 
 
 class StreamReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One stream at its reader. ranks: how many rows it gave first, second, and so on, in the last
-    `RANKS_S`. mark: its mark (event time in microseconds), None before the first. moved_s: seconds since
-    the mark has risen, None if it never has. late_s: how far its rows are behind the wall clock, in seconds;
-    None if it has given nothing. whole: it has given, or will give, all rows above the mark of the reader.
+    """One stream at its reader. ranks: how many rows it gave first, second, and so on, in the last `RANKS_S`.
+    mark: event time in us. moved_s: since the mark has risen. late_s: how far its rows are behind the wall
+    clock. None: not yet. whole: it has given, or will give, all rows above the mark of the reader.
     """
 
     sender: RegionReplica
@@ -59,9 +58,9 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class ReaderReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one reader has observed. at_ms: wall clock of the reader. mark, moved_s: as of a stream, of what
-    the reader has given. load: processors that its workers have used. rates: sender -> the bytes per
-    second of one copy of its output. Both are means of the last `RANKS_S`; left out while nothing is known.
+    """What one reader has observed. mark, moved_s: as of a stream, of what the reader has given. load:
+    processors that its workers have used. rates: sender -> the bytes per second of one copy of its output.
+    Both are means of the last `RANKS_S`; left out while nothing is known.
     """
 
     version: int = REPORT_VERSION
@@ -83,10 +82,9 @@ class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SiteReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the process that starts replicas at a site reports. regions: region -> the state of its replica.
-    reasons: region -> why it does not run. number: of the deployment that it acts on. store_id: of the store
-    of the site, in hexadecimal digits; "" before it was opened. links: to the sites that it can reach.
-    other_load: processors that are used at the site by other programs, None if it is not known.
+    """What the process at a site reports. regions: region -> the state of its replica. reasons: region -> why
+    it does not run. number: of the deployment that it acts on. store_id: of the store of the site, in
+    hexadecimal digits; "" before it was opened. other_load: processors that other programs use there.
     """
 
     version: int = REPORT_VERSION
@@ -105,14 +103,13 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode_report(report: ReaderReport | SiteReport) -> bytes:
-    """Return the JSON of a report. The version is always in it."""
+    # The version is always in it, also where it is the default, which the encoder omits.
     return _encoder.encode({"version": report.version, **msgspec.to_builtins(report)})
 
 
 def decode_report(kind: type[Report], strings: Sequence[bytes], *, where: str, at: int) -> Report:
-    """Return the report in the record REPORT that ends at byte `at` of the chain `where`.
-
-    Raises CorruptDataError for an invalid one, and for one of a newer version.
+    """Return the report in the record REPORT that ends at byte `at` of the chain `where`. Raises
+    CorruptDataError.
     """
     try:
         report = msgspec.json.decode(strings[0], type=kind)
@@ -145,11 +142,9 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """weights: of each stream, see `utility`. alive: the mark of these replicas and exits has moved within
-    `ALIVE_S`. whole: these streams have given, or will give, all rows above the mark of their reader.
-    lateness_s: how far the rows of a stream are behind, at its reader; a stream that is left out has given
-    nothing. young: streams that were revived a short time ago; a port with one of them is not late.
-    lost: sites that do not answer. since_revival_s: since the last one.
+    """What the reports state. weights: see `weight`. alive: the mark of these replicas and exits has moved
+    within `ALIVE_S`. lateness_s: a stream that is left out has given nothing. young: streams that were
+    revived a short time ago; a port with one of them is not late. lost: sites that do not answer.
     """
 
     weights: Mapping[StreamReplica, float] = field(default_factory=dict)
@@ -171,9 +166,7 @@ def observation(
     revived_ms: int = 0,
 ) -> Observation:
     """Return what the reports state at a time (wall clock). A replica is alive if its site is not lost, and
-    itself or one of its readers states that its mark has moved. A report from the future, by a wrong clock,
-    is as fresh as one of now. lost: sites that are known to be gone; those whose last report is old are
-    added.
+    itself or one of its readers states that its mark has moved. lost: sites that are known to be gone.
     """
     every = sorted(readers, key=lambda one: one.reader)
     fresh = [one for one in every if is_fresh(one, now_ms)]
@@ -193,14 +186,12 @@ def observation(
 
 
 def is_fresh(one: ReaderReport | SiteReport, now_ms: int) -> bool:
-    """Return whether a report is used at a time of the wall clock."""
+    # A report from the future, by a wrong clock, is as fresh as one of now.
     return now_ms - one.at_ms <= 1000 * FRESH_S
 
 
 def is_doubtful(one: ReaderReport | SiteReport, now_ms: int) -> bool:
-    """Return whether a report is so old, or so far in the future, by the wall clock of the machine that reads
-    it, that its writer is gone or one of the two clocks is wrong: whether it is replaced decides.
-    """
+    """Return whether its writer is gone or one of the two clocks is wrong: whether it is replaced decides."""
     return abs(now_ms - one.at_ms) > 1000 * FRESH_S
 
 
@@ -219,7 +210,12 @@ _END: Final = 1 << 61
 
 
 class SourceCounters(NamedTuple):
-    """The counters of one source, which reads the replicas of a region, or an input handle."""
+    """The counters of one source, which reads the replicas of a region, or an input handle, since it was
+    started.
+
+    `dataflow/merging` counts `mark_us` of what was passed on, and for each site `SITE.first`, `SITE.bytes`,
+    `SITE.whole`, `SITE.mark_us`, `SITE.moved_ms_ago`, and `SITE.rank_N`, the rows that it gave as the N-th.
+    """
 
     sender: str
     counters: Mapping[str, int]
@@ -227,6 +223,7 @@ class SourceCounters(NamedTuple):
 
 def input_counters(handle: RegionReplica, mark: int | None) -> SourceCounters:
     """Return the counters of an input handle that was read up to a mark, None before the first."""
+    # The entry log is one stream, and whole for all who read it.
     if mark is None:
         return SourceCounters(handle.node, {f"{handle.site}.whole": 0})
     counters = {"mark_us": mark, f"{handle.site}.mark_us": mark, f"{handle.site}.whole": 1}
@@ -234,9 +231,7 @@ def input_counters(handle: RegionReplica, mark: int | None) -> SourceCounters:
 
 
 class ReaderMeter:
-    """Turns the counters of one reader into reports. They count up, and begin anew when the reader is
-    started.
-    """
+    """Turns the counters of one reader into reports."""
 
     def __init__(self) -> None:
         self._before: dict[RegionReplica, tuple[int, ...]] = {}
@@ -246,8 +241,8 @@ class ReaderMeter:
         """Up to which time the reader has given all rows."""
 
     def note(self, sources: Iterable[SourceCounters], given: Iterable[int | None], now_s: float) -> None:
-        """Note how far everything is. given: the marks of what it gives; none: what it has read counts.
-        now_s: of a monotonic clock. Call it often: it sees when marks rise.
+        """Note how far everything is; call it often, to see when marks rise. given: the marks of what it
+        gives; none: what it has read counts. now_s: of a monotonic clock.
         """
         marks = [*given] or [one.counters.get("mark_us") for one in sources]
         known = [mark for mark in marks if mark is not None]
@@ -263,9 +258,7 @@ class ReaderMeter:
             self._risen[sender] = mark, now_s
 
     def moved_s(self, now_s: float, sender: RegionReplica | None = None) -> float | None:
-        """Return for how long a mark stands, that of the reader if no sender is named; None before it has
-        one.
-        """
+        """Return for how long a mark stands, that of the reader if no sender is named."""
         return now_s - self._risen[sender][1] if sender in self._risen else None
 
     def time_us(self, now_s: float) -> int:
@@ -276,7 +269,7 @@ class ReaderMeter:
         return max(times, default=0)
 
     def streams(self, sources: Iterable[SourceCounters], now_us: int, now_s: float) -> list[StreamReport]:
-        """Return a report of each stream. now_us: wall clock; `late_s` is how far the mark is behind it."""
+        """Return a report of each stream. now_us: wall clock."""
         return [
             self._stream(RegionReplica(source.sender, site), source.counters, now_us, now_s)
             for source in sources
@@ -333,9 +326,7 @@ _DIGITS: Final = 6
 
 
 class Usage(NamedTuple):
-    """What the workers of a reader count since they began. busy_s: seconds of work, of all workers. bytes_of:
-    source or replica -> bytes that were read of its output.
-    """
+    """What the workers of a reader count since they began: seconds of work, and bytes of each output read."""
 
     busy_s: float
     bytes_of: Mapping[RegionReplica, int]
@@ -348,9 +339,8 @@ class UsageMeter:
         self._samples = list[tuple[float, Usage]]()
 
     def add(self, now_s: float, usage: Usage) -> tuple[float | None, dict[str, float]]:
-        """Return the load and the rates of a `ReaderReport`. now_s: of a monotonic clock. Counters that are
-        lower than before begin anew, with other workers.
-        """
+        """Return the load and the rates of a `ReaderReport`. now_s: of a monotonic clock."""
+        # Counters that are lower than before begin anew, with other workers: no mean may span both.
         if self._samples and _is_less(usage, self._samples[-1][1]):
             self._samples.clear()
         self._samples = [one for one in self._samples if now_s - one[0] <= RANKS_S]
@@ -396,11 +386,7 @@ class LinkMeter:
 def measured(
     description: Description, readers: Iterable[ReaderReport], sites: Iterable[SiteReport], now_ms: int
 ) -> Measured:
-    """Return what the reports that are not old state about a description. What no report states is left out.
-
-    A link has the mean of what both sites measure; a stream the median over its readers, because one that
-    catches up reads faster; a region the greatest load of its replicas.
-    """
+    """Return what the reports that are not old state about a description. The rest is left out."""
     fresh = [one for one in readers if is_fresh(one, now_ms)]
     there = {one.site: one for one in sites if is_fresh(one, now_ms)}
     seen = {(site, link.site): link for site, report in there.items() for link in report.links}
@@ -416,6 +402,7 @@ def measured(
         of_readers = [one.rates for one in fresh if one.reader.node == stream.reader]
         rates = [found[stream.sender] for found in of_readers if stream.sender in found]
         if rates:
+            # The median: a reader that catches up reads faster.
             streams.append(ReplicatedStream(stream.sender, stream.reader, median(rates)))
     for region in description.regions:
         of_replicas = [one.load for one in fresh if one.reader.node == region.name and one.load is not None]
@@ -431,9 +418,7 @@ def measured(
 
 
 def toml_of(found: Measured) -> str:
-    """Return measured values as the TOML that `--measured` reads. Names need no quotes but these:
-    `description.py` checks them.
-    """
+    """Return measured values as the TOML that `--measured` reads. `description.py` checks names."""
     lines = list[str]()
     for link in found.links:
         one, other = link.between

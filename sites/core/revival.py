@@ -33,9 +33,7 @@ _SPARE: Final = 0.1
 
 
 class ReplicaStart(NamedTuple):
-    """A replica to start. checkpoint: the replica whose checkpoint it restores if it cannot continue its own;
-    None for none.
-    """
+    """A replica to start. checkpoint: whose it restores if it cannot continue its own."""
 
     replica: RegionReplica
     checkpoint: RegionReplica | None
@@ -68,18 +66,14 @@ class _Additions(NamedTuple):
 def find_revivals(
     deployment: Deployment, streams: Streams, observed: Observation, only: RegionReplica | None = None
 ) -> list[Revival]:
-    """Return what is to be done for each port that is late. deployment: with the replicas that were
-    collected, too. only: the ports of one replica or exit.
-    """
+    """Return what is to be done for each port that is late. only: the ports of one replica or exit."""
     return _Repair(deployment, streams, observed).all(only)
 
 
 def find_revival_of(
     deployment: Deployment, streams: Streams, observed: Observation, replica: RegionReplica
 ) -> Revival | None:
-    """Return how a collected replica starts, with streams to all replicas that read it; None if it runs, is
-    not known, or has nothing to read.
-    """
+    """Return how a collected replica starts, with streams to all that read it, if it can."""
     return _Repair(deployment, streams, observed).start_for_all(replica)
 
 
@@ -151,20 +145,19 @@ class _Repair:
         return Revival(readers[0], replica.node, 2, *additions) if readers else None
 
     def _alive(self, only: RegionReplica | None) -> list[tuple[RegionReplica, str]]:
-        """Return the ports of what is alive, in the order of the streams."""
+        # In the order of the streams: a repair upstream is known to the ports after it.
         rank = {node: number for number, node in enumerate(self._deployment.order)}
         ports = [port for port in self._ports if port[0] in self._observed.alive and only in (None, port[0])]
         return sorted(ports, key=lambda port: (rank.get(port[0].node, len(rank)), port))
 
     def _lateness(self, reader: RegionReplica, node: str) -> float:
-        """Return how late the first stream of a port is; 0 while it is given time, or if it is gone."""
+        # 0 while it is given time, or if it is gone.
         port = self._ports.get((reader, node), ())
         if (reader, node) in self._helped or not self._observed.young.isdisjoint(port):
             return 0.0
         return min((self._observed.lateness_s.get(one, inf) for one in port), default=0.0)
 
     def _works(self, sender: RegionReplica) -> bool:
-        """Return whether a present replica, or a source, gives rows in time."""
         if sender.node in self._sources or sender in self._started:
             return True
         if (
@@ -177,7 +170,6 @@ class _Repair:
         return max(ports) <= self._description.late_s
 
     def _senders(self, node: str) -> list[RegionReplica]:
-        """Return the present replicas that work."""
         return [
             one
             for one in self._deployment.replicas_of(node)
@@ -239,7 +231,6 @@ class _Repair:
     # --- replicas that start --------------------------------------------------------------------------------
 
     def _revived(self, node: str, reader: RegionReplica) -> _Additions | None:
-        """Return the cheapest collected replica of a region that can start."""
         if node in self._sources:
             return None
         collected = [one for one in self._deployment.replicas_of(node) if one not in self._present]
@@ -247,7 +238,6 @@ class _Repair:
         return next((made for one in collected if (made := self._start(one, reader))), None)
 
     def _start(self, replica: RegionReplica, reader: RegionReplica) -> _Additions | None:
-        """Return the streams to its reader and on its ports, and what starts: what it needs before itself."""
         if replica.site in self._observed.lost or replica in self._left:
             return None
         made = _Additions((StreamReplica(replica, reader),))

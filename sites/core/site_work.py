@@ -52,9 +52,7 @@ class SiteSteps(NamedTuple):
 
 
 class StartedReplica(NamedTuple):
-    """A region that was started. state: as of its handle. ended_s: for how long it has ended, None if it has
-    not. differs: whether it ended because the replicas that it reads differ.
-    """
+    """A region that was started. ended_s: for how long it has ended. differs: because its replicas differ."""
 
     context: ReplicaContext
     state: str
@@ -104,13 +102,10 @@ def contexts_at(description: Description, deployed: Deployed, site: str) -> dict
 
 
 def steps(wanted: Mapping[str, ReplicaContext], running: Mapping[str, StartedReplica]) -> SiteSteps:
-    """Return what is done now. A region whose streams have changed is stopped and started again: it continues
-    from its last checkpoint.
-
-    A region that has failed is started again after `RETRY_S`. One that a person has stopped, that another
-    process has taken over, or that has read all of its input stays as it is, until its streams change; so
-    does one that ended because its replicas differ: it would pass rows of both.
-    """
+    """Return what is done now. A region whose streams have changed is stopped and started again."""
+    # One that a person has stopped, that another process has taken over, or that has read all of its input
+    # stays as it is, until its streams change; so does one that ended because its replicas differ: it would
+    # pass rows of both.
     stop = [region for region, one in running.items() if wanted.get(region) != one.context]
     stop += [region for region, one in running.items() if region not in stop and _is_due(one)]
     gone = {*running} - {*stop}
@@ -122,10 +117,8 @@ def _is_due(one: StartedReplica) -> bool:
 
 
 def check_ports(context: ReplicaContext, handles: Iterable[str], regions: Iterable[str]) -> None:
-    """Raise GraphRefusedError if a graph does not read exactly the ports of its replica: reports, rates and
-    decisions are about these. handles, regions: the input handles, and the regions of merged logs, that it
-    reads.
-    """
+    """Raise GraphRefusedError if a graph does not read exactly the ports of its replica."""
+    # Reports, rates and decisions are about the ports.
     of_sources = {node for node, port in context.ports.items() if port[0].region is None}
     of_regions = {port[0].region: node for node, port in context.ports.items() if port[0].region is not None}
     for what, described, read in (
@@ -149,8 +142,7 @@ def gone_readers(
     store_ids: Mapping[str, str],
 ) -> list[str]:
     """Return the registered consumers of the output of a replica that are readers of this application, and
-    read it no more: they were removed, or their store was founded again. store_ids: site -> the id of its
-    store, of the sites that have reported one.
+    read it no more: they were removed, or their store was founded again. store_ids: by site, as reported.
     """
     known = dict[str, set[str] | None]()
     for stream in deployed.streams:
