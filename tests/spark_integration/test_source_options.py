@@ -125,7 +125,7 @@ def test_an_option_that_cannot_be_is_refused_by_name(
 def test_what_is_for_streams_is_refused_in_a_batch_and_the_other_way_round() -> None:
     given = {**GOOD, "startingoffset": "latest"}
     with pytest.raises(BadOptionError, match=r"'startingOffset' is for spark.readStream"):
-        check_batch(parse_options(given), given)
+        check_batch(given)
     with pytest.raises(BadOptionError, match="merely synced may be rolled back"):
         check_streaming(parse_options({**GOOD, "read": "synced"}))
     check_streaming(parse_options(given))
