@@ -1,4 +1,6 @@
-"""When a region may start on a Spark master, and what is said when not."""
+"""Whether a session can run a region: its slots, its confs, and the address of its driver, chosen or refused
+with the remedy.
+"""
 
 import re
 
@@ -8,11 +10,15 @@ from hypothesis import strategies as st
 
 from spark_integration.core.session_checks import (
     SlotsShortage,
+    choose_addresses,
+    grows,
+    judge_confs,
     judge_slots,
     larger_master,
     read_master,
     standby_shortage,
 )
+from spark_integration.errors import InsecureNetworkError, WrongAddressError
 
 
 @pytest.mark.parametrize(
@@ -140,3 +146,92 @@ def test_where_executors_come_and_go_a_stand_by_needs_a_free_slot() -> None:
     assert standby_shortage(master, registered=4, busy=3, spare=1) is None
     reason = standby_shortage(master, registered=4, busy=4, spare=1)
     assert reason == "4 of 4 slots are in use: add executors, or pass standby=0"
+
+
+LOCAL = read_master("local[4]", cores=4)
+YARN = read_master("yarn", cores=4)
+KILL, SECONDS = "spark.python.worker.killOnIdleTimeout", "spark.python.worker.idleTimeoutSeconds"
+SQL_KILL = "spark.sql.execution.pyspark.udf.killOnIdleTimeout"
+SQL_SECONDS = "spark.sql.execution.pyspark.udf.idleTimeoutSeconds"
+AFTER = "spark.speculation.task.duration.threshold"
+
+
+@pytest.mark.parametrize(
+    ("confs", "refused"),
+    [
+        ({}, ""),
+        ({KILL: "true"}, ""),
+        ({SECONDS: "60"}, ""),
+        ({KILL: "true", SECONDS: "0"}, ""),
+        ({KILL: "true", SECONDS: "60"}, f"{KILL}=true and {SECONDS}=60 would make Spark kill each worker"),
+        ({SQL_KILL: "true", SECONDS: "60s"}, f"{SQL_KILL}=true and {SECONDS}=60s"),
+        ({KILL: "true", SECONDS: "60", SQL_SECONDS: "0"}, ""),
+        ({"spark.speculation": "true"}, ""),
+        ({AFTER: "10min"}, ""),
+        ({"spark.speculation": "true", AFTER: "10min"}, f"{AFTER}=10min would make Spark start each worker"),
+    ],
+)
+def test_what_would_kill_or_double_a_silent_worker_is_refused(confs: dict[str, str], refused: str) -> None:
+    found = judge_confs(confs.get, LOCAL).refused
+    assert (refused in found) if refused and found else (bool(refused) == bool(found))
+
+
+def test_what_may_surprise_is_a_warning() -> None:
+    assert judge_confs({}.get, LOCAL).warnings == []
+    reaper = {"spark.task.reaper.enabled": "true", "spark.task.reaper.killTimeout": "60s"}
+    (said,) = judge_confs(reaper.get, LOCAL).warnings
+    assert "spark.task.reaper.killTimeout=60s: if a canceled worker takes longer" in said
+    assert judge_confs({**reaper, "spark.task.reaper.killTimeout": "-1"}.get, LOCAL).warnings == []
+    (said,) = judge_confs({"spark.excludeOnFailure.enabled": "true"}.get, LOCAL).warnings
+    assert "machines on which workers were lost are excluded" in said
+
+
+def test_on_yarn_and_kubernetes_lost_executors_should_be_forgiven() -> None:
+    for url in ("yarn", "k8s://https://host:6443"):
+        master = read_master(url, cores=4)
+        (said,) = judge_confs({}.get, master).warnings
+        assert said.startswith("spark.executor.failuresValidityInterval is not set")
+        assert judge_confs({"spark.executor.failuresValidityInterval": "1h"}.get, master).warnings == []
+
+
+def test_executors_come_on_their_own_only_where_the_conf_and_the_master_let_them() -> None:
+    dynamic = {"spark.dynamicAllocation.enabled": "true"}
+    assert grows(dynamic.get, YARN)
+    assert not grows(dynamic.get, LOCAL)
+    assert not grows({}.get, YARN)
+    assert not grows({"spark.dynamicAllocation.enabled": "false"}.get, YARN)
+
+
+CLUSTER = read_master("spark://10.0.0.1:7077", cores=2)
+LOCAL_CLUSTER = read_master("spark://127.0.0.1:7077", cores=2)
+
+
+@pytest.mark.parametrize(
+    ("master", "requested", "driver_host", "expected"),
+    [
+        (LOCAL, None, "192.168.1.5", ("127.0.0.1", "127.0.0.1")),
+        (LOCAL, "127.0.0.9", None, ("127.0.0.9", "127.0.0.9")),
+        (CLUSTER, None, "10.0.0.9", ("10.0.0.9", "0.0.0.0")),
+        (CLUSTER, "d", "10.0.0.9", ("d", "0.0.0.0")),
+        (CLUSTER, None, "[fd00::9]", ("fd00::9", "0.0.0.0")),
+        (LOCAL_CLUSTER, None, "127.0.0.1", ("127.0.0.1", "0.0.0.0")),
+    ],
+)
+def test_the_address_that_the_program_or_spark_names(master, requested, driver_host, expected) -> None:  # type: ignore[no-untyped-def]
+    assert choose_addresses(master, requested, driver_host, insecure=True) == expected
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "127.0.0.1", "[::1]", "localhost"])
+@pytest.mark.parametrize("url", ["spark://10.0.0.1:7077", "yarn", "k8s://https://10.0.0.1:443"])
+def test_an_address_that_means_another_machine_on_each_machine_is_refused(host: str, url: str) -> None:
+    master = read_master(url, cores=2)
+    for requested, driver_host in ((host, "10.0.0.9"), (None, host)):
+        with pytest.raises(WrongAddressError, match=r"spark\.driver\.host"):
+            choose_addresses(master, requested, driver_host, insecure=True)
+    with pytest.raises(WrongAddressError):
+        choose_addresses(master, None, None, insecure=True)
+
+
+def test_clear_text_between_machines_has_to_be_confirmed() -> None:
+    with pytest.raises(InsecureNetworkError, match="insecure=True"):
+        choose_addresses(CLUSTER, None, "10.0.0.9", insecure=False)
