@@ -49,10 +49,8 @@ VOLATILE: Final = ("tmpfs", "ramfs")
 
 
 def run_in_directories(paths: Sequence[Path], request: ChaosRequest) -> ChaosResult:
-    """Test the disks of these directories.
-
-    Everything in them is deleted if the result is good, or if the run is interrupted or fails to start.
-    Otherwise it is kept, with the report in it. Raises RunRefusedError with nothing changed.
+    """Test the disks of these directories. If the result is bad, everything in them is kept, with the report.
+    Raises RunRefusedError with nothing changed.
     """
     places = take_places(paths, space_bytes=request.space_bytes, discard=request.discard)
     result = ChaosResult(request.again)
@@ -152,7 +150,6 @@ def run_in_store(url: str, token: bytes, request: ChaosRequest) -> ChaosResult:
 
 
 async def _cleaned(ground: VisitedStore, result: ChaosResult) -> None:
-    """Delete the run's objects from the store; a store that does not answer keeps them, which is reported."""
     try:
         with trio.fail_after(CLEANED_S):
             await ground.delete()
@@ -171,7 +168,6 @@ def _keep_report(ground: Ground, result: ChaosResult) -> None:
 
 
 def versions() -> list[tuple[str, str]]:
-    """Return the versions of what ran."""
     return [
         ("dos", metadata.version("dos-journal")),
         ("Python", platform.python_version()),

@@ -108,7 +108,6 @@ class Place:
             raise RunRefusedError(f"{self.path} is in use by another run of dos chaos") from None
 
     def _take_over(self, *, discard: bool) -> None:
-        """Delete what an earlier run left. Raises RunRefusedError if that is evidence, or not a run's."""
         marker = self._read()
         if marker.get("program") != "dos chaos":
             raise RunRefusedError(f"{self.path / MARKER} is not the marker of a run; pass an empty directory")
@@ -140,11 +139,9 @@ class Place:
         os.fsync(self._lock)
 
     def used_bytes(self) -> int:
-        """Return the disk space that the run takes here."""
         return sum(_used(self.path))
 
     def free_bytes(self) -> int:
-        """Return the free space of the file system."""
         status = os.statvfs(self.path)
         return status.f_bavail * status.f_frsize
 
@@ -219,7 +216,6 @@ def take_places(paths: Sequence[Path], *, space_bytes: int, discard: bool) -> li
 
 
 def _used(path: Path) -> Iterator[int]:
-    """Yield the disk space of everything in a directory; files may vanish meanwhile."""
     try:
         with os.scandir(path) as entries:
             for entry in entries:
@@ -264,8 +260,8 @@ START_SECONDS_MAX = 90.0  # a machine that other tests keep busy
 
 
 def hold_port(port: int, host: str = "127.0.0.1") -> socket.socket:
-    """A socket bound to a port, a free one for 0, that does not listen: a server with SO_REUSEADDR still can,
-    and the kernel gives the port to nobody who does not ask for it by number."""
+    """Return a socket bound to a port, a free one for 0, that does not listen."""
+    # A server with SO_REUSEADDR still can, and the kernel gives the port to nobody else who asks for any.
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind((host, port))
@@ -338,7 +334,6 @@ class ServerProcess:
 
     @property
     def location(self) -> str:
-        """host:port, as a URL of several servers wants it."""
         return f"{self.address[0]}:{self.address[1]}"
 
     @property
@@ -346,11 +341,10 @@ class ServerProcess:
         return self.process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it has ended."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """SIGTERM, and wait: the clean end. Returns the exit code."""
+        """SIGTERM, and wait for the clean end. Returns the exit code."""
         return self._end(signal.SIGTERM)
 
     def pause(self) -> None:
@@ -394,8 +388,6 @@ REPLACED_S: Final = 120.0
 
 
 class LocalMember:
-    """A server and the place that it is in."""
-
     def __init__(self, name: str, server: ServerProcess, place: Place) -> None:
         self.name = name
         self.server = server
@@ -405,7 +397,6 @@ class LocalMember:
         await trio.to_thread.run_sync(self.server.kill)
 
     async def restart(self, *options: str) -> None:
-        """Start again with these options of `dos serve`."""
         self.server.options = options
         await trio.to_thread.run_sync(self.server.restart)
 
@@ -463,7 +454,6 @@ class LocalServers:
             self.members.append(LocalMember(data.name, server, place))
 
     def describe(self) -> str:
-        """Return the state of each server, for a progress line."""
         return " ".join(f"{one.name}:{'up' if one.server.running else 'down'}" for one in self.members)
 
     async def faults(self, log: FaultLog, seconds: float) -> None:
@@ -479,11 +469,9 @@ class LocalServers:
         await trio.sleep(max(0.0, seconds - log.clock()))
 
     def _quorum_left(self, fault: PlannedFault) -> bool:
-        """Return whether enough servers were left to acknowledge during a fault."""
         return fault.kind == SLOW_DISK or self._count - len(fault.servers) >= default_ack_quorum(self._count)
 
     async def heal(self) -> None:
-        """Every server is up, awake, and without a fault's options."""
         for member in self.members:
             member.server.resume()
             if not member.server.running or member.server.options:
@@ -496,7 +484,6 @@ class LocalServers:
         await restart_all(self.members)
 
     async def end(self) -> None:
-        """SIGKILL all servers."""
         for member in self.members:
             await member.kill()
 
@@ -557,7 +544,6 @@ async def fill_disk(_: LocalServers, members: Sequence[LocalMember], duration_s:
 
 
 def refusals(member: LocalMember) -> int:
-    """Return how often a server began to refuse appends because of space."""
     return member.server.log_path.read_bytes().count(b"appends are refused")
 
 

@@ -100,22 +100,18 @@ class BudgetMeter:
 
     @property
     def now(self) -> float:
-        """Seconds since the start of the run."""
         return trio.current_time() - self.begun
 
     def begin(self) -> None:
-        """Start the clock of the run, and the appends."""
         self.begun = self._filled = trio.current_time()
         self._tokens = float(BURST_BYTES)
 
     async def run(self) -> None:
-        """Measure the space, and set the rate, until cancelled."""
         while True:
             await self.measure()
             await trio.sleep(MEASURE_EVERY_S)
 
     async def measure(self) -> None:
-        """Measure the space once, and set the rate at which the rest of the budget is spent."""
         seen = await self._used()
         expected = int(self.payload_bytes * self._copies * self._overhead)
         self.used_bytes = seen or expected
@@ -129,7 +125,6 @@ class BudgetMeter:
         self._fill()
 
     def release_rest(self) -> None:
-        """Allow a few records again after the faults, from what was held back."""
         self._held_back //= 2
         self._rate, self._tokens = float(BURST_BYTES), float(BURST_BYTES)
         self._filled = trio.current_time()
@@ -218,7 +213,6 @@ class ChaosRequest:
     quiet: bool
 
     def say(self, line: str) -> None:
-        """Show a line of progress."""
         if not self.quiet:
             print(line, file=sys.stderr, flush=True)
 
@@ -292,7 +286,6 @@ class ChaosRun:
             nursery.cancel_scope.cancel()
 
     async def _write(self, directory: str) -> None:
-        """Write one chain until cancelled."""
         ground, name = self._ground, f"dos chaos {directory}"
         with AckLog(self._acknowledgements(directory)) as log:
             while True:
@@ -338,7 +331,6 @@ class ChaosRun:
         )
 
     async def _compare(self) -> None:
-        """Read everything back, one chain after the other, and judge it."""
         ground, verdict = self._ground, self._result.verdict
         await ground.reopen()
         for directory in ground.directories():

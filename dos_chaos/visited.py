@@ -48,15 +48,13 @@ class VisitedStore:
 
     @property
     def prefix(self) -> str:
-        """The beginning of the names of the run's directories."""
         return f"{PREFIX}{self.run_id}."
 
     def directories(self) -> list[str]:
         return [f"{self.prefix}{name}" for name in ("w0000", "w0001", "w0002", "coord")]
 
     async def used_bytes(self) -> int:
-        """Not known: the disks are on other hosts."""
-        return 0
+        return 0  # not known: the disks are on other hosts
 
     async def start(self) -> None:
         """Check that the store holds nothing, and mark it. Raises RunRefusedError, with nothing changed."""
@@ -82,7 +80,6 @@ class VisitedStore:
             self._marked = True
 
     def describe(self) -> str:
-        """Return which members are unavailable, for a progress line."""
         return (
             f"unavailable: {' '.join(sorted(self.unavailable))}"
             if self.unavailable
@@ -107,7 +104,6 @@ class VisitedStore:
             nursery.cancel_scope.cancel()
 
     async def _ping(self, address: str) -> None:
-        """Keep `unavailable` up to date for one member, until cancelled."""
         while True:
             try:
                 async with open_connection(address, token=self.token, client="dos chaos watch") as connection:
@@ -185,7 +181,6 @@ async def write_marker(store: Store, run_id: str) -> None:
 
 
 async def read_marker(store: Store, directory: str) -> str:
-    """Return the description of a run. Raises RunRefusedError if the object is not a run's marker."""
     try:
         content = json.loads(await store.read(directory, MARKER, 0, 10_000))
     except ValueError:
@@ -203,9 +198,8 @@ async def claimed(store: Store, directory: str) -> Claim:
 
 
 async def delete_run(store: Store, run_id: str) -> None:
-    """Delete all objects of a run on every member, the marker last. Raises NotConvergedError if a member
-    still has some: running it again continues.
-    """
+    """Delete all objects of a run on every member. Raises NotConvergedError if a member still has some."""
+    # The marker last: with it, running again continues; without it, the objects would be a stranger's.
     names = [name for name in await store.list_directories(f"{PREFIX}{run_id}.") if _OWN.fullmatch(name)]
     for name in sorted(names, key=lambda one: one == run_directory(run_id)):
         async with await claimed(store, name) as claim:

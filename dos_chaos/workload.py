@@ -78,12 +78,10 @@ class AckLog:
 
 
 def count_acknowledged(path: Path) -> int:
-    """How many entries a log has by now."""
     return path.stat().st_size // _ENTRY.size if path.exists() else 0
 
 
 def read_log(path: Path) -> list[WrittenRecord]:
-    """The whole entries of a log."""
     data = path.read_bytes()
     whole = len(data) - len(data) % _ENTRY.size
     return [WrittenRecord(*fields) for fields in _ENTRY.iter_unpack(data[:whole])]
@@ -108,7 +106,7 @@ Say = Callable[..., object]
 
 
 def silent(*_: object) -> None:
-    """Say nothing."""
+    """The default of `say`."""
 
 
 class Meter(Protocol):
@@ -128,7 +126,7 @@ class Meter(Protocol):
 
 
 class Unmetered:
-    """The meter of a workload that appends as fast as its window allows."""
+    """The meter of a workload that appends as fast as its window allows, and counts nothing."""
 
     def ready(self) -> bool:
         return True
@@ -180,7 +178,6 @@ async def take_the_chain_over(
 async def keep_taking_over(
     store: Store, directory: str, scratch: Scratch | None = None, say: Say = silent
 ) -> tuple[Claim, ChainWriter, int]:
-    """Until it succeeds."""
     attempt = 0
     while True:
         attempt += 1
@@ -244,7 +241,7 @@ class Workload:
         await self._writer.wait_synced(first)
 
     def _take_acknowledged(self) -> None:
-        """Log every record whose end the synced watermark has reached, and no other."""
+        # Every record whose end the synced watermark has reached, and no other: the log is the proof.
         synced, entries, sent_s = self._writer.synced, [], []
         while self._unacknowledged and self._unacknowledged[0][0] <= synced:
             _, entry, sent = self._unacknowledged.popleft()
@@ -354,7 +351,6 @@ async def harvest(url: str, directory: str, *, token: bytes = b"", copies: bool 
 async def copies_of(
     store: Store, claim: Claim, chain: Mapping[str, bytes]
 ) -> dict[str, dict[str, bytes | None]]:
-    """Return each member's copies of the segments of a chain, read from that member alone."""
     return {
         member.address: {
             name: await read_copy(claim, name, content, member.server_id) for name, content in chain.items()
@@ -364,9 +360,7 @@ async def copies_of(
 
 
 async def read_copy(claim: Claim, name: str, content: bytes, member: bytes) -> bytes | None:
-    """Return one member's copy, up to the length of `content`; None if the member finds it damaged. A copy
-    that is equal to `content` is returned as `content` itself, so that equal copies take no memory.
-    """
+    """Return one member's copy, up to the length of `content`; None if the member finds it damaged."""
     copy = bytearray()
     while len(copy) < len(content):
         try:
@@ -378,7 +372,7 @@ async def read_copy(claim: Claim, name: str, content: bytes, member: bytes) -> b
         if not part:
             break
         copy += part
-    return content if copy == content else bytes(copy)
+    return content if copy == content else bytes(copy)  # equal copies take no memory
 
 
 def entries_of(directory: str, batch: list[tuple[Position, Record]]) -> Iterator[WrittenRecord | None]:
@@ -391,7 +385,6 @@ def entries_of(directory: str, batch: list[tuple[Position, Record]]) -> Iterator
 
 
 def is_on(position: Position, found: Found) -> bool:
-    """Return whether a position is on the chain: epoch, size, and the digest of the bytes there."""
     for span in found.state.segments:
         if span.base < position.size <= span.base + span.length and span.end.epoch == position.epoch:
             return prefix_digest(found.chain[span.name][: position.size - span.base]) == position.digest

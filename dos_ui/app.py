@@ -77,7 +77,7 @@ class PageKey:
         self.read_only = read_only
 
     def fits(self, given: str) -> bool:
-        """Compare in a time that does not depend on how much of it is right."""
+        # In a time that does not depend on how much of it is right, or the key could be guessed bit by bit.
         return hmac.compare_digest(given.encode(), self._key)
 
 
@@ -141,11 +141,8 @@ class _Guard:
         return JSONResponse({"error": "this page needs its key: open the address that was printed"}, 401)
 
     def _is_ours(self, hosts: list[str]) -> bool:
-        """Return whether the Host header is an IP address or a name of this page.
-
-        The names of another site may lead a browser here: such a site must not become one origin with this
-        page.
-        """
+        """Return whether the Host header is an IP address or a name of this page."""
+        # The names of another site may lead a browser here: it must not become one origin with this page.
         found = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
         if found is None:
             return False
@@ -220,7 +217,6 @@ class _Api:
         return StreamingResponse(self._events(region), media_type="text/event-stream")
 
     async def _events(self, region: str) -> AsyncGenerator[str]:
-        """Yield readings until the viewer leaves, which cancels this where it waits."""
         readings = self._readings
         kinds: dict[str, Callable[[], Awaitable[Any]]] = {"store": readings.store, "lists": readings.lists}
         if region:
@@ -270,7 +266,7 @@ class _Api:
 
 
 async def _body(request: Request) -> bytes:
-    """Return the body of a request. Raises LocalProtocolError if it is longer than any change needs."""
+    """Raises LocalProtocolError if it is longer than any change needs."""
     body = bytearray()
     async with aclosing(request.stream()) as parts:
         async for part in parts:
@@ -314,7 +310,7 @@ async def directory_rows(store: Store) -> list[Row]:
 
 async def objects_of(store: Store, directory: str) -> list[Row]:
     """Return the objects of a directory, as `dos ls --json` prints them, each with the chain of which it is a
-    segment ("" for other objects). Raises QuorumUnavailableError.
+    segment.
     """
     return [row | {"chain": _chain_of(row["name"])} for row in await object_rows(store, directory)]
 
@@ -327,10 +323,8 @@ def _chain_of(name: str) -> str:
 async def records_of(
     url: str, token: bytes, *, pattern: str = "", begin: int = 0, whole: bool = False
 ) -> Row:
-    """Return the first records of a chain or an object that match a regular expression, as `dos journal grep
-    --json` prints them, from a logical offset on. `next`: from where to continue, None at the end. whole:
-    only one record, with its strings in full.
-
+    """Return the first records that match, as `dos journal grep --json` prints them, from a logical offset
+    on. `next`: from where to continue, None at the end. whole: only one record, with its strings in full.
     Raises LocalProtocolError for an invalid pattern, and what `inspect_url` raises.
     """
     count_max = 1 if whole else RECORDS_MAX
@@ -395,7 +389,6 @@ async def _folded(store: Store, region: str, worker: int, checkpoint: Checkpoint
 
 
 def _matching(block: Any, worker: int, search: str) -> list[list[str]]:
-    """Return the rows of a block that contain a text in any column, as text; one more than are shown."""
     shown = [str(name) for name in block.schema.names if name not in _HIDDEN]
     found = list[list[str]]()
     for row in block.to_pylist():
@@ -419,10 +412,8 @@ class ChangeRefusedError(DosError):
 
 
 async def change(store: Store, region: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Request a change, wait until it is done, and return the driver's result.
-
-    Raises LocalProtocolError for an unknown change or a field of the wrong type; ChangeRefusedError;
-    NoAnswerError, whose text says whether it may still be carried out; QuorumUnavailableError.
+    """Request a change, wait until it is done, and return the driver's result. Raises LocalProtocolError,
+    ChangeRefusedError, NoAnswerError (it may still be carried out), QuorumUnavailableError.
     """
     verb = VERBS.get(name)
     if verb is None or not verb.on_page:

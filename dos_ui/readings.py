@@ -21,8 +21,7 @@ from dos_client.cli.store import status_json
 from dos_client.membership.status import store_status
 from dos_client.tasks import background_tasks
 from dos_protocol.errors import BrokenConnectionError, DosError
-from dos_ui.core.rates import RegionRates
-from dos_ui.core.shown import graph_of, pressure, shown_state, slow, timeline, unreadable_state
+from dos_ui.core.shown import RegionRates, graph_of, pressure, shown_state, slow, timeline, unreadable_state
 
 REGION_S: Final = 2.0
 STORE_S: Final = 5.0
@@ -95,10 +94,8 @@ class Readings:
         return await self._share("store", STORE_S, self._read_store)
 
     async def lists(self, wait_s: float = LISTS_WAIT_S) -> Reading:
-        """Read the lists of regions and inputs. Raises DosError.
-
-        `shown` of a region is its state (`core/states.py`), None if its driver was not heard in `wait_s`
-        seconds: the next lists have it.
+        """Read the lists of regions and inputs. Raises DosError. `shown`: None if the driver of a region was
+        not heard in `wait_s` seconds: the next lists have it.
         """
         found = await self._share("lists", STORE_S, self._read_lists)
         names = [one["region"] for one in found["regions"]]
@@ -113,7 +110,6 @@ class Readings:
         return trio.current_time() - self._states[region][0] if region in self._states else inf
 
     def _ask(self, region: str) -> trio.Event:
-        """Read the state of a region in the background, unless that is under way. Return its end."""
         if (done := self._asked.get(region)) is None:
             assert self._nursery is not None, "the store was opened"
             done = self._asked[region] = trio.Event()
@@ -131,9 +127,7 @@ class Readings:
         done.set()
 
     async def region(self, name: str) -> Reading:
-        """Read a region: what `dos region status --json` prints, and its graph, rates, recent history and
-        timeline. Raises DosError.
-        """
+        """Read what `dos region status --json` prints, and more. Raises DosError."""
         found = await self._share(f"region {name}", REGION_S, lambda: self._read_region(name))
         return found | {"shown": shown_state(found)}
 
@@ -156,9 +150,7 @@ class Readings:
         return self._region_json(name, reading)
 
     async def _read_region_here(self, name: str, report: LocalStatus) -> Reading:
-        """Read a region of this process. What the manifest has is of the last reading while the store is
-        unavailable.
-        """
+        # What the manifest has is of the last reading while the store is unavailable.
         try:
             store = await self.opened()
             with trio.fail_after(_PATIENCE_S):

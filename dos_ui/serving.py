@@ -24,7 +24,6 @@ _KEY_BYTES: Final = 16
 
 
 def new_key() -> str:
-    """Return a random key of a page."""
     return secrets.token_urlsafe(_KEY_BYTES)
 
 
@@ -40,9 +39,7 @@ async def serve_page(
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve the page of a store until cancelled. Reports its address, as http://HOST:PORT, once it listens.
-
-    token: of the store, with which everything is read and changed. local: the regions that run in this
-    process. tls: the certificate of the page; None: plain HTTP. Raises OSError if the port cannot be used.
+    local: the regions that run in this process. Raises OSError if the port cannot be used.
     """
     config = Config()
     config.bind = [f"fd://{_listening(host, port).detach()}"]
@@ -59,7 +56,6 @@ async def serve_page(
 
 
 def _own_names(host: str, tls: TlsSettings | None) -> set[str]:
-    """Return the host names of a page: where it listens, this machine, and those of its certificate."""
     names = {host, "localhost", socket.gethostname()}
     if tls is not None:
         names.update(facts(Path(tls.certificate)).names)
@@ -67,7 +63,7 @@ def _own_names(host: str, tls: TlsSettings | None) -> set[str]:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound. Raises OSError with the address, which its own text does not have."""
+    # The text of an OSError does not have the address.
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
@@ -75,9 +71,8 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 class PageServer:
-    """A page in a thread of its own, for the driver of a region, until `close`.
-
-    `url`: its address with the key.
+    """A page in a thread of its own, for the driver of a region, until `close`. `url`: its address, with the
+    key.
     """
 
     def __init__(

@@ -255,12 +255,11 @@ def _state(shown: Reading, now_ms: int) -> Text:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a text, such as a traceback; "" if it has none."""
+    """Return the last line of a text, such as a traceback."""
     return text.strip().rpartition("\n")[2]
 
 
 def _printable(value: Any) -> Any:
-    """Return a value of JSON with all its texts, but not its keys, as `printable_lines`."""
     if isinstance(value, str):
         return printable_lines(value)
     if isinstance(value, Mapping):
@@ -277,9 +276,7 @@ def _rate(value: float | None) -> str:
 
 
 def _table(columns: Iterable[str], rows: Iterable[tuple[Any, ...]], *, chosen: int = -1) -> Table:
-    """Return a table; a column whose name begins with > is aligned to the right, and a text in one whose name
-    ends with + is wrapped before other columns are cut.
-    """
+    """Return a table. >: aligned to the right; +: wrapped before other columns are cut."""
     table = Table(box=None, pad_edge=False, header_style="bold dim", expand=False)
     for name in columns:
         right, wraps = name.startswith(">"), name.endswith("+")
@@ -380,7 +377,6 @@ async def _read(readings: Readings, view: TopView, wait_s: float = LISTS_WAIT_S)
 
 
 async def _show(readings: Readings, view: TopView, interval: float) -> None:
-    """Draw until a key ends it. What cannot be read is shown above the last reading."""
     with Live(console=Console(), screen=True, auto_refresh=False) as live:
         async with background_tasks() as nursery, _keys() as keys:
             changed = trio.Event()
@@ -412,7 +408,6 @@ async def _show(readings: Readings, view: TopView, interval: float) -> None:
 
 @asynccontextmanager
 async def _keys() -> AsyncGenerator[AsyncGenerator[str]]:
-    """The names of the keys that are pressed, with the terminal in the mode for that."""
     with _unbuffered(sys.stdin.fileno()):
         keys = _pressed(sys.stdin.fileno())
         try:

@@ -77,7 +77,7 @@ class Phase:
 
 
 class Measures:
-    """Fed by the writers and the nemesis while the run goes on."""
+    """The figures, fed by the writers and the faults while the run goes on."""
 
     def __init__(self) -> None:
         self.calm = Phase()
@@ -131,7 +131,6 @@ class Measures:
             self._changed = now
 
     def silent_s(self, now: float) -> float:
-        """Return how long the chain that waits longest has had nothing acknowledged."""
         return max((now - last for last in self._last.values()), default=0.0)
 
     def longest_gap(self, start_s: float = 0.0, end_s: float = float("inf")) -> Gap | None:
@@ -149,7 +148,6 @@ class Measures:
 
 
 def gap_of(measures: Measures, faults: Sequence[FaultWindow], index: int) -> Gap | None:
-    """Return the longest gap from the start of a fault to the start of the next one."""
     until = faults[index + 1].start_s if index + 1 < len(faults) else float("inf")
     return measures.longest_gap(faults[index].start_s, until)
 
@@ -216,14 +214,13 @@ class ChaosResult:
 
     @property
     def outcome(self) -> str:
-        """Return what the run showed: a violation outweighs a missing recovery."""
+        """What the run showed: a violation outweighs a missing recovery."""
         if self.violations or not self.verdict.good:
             return VIOLATION
         return NOT_RECOVERED if self.problems else GOOD
 
 
 def as_json(result: ChaosResult) -> dict[str, Any]:
-    """Return the result for programs."""
     verdict = asdict(result.verdict)
     examples = verdict.pop("examples")
     return {
@@ -271,7 +268,6 @@ def _gap_s(result: ChaosResult, index: int) -> float | None:
 
 
 def as_markdown(result: ChaosResult) -> str:
-    """Return the report."""
     parts = [
         f"# dos chaos: {result.outcome.upper()}",
         VERDICTS[result.outcome],

@@ -2,12 +2,10 @@
 
 A state is good only if a driver answers now, and no checkpoint is stuck. A region whose driver is silent has
 no state of its own: how long ago it gave the last sign tells a region that has died from one that is slow.
-
-A source reads no faster than the workers process and the store syncs. So input that waits is explained by
-the first of these that is at its limit (`pressure`).
 """
 
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -23,7 +21,6 @@ _KINDS: Final = {"RUNNING": "good", "FINISHED": "good", "STOPPED": "", "FAILED":
 
 
 def is_stuck(status: Mapping[str, Any]) -> bool:
-    """Return whether the checkpoint that is under way waits for longer than is usual in this region."""
     under_way = status["underWay"]
     if under_way is None or not under_way["waitsFor"]:
         return False
@@ -32,12 +29,9 @@ def is_stuck(status: Mapping[str, Any]) -> bool:
 
 
 def shown_state(reading: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of a reading, in the form of `dos region status --json` with `stale` of
-    `readings.py`.
-
-    name: of the state. kind: "good", "warn", "bad" or "". text: the reason, or what it waits for; "" if there
-    is nothing to say. sinceMs: None while a driver answers, otherwise a wall time, and `since` what it is of:
-    "ended", "last sign" of a driver, "as of" for a reading that is stale.
+    """Return the state of a reading. kind: "good", "warn", "bad" or "". text: the reason, or what it waits
+    for. sinceMs: None while a driver answers, otherwise a wall time, and `since` what it is of: "ended",
+    "last sign" of a driver, "as of" for a reading that is stale.
     """
     if (stale := reading["stale"]) is None:
         return _of_now(reading)
@@ -65,13 +59,12 @@ def _of_now(reading: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unreadable_state(problem: str) -> dict[str, Any]:
-    """Return the state of a region that cannot be read."""
     return _state("not readable", "bad", problem)
 
 
 def slow(status: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what holds a region up: `workers`, for whose votes a stuck checkpoint waits, and `operators`,
-    operator -> the workers that have run it for long, or are waited for while they run it.
+    """Return what holds a region up: `workers`, for whose votes a stuck checkpoint waits, and `operators`
+    that run for long, or in a worker that is waited for, with their workers.
     """
     found: dict[str, Any] = {"workers": [], "operators": {}}
     if status is None:
@@ -95,11 +88,9 @@ LAG_BYTES: Final = 1 << 20
 
 
 def pressure(status: Mapping[str, Any] | None, rates: Mapping[str, Any]) -> dict[str, str]:
-    """Return what holds the sources back, of a status and the rates that belong to it.
-
-    kind: "store", "workers" or "none"; "unknown" without a status. text: in words, "" if there is nothing to
-    say.
-    """
+    """Return what holds the sources back. kind: "store", "workers" or "none"; "unknown" without a status."""
+    # A source reads no faster than the workers process and the store syncs: the first of these that is at its
+    # limit explains why input waits.
     if status is None:
         return {"kind": "unknown", "text": ""}
     workers = status["workers"]
@@ -126,7 +117,6 @@ def pressure(status: Mapping[str, Any] | None, rates: Mapping[str, Any]) -> dict
 
 
 def workers_named(numbers: Sequence[object]) -> str:
-    """Return "worker 1" or "workers 1, 2"; "" for none."""
     if not numbers:
         return ""
     return f"worker{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
@@ -137,9 +127,7 @@ _TEXT: Final = re.compile(r"(\S+) from \(([^)]*)\) ?(.*)", re.DOTALL)
 
 
 def graph_of(operators: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the operators in the order of the checkpoint: name, kind, the inputs that it reads, and the rest
-    of the text. A text of another form has the kind "" and no inputs.
-    """
+    """Return the operators of a checkpoint. A text of another form has the kind "" and no inputs."""
     return [{"name": name, **_parsed(text)} for name, text in operators.items()]
 
 
@@ -166,9 +154,7 @@ _DIRECTORY_KINDS: Final = tuple(
 
 
 def directory_row(name: str) -> dict[str, Any]:
-    """Return the name, the kind of directory ("" if it is not one of this project's), and the region or
-    application that it belongs to. A name that fits nothing is a user's own directory.
-    """
+    """Return the name, the kind of directory ("": a user's own), and the region or application of it."""
     for kind, pattern in _DIRECTORY_KINDS:
         if (found := pattern.fullmatch(name)) is not None:
             return {"name": name, "kind": kind, "owner": found["owner"]}
@@ -190,3 +176,96 @@ def timeline(checkpoints: Iterable[Checkpoint]) -> list[dict[str, Any]]:
         }
         for checkpoint in list(checkpoints)[-TIMELINE_MAX:]
     ]
+
+
+HISTORY_MAX: Final = 300
+"""Points that are kept: at a reading every two seconds, ten minutes."""
+
+
+class RegionRates:
+    """The rates of one region. Give it each status in turn, in the form of `dos region status --json`."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, Mapping[str, Any]] | None = None
+        self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY_MAX)
+
+    def update(self, status: Mapping[str, Any] | None, now_s: float, wall_ms: int) -> dict[str, Any]:
+        """Return the rates since the last status, and add a point to the history. now_s: monotonic seconds.
+        A rate is None if it is not known, as that of a worker or an operator whose counters began again.
+        """
+        before, self._before = self._before, None if status is None else (now_s, status)
+        if status is None:
+            return {"rowsIn": None, "rowsOut": None, "workers": {}, "operators": {}}
+        seconds, old = (0.0, {}) if before is None else (now_s - before[0], before[1])
+        workers = _rates_of(status, old, "workers", "worker", ("rowsIn", "rowsOut", "busySeconds"), seconds)
+        for one in status.get("workers", ()):
+            rates = workers[str(one["worker"])]
+            rates["busySeconds"] = _busy(rates["busySeconds"], one.get("operatorSeconds") or 0.0, seconds)
+        if old.get("incarnation") != status.get("incarnation"):
+            old = {}  # operators count since the incarnation began
+        operators = _rates_of(status, old, "operators", "name", ("rowsIn", "rowsOut", "busySeconds"), seconds)
+        for name, rates in operators.items():
+            running = [one.get("operatorSeconds") for one in status["workers"] if one.get("operator") == name]
+            rates["busySeconds"] = _share(rates["busySeconds"], running, len(status["workers"]), seconds)
+        found = {
+            "rowsIn": _sum(one["rowsIn"] for one in workers.values()),
+            "rowsOut": _sum(one["rowsOut"] for one in workers.values()),
+            "workers": workers,
+            "operators": operators,
+        }
+        listed = status.get("workers", ())
+        self.history.append(
+            {
+                "timeMs": wall_ms,
+                "rowsIn": found["rowsIn"],
+                "rowsOut": found["rowsOut"],
+                "lagBytes": sum(one["lagBytes"] for one in listed),
+                "backlogBytes": _sum(one.get("backlogBytes") for one in listed),
+            }
+        )
+        return found
+
+
+def _rates_of(
+    status: Mapping[str, Any],
+    old: Mapping[str, Any],
+    items: str,
+    key: str,
+    counters: tuple[str, ...],
+    seconds: float,
+) -> dict[str, dict[str, float | None]]:
+    known = {one[key]: one for one in old.get(items, ())}
+    rates = {}
+    for one in status.get(items, ()):
+        earlier = known.get(one[key], {})
+        same = earlier.get("attempt") == one.get("attempt")
+        rates[str(one[key])] = {
+            name: _rate(one.get(name), earlier.get(name) if same else None, seconds) for name in counters
+        }
+    return rates
+
+
+def _busy(rate: float | None, in_operator_s: float, seconds: float) -> float | None:
+    # A worker counts a call when that has returned, so one that has not counts by its own time.
+    if seconds <= 0 or in_operator_s <= 0:
+        return rate
+    return max(rate or 0.0, round(min(in_operator_s / seconds, 1.0), 3))
+
+
+def _share(rate: float | None, running_s: list[float | None], workers: int, seconds: float) -> float | None:
+    """Return the share of the time of all workers that an operator took."""
+    if rate is None:
+        return None
+    running = sum(min((one or 0.0) / seconds, 1.0) for one in running_s)
+    return round(min((rate + running) / workers, 1.0), 3)
+
+
+def _rate(now: float | None, before: float | None, seconds: float) -> float | None:
+    if now is None or before is None or seconds <= 0 or now < before:
+        return None
+    return round((now - before) / seconds, 3)
+
+
+def _sum(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

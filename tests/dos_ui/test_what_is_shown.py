@@ -13,8 +13,7 @@ from checkpoint.core.region import (
     requests_directory,
     worker_directory,
 )
-from dos_ui.core.rates import HISTORY_MAX, RegionRates
-from dos_ui.core.shown import directory_row, graph_of, pressure, shown_state, slow
+from dos_ui.core.shown import HISTORY_MAX, RegionRates, directory_row, graph_of, pressure, shown_state, slow
 from dos_ui.top import Screen, TopView
 
 

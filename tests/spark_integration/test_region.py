@@ -356,7 +356,7 @@ def test_executors_that_do_not_fit_end_the_region_at_once(
 def test_a_session_that_would_kill_silent_workers_is_refused_with_the_conf(
     spark: SparkSession, tmp_path: Path, store: str
 ) -> None:
-    confs = {session_checks.IDLE_KILL[0]: "true", confs_core.IDLE_SECONDS[0]: "30"}
+    confs = {session_checks.IDLE_KILL[0]: "true", session_checks.IDLE_SECONDS[0]: "30"}
     for name, value in confs.items():
         spark.conf.set(name, value)
     try:
