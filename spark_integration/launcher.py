@@ -258,11 +258,9 @@ def worker_tag(region: str, worker: int) -> str:
 class SparkLauncher:
     """Starts, cancels and watches the jobs of one region's workers.
 
-    `make_task(worker, attempt)` returns the function for `mapInArrow`; it is called in the job's thread.
-    `on_ended(worker, attempt, error)` is called in the launcher's thread when a job has ended; None: without
-    error. `on_leaving(workers)` is called there when the executors of workers are being decommissioned, and
-    again after `LEAVING_AGAIN_S` as long as they are. After `close()` nothing is started any more: a start is
-    answered by the report of its end. `standby` None: no stand-bys.
+    `make_task(worker, attempt)` returns the function for `mapInArrow`, in the job's thread. `on_ended(worker,
+    attempt, error)` is called in the launcher's thread, and so is `on_leaving(workers)` while executors of
+    workers are being decommissioned, every `LEAVING_AGAIN_S`. After `close()` a start is answered by its end.
     """
 
     def __init__(

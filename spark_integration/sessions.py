@@ -47,23 +47,18 @@ def master_of(spark: SparkSession) -> SparkMaster:
 
 
 def use_this_python(spark: SparkSession, master: SparkMaster) -> None:
-    """Make executors on this machine use the driver's Python, unless another one was configured.
-
-    Spark's default is the `python3` on PATH, which is not the Python of a virtual environment that was called
-    by its path. The driver's Python is also right for the session's other jobs.
-    """
+    """Make executors on this machine use the driver's Python, unless another one was configured."""
+    # Spark's default is the `python3` on PATH, which is not the Python of a virtual environment that was
+    # called by its path. The driver's Python is also right for the session's other jobs.
     is_configured = "PYSPARK_PYTHON" in os.environ or spark.conf.get("spark.pyspark.python", None) is not None
     if master.one_machine and not is_configured:
         spark.sparkContext.pythonExec = sys.executable
 
 
 def use_tls_of_driver(spark: SparkSession) -> None:
-    """Make the Python processes of this session use the driver's TLS settings, if it has some.
-
-    They get the paths: each host has the files. It applies to functions and data sources that are passed to
-    Spark afterwards, also when the driver's variables are unset later: nothing changes to plain text. Raises
-    TlsSettingsError, and ConnectSessionError for a session whose Python processes have the environment of
-    another machine.
+    """Make the Python processes of this session use the driver's TLS settings, if it has some; each host has
+    the files. Raises TlsSettingsError, and ConnectSessionError: a server's processes have its own
+    environment.
     """
     tls = tls_of_environment()
     if tls is None:
@@ -73,6 +68,8 @@ def use_tls_of_driver(spark: SparkSession) -> None:
             "DOS_TLS is set here, but the Python processes of a Spark Connect session have the environment of"
             " its server: set DOS_TLS for the Spark Connect server, and unset it here"
         )
+    # It applies to what is passed to Spark from now on, also if the driver's variables are unset later:
+    # nothing changes to plain text.
     environment = spark.sparkContext.environment
     for name in VARIABLES:
         environment.pop(name, None)
@@ -80,9 +77,7 @@ def use_tls_of_driver(spark: SparkSession) -> None:
 
 
 def use_in_this_thread(spark: SparkSession) -> None:
-    """Enable this thread to write with data sources written in Python.
-
-    Spark looks for them in the active session of the thread, and a thread has one only if it created it.
-    """
+    """Enable this thread to write with data sources written in Python."""
+    # Spark looks for them in the active session of the thread, and a thread has one only if it created it.
     sessions = SparkSession._get_j_spark_session_class(spark._jvm)  # noqa: SLF001  # no public API for this
     sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001

@@ -37,8 +37,7 @@ from spark_integration.on_executor import DISTRIBUTION, MISMATCH, PACKAGES, inst
 
 def ship(value: Any, what: str) -> bytes:
     """Pickle `value`, with every function and class by value that the executors could not import.
-
-    Raises CannotShipError, which names `what`, if something in it cannot be pickled.
+    Raises CannotShipError, which names `what`.
     """
     registered: list[ModuleType] = []
     try:
@@ -104,9 +103,8 @@ def _is_default(field: "dataclasses.Field[Any]", present: Any) -> bool:
 
 
 def set_fields(value: Any, stated: dict[str, Any]) -> None:
-    """Set the fields of a dataclass as another version of its class has stated them.
-
-    Raises ExecutorMismatchError if the class here has no such field, or if it needs one that is not stated.
+    """Set the fields of a dataclass as another version of its class has stated them. Raises
+    ExecutorMismatchError.
     """
     known = {one.name: one for one in dataclasses.fields(value)}
     kind = type(value).__name__

@@ -59,10 +59,7 @@ def pyspark_has(feature: str) -> bool:
 
 
 def need_pyspark(feature: str, what: str, remedy: str) -> None:
-    """Raise UnsupportedVersionError unless the installed PySpark has what `what` needs.
-
-    feature: the first version that has it. remedy: what works with older versions.
-    """
+    """Raise UnsupportedVersionError unless PySpark is new enough for `what`. remedy: for older ones."""
     if not pyspark_has(feature):
         from spark_integration.errors import UnsupportedVersionError
 

@@ -175,8 +175,8 @@ class LinePoints(NamedTuple):
     """Points on one line.
 
     moved: the splits whose point was moved; its epoch is not known then. rewind: the restore that took back
-    steps that were read, None if there is none. read: the last step read before it; 0 if it is not known.
-    complete: the last step that was read of all workers that the region has, and is valid.
+    steps that were read. read: the last of these; 0 if it is not known. complete: the last valid step that
+    was read of all workers.
     """
 
     points: dict[str, SplitPoint]

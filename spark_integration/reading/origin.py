@@ -26,10 +26,9 @@ logger = logging.getLogger("dos.spark_integration")
 class ByteRange(NamedTuple):
     """Bytes from `begin` to `end` of an object; `base` is the offset of the object's first byte in its split.
 
-    `at_head`: the range ends where a writer was at planning time. That may be within a record, which is then
-    ignored. `data`: the bytes themselves, if they were few and available at planning time. `above`: a
-    place in the object and a line of history; output that ends above this place counts only if it is of this
-    line.
+    `at_head`: it ends where a writer was, perhaps within a record, which is then ignored. `data`: the bytes,
+    if they were few and known at planning time. `above`: a place and a line of history; output that ends
+    above this place counts only if it is of this line.
     """
 
     directory: str

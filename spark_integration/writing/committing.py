@@ -196,9 +196,8 @@ def commit(options: SinkOptions, prepared: Sequence[StagedCommit], schema: pa.Sc
     """Commit what the tasks of one unit staged: when this returns, the whole unit is recorded exactly once,
     whichever process did it and however often it was tried. If it raises, call it again.
 
-    Raises OtherWriterError, OtherCheckpointError, BatchPlannedAgainError, StagedRowsGoneError,
-    InputClosedError; FencedError if others keep opening the same producer; and what opening a store raises.
-    Waits for a quorum; a new producer needs every member.
+    Raises as `judge_commit`, StagedRowsGoneError, InputClosedError; FencedError if others keep opening the
+    same producer; and what opening a store raises. Waits for a quorum; a new producer needs every member.
     """
     first = prepared[0]
     key = options, first.producer
