@@ -22,17 +22,25 @@ if TYPE_CHECKING:
     from checkpoint.core.links.handshake import LinkHello as LinkHello
     from checkpoint.core.links.messages import Committed as Committed
     from checkpoint.core.links.messages import CompanionReport as CompanionReport
+    from checkpoint.core.links.messages import CopiedAhead as CopiedAhead
     from checkpoint.core.links.messages import CopyAhead as CopyAhead
     from checkpoint.core.links.messages import Counters as Counters
     from checkpoint.core.links.messages import EventTime as EventTime
+    from checkpoint.core.links.messages import Failed as Failed
     from checkpoint.core.links.messages import FailureKind as FailureKind
+    from checkpoint.core.links.messages import Finished as Finished
     from checkpoint.core.links.messages import Host as Host
     from checkpoint.core.links.messages import Pause as Pause
+    from checkpoint.core.links.messages import Paused as Paused
     from checkpoint.core.links.messages import Peer as Peer
     from checkpoint.core.links.messages import RequestCheckpoint as RequestCheckpoint
     from checkpoint.core.links.messages import Restore as Restore
+    from checkpoint.core.links.messages import Restored as Restored
     from checkpoint.core.links.messages import Start as Start
+    from checkpoint.core.links.messages import Suspects as Suspects
     from checkpoint.core.links.messages import View as View
+    from checkpoint.core.links.messages import Vote as Vote
+    from checkpoint.core.links.messages import WantsCheckpoint as WantsCheckpoint
     from checkpoint.core.progress import BUSY as BUSY
     from checkpoint.core.progress import driver_report as driver_report
     from checkpoint.core.progress import merge_counters as merge_counters

@@ -10,12 +10,12 @@ import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow as pa
 import trio
 
-from checkpoint import FailureKind
+from checkpoint import Failed
 from checkpoint.chains.whole_checkpoints import is_damage
 from checkpoint.errors import (
     EntryRefusedError,
@@ -83,36 +83,29 @@ ROW_FAULTS: Final = (UserFault, *(one for one in CONVERSIONS if one is not Memor
 """What one row of a batch may cause."""
 
 
-class Failure(NamedTuple):
-    """The fields of a FAILED message. After kind "internal" the process ends; otherwise it awaits RESTORE."""
-
-    kind: FailureKind
-    message: str
-    peer: int = -1
-    epoch_held: int = 0
-    damaged: bool = False
-    """Stored bytes seem to be damaged or lost."""
-    operator: str = ""
-    position: str = ""
-
-
-def failure_of(error: Exception) -> Failure:
-    """Return the report for an error that ended an incarnation on the link side."""
+def failure_of(error: Exception) -> Failed:
+    """Return the report for an error that ended an incarnation on the link side. After kind "internal" the
+    process ends; otherwise it awaits RESTORE.
+    """
     if isinstance(error, FencedError):
-        return Failure("fenced", str(error), epoch_held=error.epoch_held)
+        return Failed(kind="fenced", message=str(error), epoch_held=error.epoch_held)
     if isinstance(error, PeerLostError):
-        return Failure("unreachable" if error.unreachable else "peer", str(error), peer=error.peer)
+        return Failed(
+            kind="unreachable" if error.unreachable else "peer", message=str(error), peer=error.peer
+        )
     if isinstance(error, (StepDiffersError, StepsMissingError)):
-        return Failure("reset", str(error))
+        return Failed(kind="reset", message=str(error))
     if isinstance(error, OperatorError):
-        return Failure("operator", error.cause_text, operator=error.operator, position=error.position)
+        return Failed(
+            kind="operator", message=error.cause_text, operator=error.operator, position=error.position
+        )
     if isinstance(error, RecordTooLargeError):
-        return Failure("operator", str(error))
+        return Failed(kind="operator", message=str(error))
     if isinstance(error, DosError):
         if isinstance(error, _FOR_A_PERSON):
-            return Failure("manifest", str(error))
-        return Failure("store", str(error), damaged=is_damage(error))
-    return Failure("operator" if isinstance(error, CONVERSIONS) else "internal", text_of(error))
+            return Failed(kind="manifest", message=str(error))
+        return Failed(kind="store", message=str(error), damaged=is_damage(error))
+    return Failed(kind="operator" if isinstance(error, CONVERSIONS) else "internal", message=text_of(error))
 
 
 async def reported_first(run: Callable[[], Awaitable[None]], control: Participant) -> None:
@@ -125,12 +118,7 @@ async def reported_first(run: Callable[[], Awaitable[None]], control: Participan
         failure = failure_of(first_error(error))
         if failure.kind in ("manifest", "operator"):
             with suppress(StaleIncarnationError):
-                await control.failed(
-                    failure.kind,
-                    message=failure.message,
-                    operator=failure.operator,
-                    position=failure.position,
-                )
+                await control.report(failure)
         raise
 
 

@@ -19,16 +19,24 @@ import trio
 
 from checkpoint import (
     Committed,
+    CopiedAhead,
     CopyAhead,
     Counters,
+    Failed,
+    Finished,
     FrameType,
     Host,
     Pause,
+    Paused,
     RequestCheckpoint,
     Restore,
+    Restored,
     Rolling,
     Start,
+    Suspects,
     View,
+    Vote,
+    WantsCheckpoint,
     WorkerCheckpoint,
     worker_directory,
 )
@@ -391,13 +399,15 @@ class LinkIncarnation:
                 loading.start_soon(self._load, journals)
                 await self._exchange.dial_all(nursery)
             phases.end("load", trio.current_time())
-            await self._control.restored(
-                last_step=journals.last_step,
-                replayed_bytes=sum(
-                    one.replayed_bytes for one in (journals, self._outputs, self._directories)
-                ),
-                seconds=sum(phases.phases_s.values()),
-                phases_s=phases.phases_s,
+            await self._control.report(
+                Restored(
+                    last_step=journals.last_step,
+                    replayed_bytes=sum(
+                        one.replayed_bytes for one in (journals, self._outputs, self._directories)
+                    ),
+                    seconds=sum(phases.phases_s.values()),
+                    phases_s=phases.phases_s,
+                )
             )
             nursery.start_soon(self._exchange.watch)
             nursery.start_soon(self._serve, journals)
@@ -416,7 +426,7 @@ class LinkIncarnation:
                     self._shared,
                     self._inbox,
                     spec.limits,
-                    self._control.wants_checkpoint,
+                    lambda step: self._control.report(WantsCheckpoint(step=step)),
                 )
             )
 
@@ -484,13 +494,13 @@ class LinkIncarnation:
                 await journals.released(message)
                 continue
             if isinstance(message, SourceWaits):
-                await self._control.wants_checkpoint(message.step)
+                await self._control.report(WantsCheckpoint(step=message.step))
                 continue
             if isinstance(message, PausedAt):
-                await self._control.paused(message.pause, message.step)
+                await self._control.report(Paused(pause=message.pause, step=message.step))
                 continue
             if isinstance(message, PeerSuspected):
-                await self._control.suspects(*message)
+                await self._control.report(Suspects(**message._asdict()))
                 continue
             # The division is recorded before a peer can see a row of the step: a row that nobody can replay
             # must not count.
@@ -509,12 +519,12 @@ class LinkIncarnation:
         # The links stay open: if they closed, peers could report this worker as lost before this report.
         except OutputDiffersError as error:
             with suppress(StaleIncarnationError):
-                await self._control.failed("operator", message=str(error), operator=error.sink)
+                await self._control.report(Failed(kind="operator", message=str(error), operator=error.sink))
 
     async def _published(self, message: Published) -> None:
         if message.final:
             self.is_ending = True
-            await self._control.finished()
+            await self._control.report(Finished())
 
     async def _vote_all(self, journals: Journals) -> None:
         async for checkpoint in self._checkpoints:
@@ -527,8 +537,8 @@ class LinkIncarnation:
         )
         phases = {**taken.phases_s, "sync": trio.current_time() - begin}
         # All that the positions refer to is durable now. A vote before that could commit what a crash loses.
-        await self._control.vote(
-            checkpoint=taken.barrier.checkpoint, step=taken.step, positions=positions, phases_s=phases
+        await self._control.report(
+            Vote(checkpoint=taken.barrier.checkpoint, step=taken.step, positions=positions, phases_s=phases)
         )
         self._exchange.announce(FrameType.DURABLE, taken.step)
         await journals.voted(taken)
@@ -716,7 +726,7 @@ class Links:
             nonlocal reported_at
             if trio.current_time() > reported_at + limits.copied_report_s:
                 reported_at = trio.current_time()
-                await control.copied(copied, total)
+                await control.report(CopiedAhead(copied_bytes=copied, total_bytes=total))
 
         # Obsolete if an order has arrived meanwhile, which may end this worker.
         with self._copying, suppress(StaleIncarnationError):
@@ -724,9 +734,9 @@ class Links:
                 plan = self._spec.graph.plan()
                 total = await copy_ahead(store, order, plan, copies, report, randomness.fresh_id())
             except (DosError, UserFault) as error:
-                await control.copied(0, 0, error=str(error))
+                await control.report(CopiedAhead(copied_bytes=0, total_bytes=0, error=str(error)))
             else:
-                await control.copied(total, total, done=True)
+                await control.report(CopiedAhead(copied_bytes=total, total_bytes=total, done=True))
 
     async def _run_incarnation(self, incarnation: LinkIncarnation, control: Participant) -> None:
         failure = await incarnation.run()
@@ -741,12 +751,14 @@ class Links:
         # report the actual error.
         assert self._control is not None
         with suppress(StaleIncarnationError):
-            await self._control.failed(
-                report.kind,
-                message=report.message,
-                operator=report.operator,
-                position=report.position,
-                traceback=report.traceback,
+            await self._control.report(
+                Failed(
+                    kind=report.kind,
+                    message=report.message,
+                    operator=report.operator,
+                    position=report.position,
+                    traceback=report.traceback,
+                )
             )
             if report.kind == "internal":
                 raise CircuitStoppedError(report.message)
@@ -755,15 +767,7 @@ class Links:
         """Report the error that ended an incarnation. Raises it if it is internal, which ends the process."""
         logger.warning("worker %d, incarnation %d: %s", self._spec.worker, self._shared.incarnation, error)
         failure = failure_of(error)
-        await control.failed(
-            failure.kind,
-            message=failure.message,
-            peer=failure.peer,
-            epoch_held=failure.epoch_held,
-            damaged=failure.damaged,
-            operator=failure.operator,
-            position=failure.position,
-        )
+        await control.report(failure)
         if failure.kind == "internal":
             raise error
 

@@ -24,7 +24,19 @@ from checkpoint.chains.steps_log import StepsLog
 from checkpoint.core.links.barrier import Alignment
 from checkpoint.core.links.frames import ChannelFrame, FrameFlag, FrameType, job_digest
 from checkpoint.core.links.handshake import LinkHello
-from checkpoint.core.links.messages import Committed, Counters, Pause, RequestCheckpoint, Restore, Start
+from checkpoint.core.links.messages import (
+    Committed,
+    Counters,
+    Failed,
+    Finished,
+    Pause,
+    Paused,
+    RequestCheckpoint,
+    Restore,
+    Restored,
+    Start,
+    Vote,
+)
 from checkpoint.core.records.manifest import SplitPosition, WorkerCheckpoint
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import LinkClosedError, OrphanedError, StaleIncarnationError, StoppedError
@@ -117,10 +129,12 @@ class Incarnation:
             self.links[index] = await connect_link(
                 peer.host, peer.port, key=bytes.fromhex(spec.key), hello=hello
             )
-        await toy.control.restored(
-            last_step=self.steps.last_step,
-            replayed_bytes=self.state.replayed_bytes + self.steps.replayed_bytes,
-            seconds=time.monotonic() - began,
+        await toy.control.report(
+            Restored(
+                last_step=self.steps.last_step,
+                replayed_bytes=self.state.replayed_bytes + self.steps.replayed_bytes,
+                seconds=time.monotonic() - began,
+            )
         )
 
     async def run(self):
@@ -141,7 +155,7 @@ class Incarnation:
     async def report(self, kind, **fields):
         try:
             if self.number == self.toy.control.incarnation:
-                await self.toy.control.failed(kind, **fields)
+                await self.toy.control.report(Failed(kind=kind, **fields))
         except StaleIncarnationError:
             pass
 
@@ -215,7 +229,9 @@ class Incarnation:
         sources = {"n": {"n": SplitPosition(self.position, 0, self.exhausted)}}
         positions = WorkerCheckpoint(state=state, steps=steps, sources=sources)
         try:
-            await self.toy.control.vote(checkpoint=done.checkpoint, step=done.step, positions=positions)
+            await self.toy.control.report(
+                Vote(checkpoint=done.checkpoint, step=done.step, positions=positions)
+            )
         except StaleIncarnationError:
             return
 
@@ -314,11 +330,11 @@ class Toy:
                 self.incarnation.wake()
                 if order.pause:
                     step = max(self.incarnation.step, self.incarnation.replay_until)
-                    await self.control.paused(order.pause, step)
+                    await self.control.report(Paused(pause=order.pause, step=step))
             elif isinstance(order, Committed) and order.final:
                 out = Path(self.spec.out) / f"w{self.spec.worker}.json"
                 out.write_text(json.dumps(self.incarnation.counts))
-                await self.control.finished()
+                await self.control.report(Finished())
 
     @staticmethod
     async def live(incarnation, scope):

@@ -58,9 +58,9 @@ StopKind: TypeAlias = Literal["finished", "stopped", "failed", "fenced", "supers
 
 
 class ControlMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
-    """A control message: the address that all of them carry."""
+    """A control message: the address that all of them carry. Without a job, it is not addressed yet."""
 
-    job: str
+    job: str = ""
     incarnation: int = 0
     epoch: int = 0
     checkpoint: int = 0
@@ -72,7 +72,7 @@ class ControlMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"
 class FromWorker(ControlMessage, frozen=True, kw_only=True):
     """A control message of a worker, which it names."""
 
-    worker: int
+    worker: int = -1
 
 
 class Join(FromWorker, frozen=True, kw_only=True):
@@ -190,7 +190,7 @@ class Paused(FromWorker, frozen=True, kw_only=True):
 
     pause: int
     step: int
-    counters: Counters
+    counters: Counters = Counters()
 
 
 class Suspects(FromWorker, frozen=True, kw_only=True):
