@@ -1,8 +1,5 @@
-"""Forks and deletes regions from plain threads: scripts and notebooks.
-
-    dos.fork("dos://h1,h2,h3", "wordcount", "wordcount-test", at="savepoint:good")
-
-Each call opens the store, waits until it is done, and closes the store.
+"""Forks and deletes regions from plain threads. Each call opens the store, waits until it is done, and closes
+it.
 """
 
 from collections.abc import Collection, Sequence
@@ -28,15 +25,13 @@ def fork(
     token: bytes = b"",
 ) -> Forked:
     """Fork a region: the first `run` of a graph with the name `new` begins with its state and input
-    positions at a checkpoint. Nothing is copied, and both run independently.
+    positions.
 
-    at: `savepoint:NAME`, `checkpoint:N`, or a time in ISO 8601; "": the last checkpoint. dropped, added:
-    operators that only the original has, or only the graph of the fork. same_place: sinks of the fork that
-    may write where the original writes, although that is not checked. why: a note for people. stopped: no
-    driver runs the original; otherwise its driver is asked to hold the checkpoint.
+        dos.fork("dos://h1,h2,h3", "wordcount", "wordcount-test", at="savepoint:good")
 
-    Raises NoRegionError, ForkRefusedError with the reason, with nothing changed; RegionFencedError if another
-    process claimed one of the two regions meanwhile: the fork may exist then, as when this is interrupted.
+    at, dropped, added, same_place, why, stopped: as the fields of `Forking`. Raises NoRegionError,
+    ForkRefusedError, with nothing changed; RegionFencedError if another process claimed one of the two
+    regions: the fork may exist then, as when this is interrupted.
     """
     wanted = Forking(
         region=region,
@@ -59,15 +54,12 @@ def fork(
 def delete_region(
     url: str, region: str, *, broken: Collection[str] = (), stopped: bool = False, token: bytes = b""
 ) -> bool:
-    """Delete a region that does not run: its journals, checkpoints and output logs, permanently. Its inputs
-    stay. Returns False if a server has not deleted everything yet: call it again then.
+    """Delete a region that does not run, permanently; its inputs stay. Returns False if a server has not
+    deleted all yet: call it again.
 
     broken: forks and readers of its output that may break. stopped: no driver runs the region of which it is
-    a fork; otherwise that driver is asked to drop the savepoint.
-
-    Raises NoRegionError; DeletionRefusedError with the reason, with nothing deleted: it runs, a server is
-    unavailable, or something depends on it. If it is interrupted, a part is deleted, and the region cannot be
-    run until it was deleted again.
+    a fork. Raises NoRegionError; DeletionRefusedError, with nothing deleted. If it is interrupted, a part is
+    deleted, and the region cannot be run until it was deleted again.
     """
 
     async def work() -> bool:

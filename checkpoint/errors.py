@@ -1,29 +1,19 @@
-"""The errors of this package, one class per party that must act. The base classes are in
-`dos_protocol.errors`.
-"""
+"""The errors of this package, one class per party that must act."""
 
 from checkpoint import limits
 from dos_protocol.errors import DosError, RemoteProtocolError
 
 
 class ChannelFrameError(RemoteProtocolError):
-    """A frame of a link is malformed; it is closed. `code`: BAD_FRAME, BAD_VERSION, UNKNOWN_OPCODE,
-    TOO_LARGE, BAD_DIGEST.
-    """
+    """A malformed frame; its link is closed. code: BAD_FRAME, BAD_VERSION, UNKNOWN_OPCODE ..."""
 
 
 class ControlMessageError(RemoteProtocolError):
     """A control message cannot be decoded, or its sender may not send it. The link is closed."""
 
 
-class StepOrderError(RemoteProtocolError):
-    """A peer broke the order of steps: a frame after its STEP_END, a gap in `seq`, a step too far ahead."""
-
-
 class RecordTooLargeError(DosError):
-    """Something that is stored or sent as a whole is above the limit. The same rows would make it again, so
-    the region stops.
-    """
+    """Something that is stored or sent as a whole is above the limit. The region stops."""
 
 
 class HandshakeError(DosError):
@@ -37,9 +27,7 @@ class LinkClosedError(DosError):
 
 
 class ManifestError(DosError):
-    """A checkpoint cannot be restored; the message names what is missing or wrong. Nothing was started from
-    it.
-    """
+    """A checkpoint cannot be restored: what is missing or wrong. Nothing was started from it."""
 
     remedy = "restore an earlier checkpoint"
 
@@ -158,9 +146,7 @@ class BackupDamagedError(DosError):
 
 
 class CheckpointDamagedError(RegionFailedError):
-    """Chains that the last checkpoint names are damaged or lost on too many members: worker, chain and
-    position. Nothing was changed.
-    """
+    """Chains of the last checkpoint are damaged or lost on too many members. Nothing was changed."""
 
 
 class OutputRewoundError(DosError):
@@ -242,9 +228,7 @@ class OrphanedError(DosError):
 
 
 class StaleIncarnationError(DosError):
-    """The report was not sent: a newer RESTORE has arrived, or this worker has ended. Discard all of the
-    older one.
-    """
+    """Not sent: a newer RESTORE has arrived, or this worker has ended. Discard all of the older one."""
 
 
 class StoppedError(DosError):
@@ -285,9 +269,7 @@ class ConsumerTakenError(ConsumerRefusedError):
 
 
 class RegisterUnsettledError(DosError):
-    """A process that was changing the register of consumers died, or needs long. Nothing is trimmed
-    meanwhile.
-    """
+    """A process that was changing the register of consumers died. Nothing is trimmed meanwhile."""
 
     remedy = "try again; `dos input|output consumers` settles it if the process that changed it has died"
 
@@ -296,9 +278,7 @@ class RegisterUnsettledError(DosError):
 
 
 class InputTrimmedError(DosError):
-    """Rows that a reader needs were deleted, from `begin` to `end` of an input or output log. Nothing after
-    them was read.
-    """
+    """Rows that a reader needs were deleted, from `begin` to `end`. Nothing after them was read."""
 
     def __init__(
         self,
@@ -320,9 +300,7 @@ class InputTrimmedError(DosError):
 
 
 class OutputDiffersError(DosError):
-    """A replay produced other output of a step than was visible before. None of it was written; the region
-    stops.
-    """
+    """A replay produced other output of a step than was visible. None was written; the region stops."""
 
     remedy = 'use publish="checkpoint", or make the operators before the sink deterministic'
 

@@ -102,9 +102,7 @@ def hash_rows(columns: Sequence[Any]) -> npt.NDArray[Any]:
 
 
 def _two_hashes(array: Any) -> U64:
-    """Return two independent hashes of the bytes of each value. Values that occur several times are hashed
-    once.
-    """
+    """Return two independent hashes of the bytes of each value, once for equal ones."""
     encoded = _filled(_canonical(array), b"").dictionary_encode()
     data = encoded.dictionary
     marked = pc.binary_join_element_wise(data, *_MARKS[data.type.id])

@@ -95,10 +95,10 @@ class Link:
             await self._stream.send_all(encode_header(frame))
             await self._stream.send_all(frame.payload)
 
+    # Cancelling loses nothing: the received part of a frame is kept for the next call.
     async def receive(self) -> ChannelFrame:
-        """Return the next frame. Raises LinkClosedError (orderly end), BrokenConnectionError,
-        ChannelFrameError, ClosedError. Cancelling loses nothing: the received part of a frame is kept for the
-        next call.
+        """Return the next frame. Raises LinkClosedError, BrokenConnectionError, ChannelFrameError,
+        ClosedError.
         """
         while (frame := self._decoder.next_frame()) is None:
             with _translated(self.peer_address):
@@ -337,9 +337,7 @@ class StandbyLinks:
                 del self._waiting[number]
 
     def assign(self, number: int, worker: int, attempt: int) -> bool:
-        """Let a stand-by become this attempt of a worker. Return whether it does; otherwise it ends. Blocks
-        for `standby_answer_s` at most, so not on the coordinator's thread.
-        """
+        """Let a stand-by become this attempt. Return whether it does. Blocks for up to `standby_answer_s`."""
         if self._token is None:
             return False
         assigned = LinkAssigned(worker=worker, attempt=attempt)

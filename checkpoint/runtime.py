@@ -56,9 +56,8 @@ class RegionRuntime(Protocol):
         ...
 
     async def listen(self, host: str, port: int, backlog: int) -> list[Any]:
-        """Listen for connections; port 0: any free port. A wildcard means all addresses of IPv4 and IPv6.
-
-        Returns trio listeners of `LinkStream`, whose `socket` has the address. Raises OSError.
+        """Listen for connections; port 0: any free port. Returns trio listeners of `LinkStream`. Raises
+        OSError.
         """
         ...
 

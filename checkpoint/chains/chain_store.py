@@ -77,7 +77,7 @@ class TakenChain(NamedTuple):
 
 
 class ChainStore:
-    """A store whose content is one chain, open for appending, on the trio loop that holds the claim."""
+    """A store whose content is one chain, open for appending."""
 
     def __init__(self, restored: TakenChain, writer: ChainWriter, rolling: Rolling | None = None) -> None:
         self._restored = restored

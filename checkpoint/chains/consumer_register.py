@@ -102,9 +102,7 @@ async def why_trimmed(store: StorePort, place: RegisterPlace) -> str:
 
 
 async def settled_register(store: Store, place: RegisterPlace) -> Register:
-    """Return the register, after settling it if a process died while it changed it, which claims it. Raises
-    as `read_register`.
-    """
+    """Return the register, after settling an interrupted change. Raises as `read_register`."""
     try:
         return await read_register(store, place)
     except RegisterUnsettledError as error:
@@ -132,9 +130,7 @@ async def change_register(
 
 
 async def register_consumer(store: Store, place: RegisterPlace, region: str, source: str) -> None:
-    """Register a source of a region, if it is not: acknowledged when this returns. Raises CorruptDataError,
-    QuorumUnavailableError; waits while too few members answer.
-    """
+    """Register a source of a region, if it is not: acknowledged when this returns."""
     known = (await settled_register(store, place)).consumers.get(region)
     if known is None or source not in known.sources:
         now_ms = wall_time_ms()
@@ -311,9 +307,7 @@ class TrimPlanner:
         self._times: dict[tuple[str, Floor], int | None] = {}
 
     async def plan(self, chain: RowsChain, now_ms: int) -> Reason:
-        """Return the lowest segment that anything needs; NO_FLOOR for all. Raises what reading register and
-        manifests raises.
-        """
+        """Return the lowest segment that anything needs; NO_FLOOR for all. Raises what reading raises."""
         register = await settled_register(self._store, self._place)
         rule = register.rule or self._default
         needs = await needs_of(self._store, register, self._place, chain.split) if rule.by_consumers else {}
@@ -378,9 +372,7 @@ class Trimmer:
         self._collected = NO_FLOOR
 
     async def visit_below(self, kept: KeptSegments, directory: str, chain: str, at: Position) -> bool:
-        """Add the segments below a committed position, unless the rule deletes nothing. Return whether it
-        does.
-        """
+        """Add the segments below a position, unless the rule deletes nothing. Return whether it does."""
         if not await self._planner.deletes_anything():
             return False
         kept.add_lower(await self._planner.segments_to(directory, chain, at, self._writer.released))

@@ -290,9 +290,7 @@ class InputLog(ChainStore):
             pass
 
     async def trim_completely(self, wait_s: float) -> bool:
-        """Delete what no consumer needs now. Return False if a member has not within `wait_s` seconds. Raises
-        as `trim`.
-        """
+        """Delete what no consumer needs. Return False if a member has not in `wait_s` seconds. As `trim`."""
         await self.trim()
         return await self._claim.wait_collected(wait_s)
 

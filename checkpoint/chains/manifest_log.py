@@ -250,9 +250,7 @@ class ManifestLog:
         claim.collect(below({CHAIN: writer.floor}))
 
     async def wait_collected(self, timeout_s: float) -> bool:
-        """Wait until no connected member holds anything below the snapshot; False on timeout, or if it is not
-        held.
-        """
+        """Wait until no connected member holds anything below the snapshot; False on timeout."""
         return self._claim is not None and await self._claim.wait_collected(timeout_s)
 
     # --- Committing -----------------------------------------------------------------------------------
@@ -283,9 +281,7 @@ class ManifestLog:
     # --- Waiting --------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Report when the claim loses or regains a quorum, or is lost while nothing is appended. Runs until
-        cancelled.
-        """
+        """Report when the claim loses or regains a quorum, or is lost. Runs until cancelled."""
         while True:
             await self._host.sleep(limits.store_poll_s)
             claim = self._claim

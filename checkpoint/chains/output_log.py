@@ -168,8 +168,8 @@ class OutputLog(ChainStore):
         await self._writer.wait_room()
 
     async def synced(self, step: int) -> Position:
-        """Wait until the output up to `step` is synced; return the position after it, for the checkpoint.
-        Forgets what is below. Raises FencedError, LocalProtocolError.
+        """Wait until the output up to `step` is synced; return the position after it. Raises FencedError,
+        LocalProtocolError.
         """
         end = self._sequence.end_of(step)
         if end is None and step == self._sequence.last:
@@ -188,9 +188,7 @@ class OutputLog(ChainStore):
         return Trimmer(planner, self._writer, collect, self._appending)
 
     async def trim(self, trimmer: Trimmer, directory: str, split: str, allowed: Floor) -> None:
-        """Perform a step of trimming. allowed: the floor that the manifest has released. Raises as
-        `Trimmer.step`.
-        """
+        """Perform a step of trimming. allowed: the floor that the manifest has released."""
         if self._below is not None:
             if not await trimmer.visit_below(self._segments, directory, self._chain, self._below):
                 return
@@ -202,8 +200,6 @@ class OutputLog(ChainStore):
 
     @property
     def vote_floor(self) -> Floor:
-        """The lowest segment that the checkpoint of the last `synced` keeps: what anybody needs, or its own
-        position.
-        """
+        """The lowest segment that the checkpoint of the last `synced` keeps."""
         lowest = max(self._writer.released, _FIRST_SEGMENT)
         return max(lowest, min(self._needed, self._segments.holding(self._voted) or lowest))

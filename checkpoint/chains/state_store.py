@@ -138,9 +138,7 @@ class StateStore(ChainStore):
         return end
 
     async def commit_whole(self, checkpoint: int, blocks: Iterable[tuple[str, bytes]]) -> Position:
-        """Commit the whole state as a snapshot, which refers to nothing before it. Returns and raises as
-        `commit`.
-        """
+        """Commit the whole state as a snapshot, which refers to nothing before it. As `commit`."""
         self._check_above(checkpoint)
         await self._roll(checkpoint, blocks)
         end = self._writer.end
@@ -191,9 +189,7 @@ async def state_chain(store: StorePort, region: str, worker: int, at: Position) 
 async def blocks_at(
     store: StorePort, region: str, worker: int, at: Position
 ) -> AsyncGenerator[StoredStateBlock]:
-    """Yield the blocks of a worker's state at a checkpoint, oldest first; `at` is its position. After an
-    error, discard all. Raises as `state_chain`.
-    """
+    """Yield the blocks of a worker's state at a checkpoint, oldest first. Raises as `state_chain`."""
     chain = await state_chain(store, region, worker, at)
     blocks = blocks_in(read_batches(store, chain, directory=worker_directory(region, worker)))
     async with aclosing(blocks):
@@ -215,8 +211,8 @@ async def blocks_in(
 async def blocks_between(
     store: StorePort, region: str, worker: int, before: Position, after: Position
 ) -> AsyncGenerator[StoredStateBlock]:
-    """Yield the blocks that a worker wrote after one checkpoint, up to another, oldest first. Raises
-    StateNotRecordedError if they do not describe the changes, and as `blocks_at`.
+    """Yield the blocks written between two checkpoints, oldest first. Raises StateNotRecordedError, as
+    `blocks_at`.
     """
     chain = await _chain_between(store, region, worker, before, after)
     in_snapshot = False

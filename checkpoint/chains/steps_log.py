@@ -96,7 +96,7 @@ class StepsLog(ChainStore):
         return position
 
     def void(self, step: int) -> Position:
-        """Append that no division recorded so far counts after `step`: another layout. Raises FencedError,
+        """Append that no division so far counts after `step`: another layout. Raises FencedError,
         ClosedError.
         """
         position = self._append(Division(0, 0, {}))
@@ -109,9 +109,7 @@ class StepsLog(ChainStore):
         return position
 
     async def synced(self, step: int) -> Position:
-        """Wait until the division of `step` is synced on the quorum; return the position just after it.
-        Raises FencedError.
-        """
+        """Wait until the division of `step` is synced; return the position after it. Raises FencedError."""
         # A step that was replayed as recorded was synced in an earlier incarnation: it is below the present
         # end.
         position = self._ends.get(step, self._writer.end)

@@ -233,9 +233,7 @@ class RegionControl:
         observer: Observer | None = None,
         check: Callable[[bytes, OutputIdentity | None], None] | None = None,
     ) -> None:
-        """`check(store_id, Checkpoint.identity)` runs in a thread before workers; if it raises, the region
-        FAILS.
-        """
+        """`check(store_id, Checkpoint.identity)` runs in a thread before workers; if it raises, it FAILS."""
         self.spec = spec
         self._check = check
         self._observer = observer
@@ -404,7 +402,7 @@ class RegionControl:
         self._listeners.wait_ended(listeners_end_s)
 
     def checkpoint(self, timeout: float | None = None) -> int:
-        """Commit a checkpoint of everything that was read before the call; return its number. Raises
+        """Commit a checkpoint of all that was read before the call; return its number. Raises
         RegionFailedError.
         """
         self._need_checkpoints()
@@ -437,9 +435,7 @@ class RegionControl:
             return found[0] if found else self._checkpoint + 1
 
     def restore(self, to: str, timeout: float | None = None, *, republish: bool = False) -> RestoreSettled:
-        """Go back to an older checkpoint (`lines.find_target`). Raises RestoreRefusedError,
-        RegionFailedError.
-        """
+        """Go back to an older checkpoint. Raises RestoreRefusedError, RegionFailedError."""
         return self._settle(
             "restore", RestoreWanted(checkpoint_named(to), republish), RestoreSettled, timeout
         )
@@ -492,9 +488,7 @@ class RegionControl:
         self._listeners.remove(listener)
 
     def _settle(self, verb: str, wanted: UserRequest, kind: type[S], timeout: float | None) -> S:
-        """Request it and return its outcome. Raises `Verb.refusal`, or RegionFailedError if none is known in
-        time.
-        """
+        """Request it, return its outcome. Raises `Verb.refusal`, or RegionFailedError if none is known."""
         row, key = VERBS[verb], wanted.key
         assert key is not None, "only a request with a key has an outcome"
         self._need_checkpoints()

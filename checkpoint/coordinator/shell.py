@@ -422,9 +422,7 @@ async def before_claim(store: Store, spec: RegionSpec) -> Checkpoint | None:
 async def watch_forks(
     store: Store, region: str, last: Callable[[], Checkpoint | None], post: Callable[[SavepointWanted], None]
 ) -> None:
-    """Post the end of each savepoint whose fork needs it no more, until cancelled. last: returns the last
-    checkpoint.
-    """
+    """Post the end of each savepoint whose fork needs it no more. last: returns the last checkpoint."""
     while True:
         await trio.sleep(limits.forks_poll_s)
         for name, note in made_for_forks(last()).items():
@@ -450,9 +448,7 @@ class DropLog:
         self._next_check = 0.0
 
     def inspect(self, workers: Iterable[Mapping[str, Mapping[str, int]]], now: float) -> None:
-        """Warn of rows dropped since the last warning, if that is old enough. workers: their operators'
-        counters.
-        """
+        """Warn of rows dropped since the last warning, if that is old. workers: their operators' counters."""
         if now < self._next_check:
             return
         self._next_check = now + limits.heartbeat_s

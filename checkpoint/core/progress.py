@@ -93,9 +93,7 @@ class ProgressMeter:
         return rows_in, rows_out
 
     def _operators_since(self, status: RegionStatus) -> list[dict[str, Any]]:
-        """Return each operator's counters over all workers: rows and time since the last report, all others
-        as they are.
-        """
+        """Return each operator's counters over all workers: rows and time since the last report."""
         if status.incarnation != self._incarnation_before:
             self._operators_before, self._incarnation_before = {}, status.incarnation
         summed: dict[str, dict[str, int]] = {}
@@ -366,9 +364,7 @@ def merge_counters(into: dict[str, int], other: Mapping[str, int]) -> None:
 
 
 def dropped_rows(workers: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    """Return rule ("late", "null", "ahead") -> operator -> rows dropped since the region began. workers: the
-    counters of each.
-    """
+    """Return rule -> operator -> rows dropped since the region began. workers: the counters of each."""
     found: dict[str, dict[str, int]] = {}
     for operators in workers:
         for operator, counters in operators.items():

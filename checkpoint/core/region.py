@@ -361,9 +361,7 @@ class ScalingStatus:
 
 @dataclass(frozen=True, slots=True)
 class ScaleDecided:
-    """The policy of `RegionSpec.autoscale` requests `wanted` workers; a ScaleSettled follows, unless that is
-    `present`.
-    """
+    """The policy of `RegionSpec.autoscale` requests `wanted` workers, unless that is `present`."""
 
     present: int
     wanted: int
@@ -586,9 +584,7 @@ class FellBack:
 
 @dataclass(frozen=True, slots=True)
 class ScaleSettled:
-    """A request for another number of workers is settled: the checkpoint with the new layout is committed, or
-    it failed.
-    """
+    """A request for another number of workers is settled: the new layout is committed, or it failed."""
 
     wanted: int | None
     """The number that was requested, None for a request to give a change up."""
@@ -675,9 +671,7 @@ RegionEvent: TypeAlias = (
 
 
 def workers_wanted(spec: RegionSpec, checkpoint: Checkpoint) -> int:
-    """Return the number of workers after a checkpoint: its own, unless the program asks for another one than
-    before.
-    """
+    """Return the number of workers after a checkpoint: its own, unless the program asks for another."""
     asked = spec.workers
     return len(checkpoint.workers) if asked is None or asked == checkpoint.workers_declared else asked
 

@@ -213,9 +213,7 @@ async def _newest_of(place: BackupPlace, numbers: Sequence[int]) -> BackupRecord
 
 
 async def read_backup(place: BackupPlace, number: int) -> BackupRecord | None:
-    """Return the record of that number; None if it is not that of a complete backup. Raises
-    BackupDamagedError.
-    """
+    """Return that record; None if it is not that of a complete backup. Raises BackupDamagedError."""
     record = await _read(place, number)
     return record if isinstance(record, BackupRecord) else None
 
@@ -336,8 +334,8 @@ class Copier:
     async def copy(
         self, directory: str, chain: str, state: ChainState, released: tuple[int, int] | None = None
     ) -> None:
-        """Read the spans of a chain, and begin to write them. released: see SavedChain. Raises
-        CorruptDataError, and the errors of the store.
+        """Read the spans of a chain, and begin to write them. Raises CorruptDataError, and errors of the
+        store.
         """
         segments = [await self._segment(directory, span) for span in state.segments]
         self._read.append((SavedChain(directory, chain, (), released), segments))
@@ -477,9 +475,7 @@ async def _copy_chain(store: Store, needed: NeededChain, copier: Copier) -> None
 
 
 async def _copy_input(store: Store, rows: InputRows, split: str, needs: int, copier: Copier) -> None:
-    """Copy a producer's chain: what was not read, and at least the last batch, with which the producer
-    continues.
-    """
+    """Copy a producer's chain: what was not read, and the last batch, with which the producer continues."""
     directory = rows.directory(split)
     last = await last_recorded(store, rows.application, rows.handle, split, whole=True)
     floor = max(min(needs, last.end) - 1, 0)
@@ -500,9 +496,7 @@ async def _copy_end(store: Store, rows: InputRows, copier: Copier) -> None:
 
 
 async def saved_registers(store: Store, region: str) -> tuple[tuple[SavedRegister, ...], tuple[str, ...]]:
-    """Return the region's part of the registers of inputs and outputs; and the consumers left out, with what
-    they read.
-    """
+    """Return the region's part of the registers; and the consumers left out, with what they read."""
     found, left_out = [], []
     for rows in await all_rows(store):
         register = await settled_register(store, rows.place)

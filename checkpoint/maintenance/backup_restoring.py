@@ -142,9 +142,7 @@ def _writer_of(record: BackupRecord) -> bytes:
 def refuse_other(
     directory: str, view: DirectoryView, record: BackupRecord, writer: bytes, *, emptied: bool = False
 ) -> None:
-    """Raise BackupRefusedError if a directory holds anything but the beginning of this restore. emptied: it
-    may have had another owner.
-    """
+    """Raise BackupRefusedError if a directory holds anything but the beginning of this restore."""
     epochs = {(epoch, holder) for epoch, holder in view.epochs.values() if epoch}
     names = {name for objects in view.answers.values() for name in objects}
     if (not names and (emptied or not epochs)) or {holder for _, holder in epochs} == {writer}:

@@ -69,9 +69,7 @@ async def _manifest_floor(store: StorePort, directory: str) -> Floors:
 
 
 async def held_by_savepoints(store: StorePort, view: ManifestView) -> dict[str, list[UnneededObject]]:
-    """Return savepoint -> the objects that only its checkpoint needs: none if another savepoint holds it.
-    Raises as `inspect`.
-    """
+    """Return savepoint -> the objects that only its checkpoint needs. Raises as `inspect`."""
     kept = view.kept
     savepoints = kept[-1].savepoints if kept else {}
     held: dict[str, list[UnneededObject]] = {name: [] for name in savepoints}
@@ -150,9 +148,7 @@ class StagedObject:
 
 
 class Sweep:
-    """Sweeps the staged rows of one handle. abandon_s: the age above which unrecorded rows are abandoned;
-    None: never.
-    """
+    """Sweeps the staged rows of one handle. abandon_s: above which age unrecorded rows are abandoned."""
 
     def __init__(self, store: Store, application: str, handle: str, abandon_s: float | None = None) -> None:
         self._store = store
@@ -160,9 +156,7 @@ class Sweep:
         self._abandon_ms = None if abandon_s is None else int(1000 * abandon_s)
 
     async def inspect(self) -> list[StagedObject]:
-        """Return the staged objects. Raises NoInputError, BadNameError, QuorumUnavailableError and what
-        reading raises.
-        """
+        """Return the staged objects. Raises NoInputError, BadNameError, and what reading raises."""
         directories = await self._directories()
         if not directories:
             await self._refuse_unknown()

@@ -86,9 +86,7 @@ class RetainedRows(Protocol):
         ...
 
     async def trim_stopped(self, splits: list[str], wait_s: float) -> bool:
-        """Delete what nobody needs of these splits, as their writer. Return False if a member has not in
-        `wait_s` seconds.
-        """
+        """As the writer of these splits, delete what nobody needs. Return False if a member is late."""
         ...
 
 
@@ -337,9 +335,7 @@ class Retention:
         return [one for source in consumer.sources for one in await self.trimmed_of(source, checkpoint)]
 
     async def trimmed_of(self, source: str, checkpoint: Checkpoint | None) -> list[TrimmedInput]:
-        """Return what a region would read here and that is deleted, at a checkpoint; None: at its begin.
-        Raises as `status`.
-        """
+        """Return what a region would read here and that is deleted, at a checkpoint; None: at its begin."""
         found, output = [], await read_output_of(self._store, self._rows.place)
         for split in [await self._split(name) for name in await self._splits(await self._register())]:
             needs = 0 if checkpoint is None else need_of([checkpoint], [source], split.split, output)
@@ -417,8 +413,7 @@ class Retention:
         return found
 
     async def trim_stopped(self, unneeded: list[UnneededObject], wait_s: float) -> bool:
-        """Delete what nobody needs, as the writers of these objects. Return False if a member has not in
-        `wait_s` seconds.
+        """As the writers of these objects, delete what nobody needs. Return False if a member is late.
 
         Fences a writer that runs after all; what it had recorded remains. Raises what taking its chain over
         raises.

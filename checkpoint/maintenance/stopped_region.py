@@ -140,9 +140,7 @@ async def append_first(
 
 
 async def append_record(held: HeldManifest, region: str, record: Checkpoint) -> None:
-    """Append a record to a held manifest, and wait for the quorum. Raises RegionFencedError: it may count or
-    not.
-    """
+    """Append to a held manifest, and wait for the quorum. Raises RegionFencedError: it may count or not."""
     await held.log.append(AppendCheckpoint(record))
     # Not reported as done without the acknowledgement: a driver that took over may have cut the record off.
     if not any(isinstance(event, CheckpointAppended) for event in held.events):

@@ -91,9 +91,7 @@ async def newest_records(store: Store, directory: str) -> list[QueueItem]:
 
 
 class QueueRepair:
-    """Brings members that were unavailable up to date with a directory's records. On the trio thread of its
-    store.
-    """
+    """Brings members that were unavailable up to date with a directory's records."""
 
     def __init__(self, store: Store, directory: str) -> None:
         self._store = store
@@ -101,9 +99,7 @@ class QueueRepair:
         self._behind: dict[tuple[bytes, str], int] = {}
 
     async def repair(self) -> None:
-        """Repair copies that lack what a quorum holds. Raises QuorumUnavailableError, BrokenConnectionError:
-        call it again.
-        """
+        """Repair copies that lack what a quorum holds. Raises what `QueueReader.poll` does."""
         before, self._behind = self._behind, await self._find_behind()
         # Only a copy that has not moved since the last call: a writer may be about to fill the others.
         if not any(before.get(copy) == synced for copy, synced in self._behind.items()):
@@ -111,9 +107,7 @@ class QueueRepair:
         await repair_store(self._store, [self._directory])
 
     async def _find_behind(self) -> dict[tuple[bytes, str], int]:
-        """Return (member, object) -> durable size of each newest copy that is shorter than what a quorum
-        holds.
-        """
+        """Return (member, object) -> durable size of each newest copy that is shorter than a quorum's."""
         answers = (await self._store.inspect(self._directory)).answers
         names = sorted(_longest(answers.values()))[-limits.queue_objects_kept :]
         behind: dict[tuple[bytes, str], int] = {}
@@ -177,7 +171,7 @@ async def _writer(claim: Claim, size: int, roll_bytes: int) -> ObjectWriter:
 
 
 async def _delete_old(claim: Claim, newest: str) -> None:
-    """Delete objects that are no longer read (R14). What is not deleted in time is left to a later writer."""
+    """Delete objects that are no longer read (R14); what is left is for a later writer."""
     names = sorted({newest, *_longest(claim.answers.values())})
     if len(names) > limits.queue_objects_kept:
         oldest = names[-limits.queue_objects_kept]

@@ -30,7 +30,6 @@ from checkpoint import (
     job_digest,
 )
 from checkpoint.chains.state_blocks import decode_block, encode_block
-from checkpoint.errors import StepOrderError
 from dataflow import limits
 from dataflow.core.event_time import SourceTime, Watermark, decode_watermark, encode_watermark
 from dataflow.core.peer_links import Held, Records, RowsRecord
@@ -89,7 +88,7 @@ Item: TypeAlias = "tuple[int, pa.RecordBatch | bytes | bytearray | memoryview | 
 
 
 def decoded(items: Sequence[Item], schema: Callable[[], pa.Schema]) -> list[tuple[int, pa.RecordBatch]]:
-    """Return (sender, batch) of a step. schema: of the channel. Raises StepOrderError."""
+    """Return (sender, batch) of a step. schema: of the channel. Raises RemoteProtocolError."""
     return [
         (sender, item if isinstance(item, pa.RecordBatch) else _decode(sender, item, schema()))
         for sender, item in items
@@ -101,15 +100,15 @@ def _decode(sender: int, payload: "bytes | bytearray | memoryview", schema: pa.S
     try:
         return decode_batch(payload, schema)
     except ValueError as error:
-        raise StepOrderError(f"from worker {sender}: {error}") from error
+        raise RemoteProtocolError(f"from worker {sender}: {error}") from error
 
 
 def watermark_of(frame: ChannelFrame) -> Watermark:
-    """Return the watermark in a PUNCTUATION frame. Raises StepOrderError."""
+    """Return the watermark in a PUNCTUATION frame. Raises RemoteProtocolError."""
     try:
         return decode_watermark(frame.payload)
     except ValueError as error:
-        raise StepOrderError(f"from worker {frame.sender}: {error}") from error
+        raise RemoteProtocolError(f"from worker {frame.sender}: {error}") from error
 
 
 def rows_record(batches: Sequence[pa.RecordBatch]) -> RowsRecord:
@@ -634,12 +633,12 @@ class CircuitIncarnation:
         return Held(used, self._used.of(peer))
 
     def arrived(self, frame: ChannelFrame) -> None:
-        """Take a frame from a peer. Raises StepOrderError."""
+        """Take a frame from a peer. Raises RemoteProtocolError."""
         if frame.type not in (FrameType.DATA, FrameType.PUNCTUATION, FrameType.STEP_END):
             return  # RESET, DURABLE and EOF are handled on the link thread
         alignment = self._aligned.get(frame.channel)
         if alignment is None:
-            raise StepOrderError(f"worker {frame.sender} sent on unknown channel {frame.channel}")
+            raise RemoteProtocolError(f"worker {frame.sender} sent on unknown channel {frame.channel}")
         if frame.type is FrameType.DATA:
             alignment.data(frame.sender, frame.step, frame.seq, (frame.sender, frame.payload))
         elif frame.type is FrameType.PUNCTUATION:

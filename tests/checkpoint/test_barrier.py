@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.core.links.barrier import Alignment, checkpoint_of_step
-from checkpoint.errors import StepOrderError
+from dos_protocol.errors import RemoteProtocolError
 
 
 @st.composite
@@ -132,7 +132,7 @@ def test_a_sender_that_breaks_the_order_is_told_so(frames, text) -> None:
     for sender, step, seq, *end in good:
         (alignment.step_end if end else alignment.data)(sender, step, seq, *([] if end else ["x"]))
     sender, step, seq, *end = last
-    with pytest.raises(StepOrderError, match=text):
+    with pytest.raises(RemoteProtocolError, match=text):
         (alignment.step_end if end else alignment.data)(sender, step, seq, *([] if end else ["x"]))
 
 
@@ -141,7 +141,7 @@ def test_what_runs_ahead_is_bounded() -> None:
     alignment = Alignment(2, first_step=1, last_checkpoint=0, steps_ahead_max=2)
     alignment.step_end(0, 1, 0)
     alignment.step_end(0, 2, 0)
-    with pytest.raises(StepOrderError, match="at least 2 ahead"):
+    with pytest.raises(RemoteProtocolError, match="at least 2 ahead"):
         alignment.step_end(0, 3, 0)
 
 

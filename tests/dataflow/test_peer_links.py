@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from checkpoint import LinkHello
 from checkpoint.core.links.barrier import Alignment
-from checkpoint.errors import ChannelFrameError, StepOrderError
+from checkpoint.errors import ChannelFrameError
 from dataflow.core.peer_links import Admission, PeerLinks, Records, Sent
 from dataflow.errors import StepsMissingError
+from dos_protocol.errors import RemoteProtocolError
 from tests.dataflow.linked_workers import (
     INCARNATION,
     ToyRegion,
@@ -183,5 +184,5 @@ def what_was_sent_before_is_not_sent_again() -> AbstractContextManager[Any]:
     ids=lambda bug: bug.__name__,
 )
 def test_the_runs_find_a_planted_bug(bug: Callable[[], AbstractContextManager[Any]]) -> None:
-    with bug(), pytest.raises((AssertionError, StepOrderError, ChannelFrameError, StepsMissingError)):
+    with bug(), pytest.raises((AssertionError, RemoteProtocolError, ChannelFrameError, StepsMissingError)):
         random_runs(60)

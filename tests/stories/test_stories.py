@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from checkpoint import limits as checkpoint_limits
 from checkpoint.core.coordination.checkpoints import PendingCheckpoint
 from checkpoint.core.coordination.rounds import TakeOvers
-from checkpoint.errors import StepOrderError
 from dataflow.core.peer_links import PeerLinks
 from dataflow.errors import StepsMissingError
+from dos_protocol.errors import RemoteProtocolError
 from tests.sim.__main__ import app
 from tests.sim.bugs import BUGS, planted
 from tests.stories.__main__ import forms
@@ -86,7 +86,7 @@ def test_with_its_rule_broken_a_story_goes_otherwise(bug: str) -> None:
         try:
             different = check(FOLDER / f"{SHOWN_BY[bug]}.txt")
         # what looks on has rules of its own; and a step may not be there to be taken any more
-        except (AssertionError, StepOrderError, StoryError) as error:
+        except (AssertionError, RemoteProtocolError, StoryError) as error:
             different = repr(error)
     assert different, f"it does not show {BUGS[bug].breaks}"
 

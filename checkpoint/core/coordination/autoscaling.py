@@ -136,9 +136,7 @@ class AutoscalePolicy:
         self._agreed_since, self.held, self.reason = None, "", reason
 
     def settled(self, workers: int, error: str, now: float) -> None:
-        """Begin the cool-down: a change ended with `workers`, also one that a user requested. error: why it
-        failed.
-        """
+        """Begin the cool-down: a change ended with `workers`. error: why it failed."""
         requested, self._requested = self._requested, None
         self._may_act_at = now + self.spec.cool_down
         self._failure = error

@@ -68,9 +68,7 @@ from checkpoint.errors import (
 
 @dataclass(slots=True)
 class PendingCheckpoint:
-    """A checkpoint that is requested and not committed. Every vote is of `incarnation` and of its worker's
-    present term.
-    """
+    """A checkpoint that is requested and not committed, with the votes of its incarnation and terms."""
 
     number: int
     incarnation: int
@@ -134,9 +132,7 @@ class PendingCheckpoint:
         notes: dict[str, SavepointNote],
         irrevocable: Mapping[str, str],
     ) -> Checkpoint:
-        """Return the checkpoint of all votes, when none is missing and they agree. The wall time comes with
-        the record.
-        """
+        """Return the checkpoint of all votes. The wall time comes with the record."""
         assert not self.missing()
         assert not self.disagreement()
         workers = {worker: self.votes[worker].positions for worker in range(self.workers)}
@@ -342,9 +338,7 @@ class Checkpoints:
     # --- votes ----------------------------------------------------------------------------------------
 
     def expect_first_votes(self, now: float) -> None:
-        """Expect the votes that follow a restore at once: before that checkpoint, nothing of a new layout,
-        line or fork counts.
-        """
+        """Expect the votes that follow a restore at once, for a layout, line or fork to count."""
         run = self._run
         self._pending = PendingCheckpoint(
             run.last_number + 1, run.incarnation, len(run.roster), final=False, requested_at=now

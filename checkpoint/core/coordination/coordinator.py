@@ -82,8 +82,8 @@ class ManifestClaim:
         """Attempts to open the manifest that were superseded in a row."""
 
     def may_begin(self, seen: Checkpoint | None, now: float) -> bool:
-        """Return whether this region can continue from the checkpoint that was read before the claim; if not,
-        it fails.
+        """Return whether this region can continue from the checkpoint read before the claim; if not, it
+        fails.
         """
         # Before the claim: a program that does not fit must not fence off the driver that runs the region.
         if not self._restorable(seen, now):
@@ -510,9 +510,7 @@ class Coordinator:
     # --- the request to stop --------------------------------------------------------------------------
 
     def _on_stop_wanted(self, event: v.StopWanted, now: float) -> None:
-        """Stop after a last checkpoint, if there is anything to commit; at once if the region takes none or
-        does not run.
-        """
+        """Stop after a last checkpoint, if there is anything to commit."""
         del event
         run = self.run
         if run.over or run.phase is CoordinatorPhase.STOPPING:

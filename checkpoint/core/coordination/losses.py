@@ -61,9 +61,7 @@ class FallingBack:
         self._suspected = report
 
     def examine_or_order(self, now: float) -> None:
-        """Examine the checkpoints if a worker has reported damage; otherwise order the workers. When an
-        incarnation begins.
-        """
+        """When an incarnation begins: examine the checkpoints if damage was reported, or order all."""
         run = self._run
         examine = bool(self._suspected and run.kept)
         self._gathering.hold_orders(on=examine)
@@ -296,9 +294,7 @@ class Losses:
     # --- the loss of a worker -------------------------------------------------------------------------
 
     def lose(self, worker: Worker, reason: str, now: float, *, ended: bool, text: str = "") -> None:
-        """Count a worker's attempt as over. ended: the launcher reported its end. text: kept as the worker's
-        error.
-        """
+        """Count an attempt as over. ended: the launcher reported it. text: kept as the error."""
         run = self._run
         ended = ended or worker.host is not None  # the launcher knows nothing of it, and reports no end
         if worker.state is WorkerState.FINISHED:
@@ -334,9 +330,7 @@ class Losses:
             self._rounds.relaunch(worker, now)
 
     def on_suspects(self, worker: Worker, message: Suspects, now: float) -> Refusal | None:
-        """Take the report that a peer does not answer. It is lost if another worker, or its silence here,
-        confirms it.
-        """
+        """Take the report that a peer does not answer. Another worker, or its silence here, confirms it."""
         run = self._run
         if run.spec.recovery != "local" or not 0 <= message.peer < len(run.roster):
             return Refusal("UNEXPECTED", f"worker {worker.index} suspects worker {message.peer}")
@@ -399,9 +393,7 @@ class Losses:
         return f"{text}; operator {operator!r} has been in user code for {seconds:.0f} s, above {limit}"
 
     def restore_timed_out(self, now: float) -> None:
-        """Count the workers that did not restore, or did not vote for a layout that is not committed, as
-        lost.
-        """
+        """Count the workers that did not restore, or vote for a layout that is not committed, as lost."""
         run = self._run
         timeout_s = run.spec.reset_timeout_s
         slow = run.roster.indices_not_in(WorkerState.RESTORED)

@@ -168,18 +168,14 @@ class Recovery:
             self.open_manifest()
 
     def launch_unhosted(self, now: float) -> None:
-        """Launch the workers that another one's process was to run: after a reset nobody hosts, or reports
-        their end.
-        """
+        """Launch the workers that another one's process was to run: after a reset nobody hosts."""
         for worker in self._run.roster:
             if worker.host is not None and worker.state is WorkerState.LAUNCHED:
                 self._run.roster.lose(worker, "its host was reset before it joined", ended=True)
                 self._run.roster.schedule(worker, now)
 
     def begin_round(self, reason: str, now: float, *, worker: int, spend: bool) -> bool:
-        """Begin a round, or continue the open one for a new reason. Return False if no attempt is left: it
-        has failed.
-        """
+        """Begin a round, or continue the open one for a new reason. Return False if no attempt is left."""
         run, current = self._run, self._round
         # Without checkpoints no commit forgives attempts; time in RUNNING does.
         if run.spec.without_checkpoints and now > self._running_since + limits.reset_forgiven_s:
@@ -339,9 +335,7 @@ class TakeOvers:
             self._rounds.relaunch(worker, now)
 
     def host_of(self, worker: Worker) -> Worker | None:
-        """Return the worker that may host this one, its predecessor in the ring; None: it needs a process of
-        its own.
-        """
+        """Return the worker that may host this one, its predecessor in the ring; None: it needs a process."""
         if not self.is_of(worker):
             return None
         host = self._run.roster[(worker.index - 1) % len(self._run.roster)]
@@ -368,9 +362,7 @@ class TakeOvers:
             run.roster.schedule(run.roster.coming[0], now)
 
     def reinstate(self, now: float) -> None:
-        """Let a process that has joined take its worker back, just after a commit: there is the least to make
-        again.
-        """
+        """Let a process that has joined take its worker back, just after a commit."""
         run = self._run
         back = [one for one in run.roster.coming if one.state is WorkerState.JOINED]
         if self._of_now() is not None or not back or run.changing or self._checkpoints.final_committed:
@@ -597,9 +589,7 @@ class Gathering:
         self._run.fail(error, now, text)
 
     def on_restored(self, worker: Worker, message: Restored, now: float) -> Refusal | None:
-        """Note that a worker has restored; with the last one, start all, unless their layout is not committed
-        yet.
-        """
+        """Note that a worker has restored; with the last one, start all, or wait for their layout."""
         if worker.state is not WorkerState.ORDERED:
             return Refusal("UNEXPECTED", f"worker {worker.index} reported Restored without an order")
         worker.move(WorkerEvent.RESTORED)

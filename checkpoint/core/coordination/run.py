@@ -243,9 +243,7 @@ class RegionRun:
 
     @property
     def layout_changes(self) -> bool:
-        """Whether the next checkpoint commits `layout`, or begins a line or fork: it is voted before any
-        worker starts.
-        """
+        """Whether the next checkpoint begins a layout, line or fork: it is voted before Start."""
         return self._last is not None and self._last.begins(self._layout)
 
     @property

@@ -178,9 +178,7 @@ class Worker:
 
 
 class Roster:
-    """All workers of a region, by index and by link, and those that have left and whose processes may still
-    run.
-    """
+    """All workers of a region, by index and by link, and those that have left and may still run."""
 
     def __init__(self, workers: int) -> None:
         self._ever = [Worker(index) for index in range(workers)]
@@ -218,9 +216,7 @@ class Roster:
         return worker in self.coming and worker is not self._ever[worker.index]
 
     def resize(self, workers: int) -> list[Worker]:
-        """Have this number of workers, and none that comes. Return those that leave; the caller ends them
-        (`retire`).
-        """
+        """Have this number of workers, and none that comes. Return those that leave, for `retire`."""
         self._grow(workers)
         successors = self._successors()
         leaving = [worker for worker in self._ever[workers:] if self.has(worker)] + successors
@@ -340,9 +336,7 @@ class Roster:
             worker.vouched_at += seconds
 
     def silent(self, now: float, seconds: float, vouched_s: float) -> Worker | None:
-        """Return a worker silent for more than `seconds`, or `vouched_s` if its companion reports that it
-        lives.
-        """
+        """Return a worker silent for more than `seconds`, or `vouched_s` if its companion vouches for it."""
 
         def is_silent(worker: Worker) -> bool:
             limit_s = vouched_s if now - worker.vouched_at <= seconds else seconds
@@ -377,9 +371,7 @@ class Placement:
         return now - self._since
 
     def worker_to_move(self, worker: Worker, peer: Worker, now: float) -> Worker | None:
-        """Return which of a pair should run on another host: whose host fails to reach more, or the peer;
-        None: neither.
-        """
+        """Return which of a pair should run on another host, None for neither."""
         if now < self._kept_until or not self._separated(host_of(worker), host_of(peer), now):
             return None
         return max((peer, worker), key=lambda one: self._failing(host_of(one), now))

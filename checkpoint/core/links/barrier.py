@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from checkpoint import limits
-from checkpoint.errors import StepOrderError
+from dos_protocol.errors import RemoteProtocolError
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Alignment(Generic[T]):
         self._steps: dict[int, list[_SenderStep[T]]] = {}
 
     def data(self, sender: int, step: int, seq: int, item: T) -> None:
-        """Take a batch (or punctuation) of one sender. If it raises StepOrderError, the item is not kept."""
+        """Take a batch (or punctuation) of one sender. If it raises, the item is not kept."""
         entry = self._next_of(sender, step, seq)
         entry.items.append(item)
 
@@ -73,17 +73,16 @@ class Alignment(Generic[T]):
         entry.checkpoint = checkpoint
         entry.final = final
 
+    # It sends them again: kept, its batches would count twice.
     def restart(self, sender: int) -> int:
-        """Forget what a sender sent for later steps: it sends them again. Return the last step that was
-        returned.
-        """
+        """Forget what a sender sent for later steps. Return the last step that was returned."""
         for senders in self._steps.values():
             senders[sender] = _SenderStep()
         return self.step - 1
 
     def first_sight(self) -> int | None:
-        """Return the highest step that a peer has ended and that was not returned yet, None for none: the
-        peers wait for it.
+        """Return the highest step that a peer has ended and that was not returned yet: it waits for it; None
+        for none.
         """
         ended = [step for step, senders in self._steps.items() if any(entry.ended for entry in senders)]
         return max(ended, default=None)
@@ -113,20 +112,24 @@ class Alignment(Generic[T]):
 
     def _next_of(self, sender: int, step: int, seq: int) -> _SenderStep[T]:
         if not 0 <= sender < self._senders:
-            raise StepOrderError(f"frame of sender {sender}, but the channel has {self._senders} senders")
+            raise RemoteProtocolError(
+                f"frame of sender {sender}, but the channel has {self._senders} senders"
+            )
         if step < self.step:
-            raise StepOrderError(
+            raise RemoteProtocolError(
                 f"sender {sender} sent a frame for step {step}, which is over; step {self.step} is next"
             )
         if step >= self.step + self._ahead_max:
-            raise StepOrderError(
+            raise RemoteProtocolError(
                 f"sender {sender} is at step {step}, at least {self._ahead_max} ahead of step {self.step}"
             )
         entry = self._entry(sender, step)
         if entry.ended:
-            raise StepOrderError(f"sender {sender} sent a frame for step {step} after it ended that step")
+            raise RemoteProtocolError(
+                f"sender {sender} sent a frame for step {step} after it ended that step"
+            )
         if seq != entry.seq_next:
-            raise StepOrderError(
+            raise RemoteProtocolError(
                 f"sender {sender}, step {step}: expected frame {entry.seq_next}, got frame {seq}"
             )
         entry.seq_next += 1
@@ -135,15 +138,15 @@ class Alignment(Generic[T]):
     def _entry(self, sender: int, step: int) -> _SenderStep[T]:
         before = self._steps.get(step - 1)
         if step > self.step and (before is None or not before[sender].ended):
-            raise StepOrderError(f"sender {sender} sent step {step} before it ended step {step - 1}")
+            raise RemoteProtocolError(f"sender {sender} sent step {step} before it ended step {step - 1}")
         if step not in self._steps:
             self._steps[step] = [_SenderStep() for _ in range(self._senders)]
         return self._steps[step][sender]
 
 
 def checkpoint_of_step(requested: Iterable[int], last_checkpoint: int) -> int:
-    """Return the checkpoint at the end of a step: the highest of `requested`, of its senders or channels, if
-    above the last checkpoint, otherwise 0.
+    """Return the checkpoint at the end of a step: the highest of `requested`, if above the last one,
+    otherwise 0.
     """
     highest = max(requested, default=0)
     return highest if highest > last_checkpoint else 0

@@ -134,9 +134,7 @@ class ChannelFrame(NamedTuple):
 
 
 def encode_header(frame: ChannelFrame) -> bytes:
-    """Return the 64 header bytes; the payload follows without a copy. Raises ValueError above the limit of
-    its type.
-    """
+    """Return the 64 header bytes, without the payload. Raises ValueError above the limit of its type."""
     payload = frame.payload
     size = len(payload)
     if size > _PAYLOAD_BYTES_MAX[frame.type]:
@@ -201,9 +199,7 @@ def _check_header(head: Buffer) -> _Header:
 
 
 class ChannelFrameDecoder:
-    """An incremental decoder: takes bytes in any pieces, returns whole frames. After an error it raises it
-    again.
-    """
+    """An incremental decoder: takes bytes in any pieces, returns whole frames. It repeats an error."""
 
     def __init__(self, *, handshake: bool = False) -> None:
         self.handshake = handshake

@@ -156,9 +156,7 @@ class Dialler:
 
     # The acceptor's proof is verified first: an impostor must not collect ours.
     def challenged(self, frame: ChannelFrame) -> ChannelFrame:
-        """Return the proof to send. Raises HandshakeError if the acceptor's proof is wrong, or its version
-        does not fit.
-        """
+        """Return the proof to send. Raises HandshakeError if the acceptor's proof or its version is wrong."""
         payload = _decode(frame)
         if not isinstance(payload, Challenge) or len(payload.nonce) < NONCE_BYTES:
             raise HandshakeError(f"expected Challenge, got {type(payload).__name__}")
@@ -187,9 +185,7 @@ class Acceptor:
         self._hello: LinkHello | None = None
 
     def received(self, frame: ChannelFrame) -> ChannelFrame:
-        """Return the challenge for a Hello. Raises HandshakeError for another job, or a version that does not
-        fit.
-        """
+        """Return the challenge for a Hello. Raises HandshakeError for another job, or version."""
         payload = _decode(frame)
         if not isinstance(payload, LinkHello) or len(payload.nonce) < NONCE_BYTES:
             raise HandshakeError(f"expected LinkHello, got {type(payload).__name__}")
@@ -202,9 +198,7 @@ class Acceptor:
         return _frame(self._job, Challenge(nonce=self._nonce, proof=proof, **self._party._asdict()))
 
     def proved(self, frame: ChannelFrame) -> tuple[LinkHello, ChannelFrame]:
-        """Return the authenticated Hello and the acceptance to send. Raises HandshakeError if the proof is
-        wrong.
-        """
+        """Return the authenticated Hello and the acceptance. Raises HandshakeError if the proof is wrong."""
         payload = _decode(frame)
         if self._hello is None or not isinstance(payload, Proof):
             raise HandshakeError(f"expected Proof, got {type(payload).__name__}")

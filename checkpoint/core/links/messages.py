@@ -293,8 +293,8 @@ class Restore(Releasing, frozen=True, kw_only=True):
 
     @property
     def moves(self) -> bool:
-        """Whether a new line, fork or layout begins: then the vote for the next checkpoint follows Restored
-        at once, and Start follows its commit.
+        """Whether a line, fork or layout begins: the next vote follows Restored at once, and Start its
+        commit.
         """
         return self.restore is not None and self.restore.begins(self.layout)
 
@@ -316,9 +316,7 @@ class View(ControlMessage, frozen=True, kw_only=True):
 
 
 class CopyAhead(ControlMessage, frozen=True, kw_only=True):
-    """Prepare for another layout: create journals, copy state of `checkpoint`. Answer: CopiedAhead, again and
-    again.
-    """
+    """Prepare for another layout: create journals, copy state of `checkpoint`. Answers: CopiedAhead."""
 
     worker: int
     restore: Checkpoint
@@ -344,9 +342,7 @@ class RequestCheckpoint(ControlMessage, frozen=True, kw_only=True):
 
 
 class Committed(Releasing, frozen=True, kw_only=True):
-    """The checkpoint is in the manifest on the quorum: sinks publish. After a final one the worker answers
-    FINISHED.
-    """
+    """The checkpoint is in the manifest on the quorum: sinks publish. A final one is answered by FINISHED."""
 
     step: int
     final: bool = False

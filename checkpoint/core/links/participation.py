@@ -181,8 +181,8 @@ class ParticipantCore:
         self._out: list[ParticipantEffect] = []
 
     def handle(self, event: ParticipantInput, now: float) -> list[ParticipantEffect]:
-        """Return what to do about an input, in order. Raises LocalProtocolError, StaleIncarnationError:
-        nothing is sent.
+        """Return what to do about an input. Raises LocalProtocolError, StaleIncarnationError: nothing is
+        sent.
         """
         if self.state is not ParticipantState.ENDED:
             if isinstance(event, MessageIn):

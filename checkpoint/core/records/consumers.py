@@ -1,49 +1,14 @@
 """Who still needs the data of an input or an output: registered consumers, the retention rule, and how far a
-chain may be trimmed. Pure.
+chain may be trimmed. Pure; docs/decisions/0221 has the reasons.
 
-`chains/consumer_register.py` keeps the register, `chains/trimming.py` trims; docs/decisions/0221 has the
-reasons.
-
-Theory:
-
-1. A region registers durably, under its name, before it reads an input for the first time. It stays
-   registered until a person removes it.
-2. What it needs follows from its manifest alone: a restore begins at the position of a *retained*
-   checkpoint, so everything from the lowest position of all retained checkpoints on is needed. A checkpoint
-   that is released stays released (R14), so this position only rises. Nothing publishes it a second time:
-   the record that releases a checkpoint is the record that lowers the need. Streaming queries of other
-   engines, which have no manifest, publish positions (below).
-3. A producer trims its chain in whole segments, in two phases (R14). A segment start names the floor; once
-   it is acknowledged, *the register is read again*, and only what no consumer needs then is deleted. So a
-   consumer that registers in between either sees the floor before it reads, or is seen before the deletion.
-4. The segment with the last complete batch is never trimmed: the producer's next batch continues it.
-5. A position in an output log is of the line of history on which it was read (`core/records/lines.py`). If
-   the region has left that line, the consumer continues at the latest where its line and the present one
-   part, however far it had read: what follows is on the present line, and it has not read it (`on_line`).
-
-| chain | rule | what is deleted |
-|---|---|---|
-| no consumer | none | nothing |
-| consumers | none | what every consumer has read, up to its oldest retained checkpoint |
-| any | by size or age | the same; and what exceeds the limit, even if a consumer needs it |
-
-*Streaming queries of other engines.* The checkpoint of such a query is a directory of its engine, which the
-store cannot read. So the query publishes positions in the register.
-
-1. A query registers before it reads its first row. It then needs everything, or everything from the offset
-   on at which its engine continues.
-2. It publishes a position only after its engine has durably committed the batches up to there: the engine
-   can then replay only what follows. It publishes rarely, so the register is older than the checkpoint and
-   asks for more, never for less.
-3. What it needs is the lowest of its retained positions, each on its line of history (`query_need`). A
-   position is dropped only once a later one is older than `retain_s`. Within this time the engine's
-   checkpoint can lose its newest batches, or be restored from a backup, and the query still finds every row.
-4. If the engine continues below what is registered (an older backup), the need is lowered before anything is
-   read: rows that are still there stay. Rows that are gone are an error of the reader. A query that learns
-   only from the data where it continues needs everything until then (`continued_later`).
-5. One process at a time publishes under a name, the one that registered last (`session`). So a second query
-   with the name of another one cannot release what the other one needs: one of the two fails. A process that
-   registers again, because it lost its connection, does not take the name back (`check_session`).
+A region registers durably before it reads an input, and stays registered until a person removes it. What it
+needs follows from its manifest alone: everything from the lowest position of its retained checkpoints on. A
+producer trims whole segments in two phases (R14): once the start that names a floor is acknowledged, *the
+register is read again*, and only what no consumer needs then is deleted. Without a consumer and a rule
+nothing is deleted; a limit by size or age deletes also what a consumer needs. A streaming query of another
+engine, whose checkpoint the store cannot read, publishes positions that its engine has committed; it needs
+everything from the lowest retained one on. One process at a time publishes under a name, the last one that
+registered.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,9 +31,8 @@ _POSITIONS_MAX = 8
 
 
 class QueryPosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A position of a query. at_ms: when it was published. splits: split -> the logical offset up to which
-    the engine had committed it; a split that is not named is needed from 0 on. lines: split -> the line of
-    history of an output on which that was read, if it is not line 0.
+    """A position of a query. at_ms: when it was published. splits: split -> the logical offset committed by
+    the engine; one that is not named is needed from 0 on. lines: split -> its line of history, if not 0.
     """
 
     at_ms: int
@@ -87,7 +51,7 @@ class QueryPosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 class RegisteredQuery(msgspec.Struct, frozen=True, kw_only=True):
     """A query that reads the data. session: of the process that may publish. positions: the retained ones, in
-    the order of publication; the first one of a new query names no split.
+    order; the first one of a new query names no split.
     """
 
     session: str
@@ -110,10 +74,8 @@ class RegisteredQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_query(known: RegisteredQuery | None, name: str, session: str, now_ms: int) -> RegisteredQuery:
-    """Register a query that has no checkpoint: it needs everything.
-
-    Raises ConsumerRefusedError if rows that a query under this name has read may be deleted: that one is
-    another query, or its checkpoint was deleted.
+    """Register a query that has no checkpoint: it needs everything. Raises ConsumerRefusedError if rows that
+    one under this name has read may be deleted.
     """
     if known is not None and not known.needs_everything:
         raise ConsumerRefusedError(
@@ -134,11 +96,13 @@ def continued_query(
     now_ms: int,
     lines: Mapping[str, int] = {},
 ) -> RegisteredQuery:
-    """Register a query that continues at `start`, as its checkpoint says: it needs everything from there on,
-    and whatever is registered already. lines: as in `QueryPosition`.
+    """Register a query that continues at `start`, and needs whatever is registered already. lines: as in
+    `QueryPosition`.
     """
     positions = () if known is None else known.positions
     here = QueryPosition(at_ms=now_ms, splits=dict(start), lines=_not_first(lines))
+    # Also below what is registered: an engine that continues from an older backup of its checkpoint needs
+    # what is still there.
     if not _is_covered(here, positions):
         positions = (*positions, here)
     return RegisteredQuery(
@@ -155,10 +119,8 @@ def continued_later(
     now_ms: int,
     lines: Mapping[str, int] = {},
 ) -> RegisteredQuery:
-    """Register where a query continues that registered for everything, once it knows that. before: what was
-    registered until then, which it needs too.
-
-    Raises ConsumerRefusedError if another process has registered under this name, or a person has removed it.
+    """Register where a query continues that registered for everything. before: what was registered until
+    then, which it needs too. Raises ConsumerRefusedError.
     """
     check_session(known, name, session)
     return continued_query(before, session, start, now_ms, lines)
@@ -185,9 +147,8 @@ def published(
     retain_s: float,
     lines: Mapping[str, int] = {},
 ) -> RegisteredQuery:
-    """Add a position up to which the engine has committed everything, and drop those that it replaces.
-
-    Raises ConsumerRefusedError if another process has registered under this name, or a person has removed it.
+    """Add a position up to which the engine has committed, and drop those that it replaces. Raises
+    ConsumerRefusedError.
     """
     known = check_session(known, name, session)
     retain_ms = int(1000 * retain_s)
@@ -196,6 +157,8 @@ def published(
     spacing_ms = retain_ms // POSITIONS_PER_RETENTION
     if not before or now_ms - before[-1].at_ms >= spacing_ms or len(before) == 1:
         before.append(QueryPosition(at_ms=now_ms, splits=dict(splits), lines=_not_first(lines)))
+    # A position stays until a later one is older than `retain_s`: meanwhile the engine's checkpoint may lose
+    # its newest batches, and the query must still find every row.
     old = [index for index, one in enumerate(before) if one.at_ms <= now_ms - retain_ms]
     kept = before[old[-1] :] if old else before
     first: list[QueryPosition] = []
@@ -206,14 +169,16 @@ def published(
 
 
 def check_session(known: RegisteredQuery | None, name: str, session: str) -> RegisteredQuery:
-    """Return what is registered. Raises ConsumerTakenError if another process has registered under this name,
-    ConsumerRefusedError if a person has removed it.
+    """Return what is registered. Raises ConsumerTakenError, or ConsumerRefusedError if a person has removed
+    it.
     """
     if known is None:
         raise ConsumerRefusedError(
             f"{name!r} was removed from the consumers while its query ran",
             remedy="restart the query: it registers again, and continues if no row that it needs was deleted",
         )
+    # A second query with the name of this one would release what this one needs: one of the two must fail.
+    # Nor does a process that lost its connection take the name back.
     if known.session != session:
         raise ConsumerTakenError(
             f"{name!r} was registered by another process while this query ran: either this query was started"
@@ -238,8 +203,8 @@ OUTPUT_REGISTERS: Final = ".ro"
 
 
 class RegisterPlace(NamedTuple):
-    """Where a register is kept. The directories are never longer than those of the data, so every name of an
-    input or a region that was valid stays so.
+    """Where a register is kept. The directories are never longer than those of the data, so every valid name
+    stays valid.
     """
 
     directory: str
@@ -267,11 +232,10 @@ class Consumer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetentionRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is deleted. by_consumers: whether that is what every consumer has read.
+    """What is deleted. by_consumers: what every consumer has read. The limits delete more; None: no limit.
 
-    The limits delete more, even if a consumer needs it; None: no limit. bytes_max: of each chain, the newest
-    bytes that stay, rounded up to whole segments. age_max_s: rows that are older may be deleted, by their
-    writer's clock. set_by, set_ms: who set it and when, for errors.
+    bytes_max: of each chain, the newest bytes that stay, in whole segments. age_max_s: older rows may be
+    deleted, by their writer's clock. set_by, set_ms: who set it and when, for errors.
     """
 
     by_consumers: bool = True
@@ -294,11 +258,7 @@ class RetentionRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Register(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a register. Each record of its chain has all of it; the last one counts.
-
-    version: ENTRY_VERSION if there are entry points, otherwise QUERIES_VERSION if there are queries,
-    otherwise REGISTER_VERSION, with the same bytes as before there were any.
-    """
+    """The content of a register. Each record of its chain has all of it; the last one counts."""
 
     version: int = REGISTER_VERSION
     consumers: dict[str, Consumer] = {}
@@ -333,10 +293,8 @@ def encode_register(register: Register) -> bytes:
 
 
 def decode_register(strings: Sequence[bytes], *, where: str, at: int) -> Register:
-    """Return the register in the record CONSUMERS that ends at byte `at` of the chain `where`.
-
-    Raises CorruptDataError for an invalid one, and for one of a newer version: it may name consumers that
-    this version does not know of.
+    """Return the register in the record CONSUMERS that ends at byte `at` of the chain `where`. Raises
+    CorruptDataError, also for a newer version.
     """
     try:
         register = _decoder.decode(strings[0])
@@ -358,9 +316,8 @@ def with_consumer(register: Register, region: str, source: str, now_ms: int) -> 
 
 
 def without_consumer(register: Register, region: str) -> Register:
-    """Return the register without a region, or without the query that `query:NAME` names.
-
-    Raises ConsumerRefusedError if it is not registered.
+    """Return the register without a region, or `query:NAME`. Raises ConsumerRefusedError if it is not
+    registered.
     """
     if region.startswith(QUERY_PREFIX) and region.removeprefix(QUERY_PREFIX) in register.queries:
         return with_query(register, region.removeprefix(QUERY_PREFIX), None)
@@ -419,9 +376,8 @@ def output_of(place: RegisterPlace) -> tuple[str, str] | None:
 
 
 def on_line(position: int, line: int, split: str, output: OutputOf | None) -> int:
-    """Return from where on a consumer needs a split that it read up to `position` on a line of history.
-
-    output: None for an input, which has one line.
+    """Return from where on a consumer needs a split read up to `position` on a line; output None: an input
+    has one line.
     """
     last = None if output is None else output.last
     if output is None or last is None or line == last.line:
@@ -436,10 +392,8 @@ def on_line(position: int, line: int, split: str, output: OutputOf | None) -> in
 def need_of(
     kept: Sequence[Checkpoint], sources: Sequence[str], split: str, output: OutputOf | None = None
 ) -> int:
-    """Return the position from which on a region needs a split: the lowest one of its retained checkpoints.
-
-    0 if there is no checkpoint, or one that has not read the split: a restore of it begins at 0. output: of
-    an output log; `on_line` has the reason.
+    """Return the position from which on a region needs a split: the lowest one of its retained checkpoints, 0
+    if one has not read it.
     """
     return min(
         (_position(checkpoint, source, split, output) for checkpoint in kept for source in sources), default=0
@@ -457,11 +411,8 @@ def query_need(query: RegisteredQuery, split: str, output: OutputOf | None = Non
 
 
 class ChainNow(NamedTuple):
-    """A chain that may be trimmed.
-
-    segments: its segments, the lowest first. end: its end. last_end: the end of the last complete batch, or
-    of the last position that its writer may return to. times_ms: segment -> wall clock of its first record,
-    as far as known.
+    """A chain that may be trimmed. last_end: of the last complete batch, or to where its writer may return.
+    times_ms: segment -> wall clock of its first record, as far as known.
     """
 
     segments: Sequence[Floor]
@@ -477,11 +428,11 @@ class Reason(NamedTuple):
     because: str
 
 
+# The producer's next batch continues it: without it, the producer would begin at 1 again, and count a batch
+# twice.
 def trim_floor(chain: ChainNow, needs: Mapping[str, int], rule: RetentionRule, now_ms: int) -> Reason:
     """Return the lowest segment that stays. needs: consumer -> the position from which on it needs the chain.
-
-    Invariant: without a limit, every byte from the lowest need on stays; always, the segment that contains
-    `last_end` stays.
+    The segment that contains `last_end` always stays.
     """
     found = Reason(NO_FLOOR, "")
     if needs and rule.by_consumers:
@@ -499,10 +450,7 @@ def may_trim(segments: Sequence[Floor], last_end: int) -> bool:
 
 
 def _containing(chain: ChainNow, position: int) -> Floor:
-    """Return the segment that contains the byte before a position; NO_FLOOR if that is below all segments.
-
-    So the segment in which a reader stopped stays, even if it stopped at its end.
-    """
+    """Return the segment that contains the byte before a position; NO_FLOOR if that is below all."""
     return max((one for one in chain.segments if one[1] < position), default=NO_FLOOR)
 
 
@@ -530,8 +478,8 @@ def trimmed_because(register: Register) -> str:
 
 
 class TrimStep(NamedTuple):
-    """What a writer does next: delete below `collect`, then name `release` in a new segment's start.
-    NO_FLOOR: not now.
+    """What a writer does next: delete below `collect`, then name `release` in a new segment. NO_FLOOR: not
+    now.
     """
 
     collect: Floor
@@ -541,10 +489,8 @@ class TrimStep(NamedTuple):
 def next_step(
     segments: Sequence[Floor], floor: Floor, released: Floor, collected: Floor, segments_max: int
 ) -> TrimStep:
-    """Return the next step toward a floor that was computed *after* `released` was acknowledged.
-
-    collected: what is being deleted already; it never goes back. segments_max: how many segments one step
-    releases at most, which bounds the work of the members.
+    """Return the next step toward a floor that was computed *after* `released` was acknowledged. collected:
+    what is being deleted already. segments_max: how many one step releases.
     """
     collect = max(collected, min(floor, released))
     above = [one for one in segments[1:] if released < one <= floor]

@@ -1,19 +1,11 @@
 """Input divisions: which input ranges each step of a worker took, as recorded, and the fold of the records.
+Pure.
 
-Pure: values and a fold. `steps_log.py` keeps the chain that holds the records.
-
-- A division is one record DIVISION in the worker's `steps` chain: ints = [step, time_ms], strings = [JSON of
-  its sources]. With local recovery, a step whose STEP_ENDs request a checkpoint has three more ints, those of
-  its `Mark`.
-- The chain only rolls forward; it is never rolled back.
-- After a reset, the steps up to the last one that all workers have recorded are replayed exactly. Later steps
-  get new input ranges and are recorded again under the same numbers.
-- Therefore a record for step n voids all earlier records for steps >= n. The newest records count, and they
-  have no gap.
-- So a record for step 0, which is no step, voids all. It is written when the layout changes: the records
-  before it divide the input among other workers.
-- Before the first checkpoint, which stores the layout, each record states the number of workers. Records of
-  another number are void.
+One record DIVISION in the `steps` chain: ints = [step, time_ms], strings = [JSON of its sources]; with local
+recovery three more ints, those of its `Mark`. After a reset, the steps that all workers have recorded are
+replayed exactly; later ones are recorded again under the same numbers. So a record for step n voids all
+earlier ones for steps >= n, and one for step 0, when the layout changes, voids all. Before the first
+checkpoint each record states the number of workers; those of another number are void.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,9 +25,7 @@ bytes. Splits without input may be left out.
 
 
 class Mark(NamedTuple):
-    """The checkpoint that the STEP_ENDs of a step request. It counts in this incarnation of the region only:
-    after a reset, the steps are replayed without it.
-    """
+    """The checkpoint that the STEP_ENDs of a step request, in this incarnation only, not in replays."""
 
     checkpoint: int = 0
     """0 for none."""
@@ -78,10 +68,7 @@ def encode_division(division: Division) -> DivisionRecord:
 
 
 def decode_division(ints: Iterable[int], strings: Sequence[bytes]) -> Division:
-    """Return the division in a record.
-
-    Raises ManifestError for an invalid one: it passed its checksum, so its writer had a bug.
-    """
+    """Return the division in a record. Raises ManifestError for an invalid one."""
     numbers = tuple(ints)
     if len(numbers) not in _INTS:
         raise ManifestError(
@@ -101,10 +88,8 @@ def decode_division(ints: Iterable[int], strings: Sequence[bytes]) -> Division:
 
 
 class DivisionFold:
-    """The divisions that count, of the steps above `after`. Invariant: the steps kept have no gap.
-
-    workers: the number of workers of a region without a checkpoint, otherwise 0. `others`: a record of
-    another number was void.
+    """The divisions that count, of the steps above `after`, without a gap. workers: of a region without a
+    checkpoint, otherwise 0. others: a record of another number was void.
     """
 
     def __init__(self, after: int = 0, workers: int = 0) -> None:

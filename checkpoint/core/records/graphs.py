@@ -113,9 +113,8 @@ def check_graph(
     region: str,
     older: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """Raise FingerprintMismatchError unless a graph with these operators can continue from a checkpoint.
-    The first graph of a fork may also lack operators of the original, or have others: those that were named.
-    Its sinks begin anew, so their place and settings may differ.
+    """Raise FingerprintMismatchError unless a graph with these operators can continue from a checkpoint. The
+    first graph of a fork may differ in operators that were named, and its sinks begin anew.
     """
     stored = checkpoint.operators
     if checkpoint.in_origin and checkpoint.origin is not None:
@@ -134,9 +133,8 @@ def _in_fork(operators: Mapping[str, str], named: Collection[str]) -> dict[str, 
 
 
 def check_places(checkpoint: Checkpoint, unchecked: Mapping[str, str]) -> None:
-    """Raise ManifestError if a sink of a fork that begins may write where the original writes.
-
-    unchecked: sink -> why that is not noticed. All other sinks refuse the place of another region.
+    """Raise ManifestError if a sink of a fork may write where the original writes. unchecked: sink -> why
+    that is not noticed.
     """
     if not checkpoint.in_origin or checkpoint.origin is None:
         return
@@ -152,9 +150,7 @@ def check_places(checkpoint: Checkpoint, unchecked: Mapping[str, str]) -> None:
 
 
 def check_log(checkpoint: Checkpoint | None, source: str, reads: str) -> None:
-    """Raise ManifestError if a source of a fork reads the output of another region than in the original:
-    its positions are in the logs of that one. reads: the region whose output it reads.
-    """
+    """Raise ManifestError if a source of a fork reads the output of another region than in the original."""
     if checkpoint is None or checkpoint.origin is None:
         return
     expected = checkpoint.origin.logs.get(source, reads)

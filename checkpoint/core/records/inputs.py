@@ -67,10 +67,7 @@ _PRODUCER: Final = re.compile(rf"(?P<application>.+)\.in\.(?P<handle>{_NAME.patt
 
 
 def check_input_name(what: str, name: str) -> str:
-    """Return `name`, or raise BadNameError if it is invalid.
-
-    Names of handles and producers have no dots, so that a directory's name can be split into them.
-    """
+    """Return `name`, or raise BadNameError. It has no dots, so that a directory's name can be split."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise BadNameError(
             f"the name of {what} consists of letters, digits, '_' and '-' and begins with a letter or"
@@ -81,9 +78,8 @@ def check_input_name(what: str, name: str) -> str:
 
 
 def input_directory(application: str, handle: str) -> str:
-    """Return the directory that records that a handle is closed.
-
-    Followed by a dot, it is the prefix of the directories of its producers. Raises BadNameError.
+    """Return the directory that records that a handle is closed, a prefix of those of its producers. Raises
+    BadNameError.
     """
     return check_name(f"{application}.in.{check_input_name('an input handle', handle)}")
 
@@ -101,9 +97,7 @@ def producers_among(directories: Iterable[str], application: str, handle: str) -
 
 
 def handles_among(directories: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the sorted (application, handle) of all handles with a producer, found among names of
-    directories.
-    """
+    """Return the sorted (application, handle) of all handles with a producer among directories."""
     found = filter(None, map(_PRODUCER.fullmatch, directories))
     return sorted({(match["application"], match["handle"]) for match in found})
 
@@ -134,9 +128,8 @@ class InputPart(NamedTuple):
 
 
 class OriginMark(NamedTuple):
-    """A promise of an entry point about one origin, in its chain: all later rows have times above `mark`.
-
-    Times are microseconds since 1970. `batch` to `note` repeat the state after the last complete batch.
+    """A promise about one origin, in its chain: all later rows have times above `mark`, in microseconds since
+    1970. `batch` to `note` repeat the state after the last complete batch.
     """
 
     mark: int
@@ -179,10 +172,7 @@ def encode_part(part: InputPart) -> InputRecord:
 
 
 def decode_part(ints: Iterable[int], strings: Sequence[bytes], *, where: str, at: int) -> InputPart:
-    """Return the part in the record that ends at byte `at` of the chain `where`.
-
-    Raises CorruptDataError for an invalid one: it passed its checksum, so its writer had a bug.
-    """
+    """Return the part in the record that ends at byte `at` of the chain `where`. Raises CorruptDataError."""
     numbers = tuple(ints)
     if (len(numbers), len(strings)) not in ((6, 2), (7, 3)):
         raise CorruptDataError(
@@ -214,8 +204,8 @@ def decode_mark(ints: Iterable[int], strings: Sequence[bytes], *, where: str, at
 
 
 def decode_input(record: Record, *, where: str, at: int) -> InputPart | OriginMark | None:
-    """Return the part or the mark in a record of a producer's chain that ends at byte `at`; None for a record
-    of another kind. Raises CorruptDataError.
+    """Return the part or mark in a record of a producer's chain; None for another kind. Raises
+    CorruptDataError.
     """
     if record.op is Op.INPUT:
         return decode_part(record.ints, record.strings, where=where, at=at)
@@ -266,9 +256,8 @@ def piece_of(split: str, part: InputPart, begin: int, end: int) -> InputPiece:
 
 
 class BatchNotKept(NamedTuple):
-    """A complete batch that was too large to keep in memory: read it again, from `begin` to `end`.
-
-    `before` is the digest of everything before `begin`. The range contains nothing but this batch.
+    """A complete batch that was too large for memory: read it again, from `begin` to `end`. before: the
+    digest there.
     """
 
     begin: int
@@ -279,11 +268,9 @@ class BatchNotKept(NamedTuple):
 class InputSequence:
     """The fold that decides which parts of a producer's chain count. Add every INPUT record after `at`.
 
-    - `digest`: of everything before `at`. None: unknown; the next batch that begins is the first to count.
-    - `bytes_max`: a batch above this size is not kept in memory; `add` returns BatchNotKept for it.
-    - `where`: the name of the chain, for errors.
-
-    Invariant: `end` and `digest` are those of the last part returned; the parts held back follow it.
+    digest: of everything before `at`; None: unknown, the next batch that begins is the first to count.
+    bytes_max: `add` returns BatchNotKept above it. where: the chain, for errors. `end` and `digest` are those
+    of the last part returned.
     """
 
     def __init__(
@@ -322,10 +309,8 @@ class InputSequence:
         self._running = self.digest
 
     def add(self, part: InputPart | OriginMark, begin: int, end: int) -> list[InputPiece] | BatchNotKept:
-        """Take the next record, at `begin` to `end`. Return the parts that count because of it, in order.
-
-        A mark is a piece without rows. Raises CorruptDataError if the record cannot follow the ones before
-        it.
+        """Take the next record; return the parts that count because of it. Raises CorruptDataError if it
+        cannot follow.
         """
         if isinstance(part, OriginMark):
             return self._add_mark(part, begin, end)
@@ -397,10 +382,7 @@ class BatchDecision(Enum):
 
 
 def judge_batch(number: int, last: int) -> BatchDecision:
-    """Return what to do with batch `number` if `last` was the last one sent.
-
-    Raises LocalProtocolError if it would leave a gap.
-    """
+    """Return what to do with batch `number` after `last`. Raises LocalProtocolError for a gap."""
     if number < 1:
         raise LocalProtocolError(f"batch numbers begin at 1, got {number}")
     if number > last + 1:
@@ -414,10 +396,9 @@ def judge_batch(number: int, last: int) -> BatchDecision:
 class EntrySettings(msgspec.Struct, frozen=True, kw_only=True):
     """What all entry points of a handle have in common. The first one records it.
 
-    time: the column with the time of a row. lateness_us: None: the entry point fills this column, and
-    producers do not send it; otherwise producers send it, and a row that is at or below the last mark is
-    late. marks_every_us: marks are the multiples of this, minus 1, so that a window that ends at one of them
-    closes.
+    time: the column with the time of a row. lateness_us: None: the entry point fills this column; otherwise
+    producers send it, and a row at or below the last mark is late. marks_every_us: marks are the multiples of
+    this, minus 1, so that a window that ends at one closes.
     """
 
     time: str = "at"
@@ -453,9 +434,8 @@ class EntryOrigins(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked_settings(known: EntryOrigins | None, settings: EntrySettings | None) -> EntryOrigins:
-    """Return what is recorded, or what is to be recorded first. settings: None accepts what is recorded.
-
-    Raises EntryRefusedError if they differ: two entry points would give times by different rules.
+    """Return what is recorded, or is to be recorded first. None accepts it. Raises EntryRefusedError if they
+    differ.
     """
     if known is None:
         return EntryOrigins(settings=settings or EntrySettings())
@@ -467,11 +447,11 @@ def checked_settings(known: EntryOrigins | None, settings: EntrySettings | None)
     return known
 
 
+# Every older origin must have a mark whose version includes the new one (rule 4): a reader that does not know
+# it could close a window before its rows.
 def floor_of_new_origin(number: int, others: Mapping[int, OriginMark]) -> int | None:
-    """Return the time above which a new origin begins; None if it has to wait.
-
-    others: number -> the newest mark of each other origin, as far as known. Every origin with a lower number
-    must have a mark whose version includes the new one (rule 4).
+    """Return the time above which a new origin begins; None if it has to wait. others: number -> the newest
+    mark of each other origin, as far as known.
     """
     floor = 0
     for older in range(1, number):
@@ -483,10 +463,8 @@ def floor_of_new_origin(number: int, others: Mapping[int, OriginMark]) -> int | 
 
 
 class OriginTime:
-    """The time of one origin, at the entry point that has claimed its chain. It outlives no claim.
-
-    recorded: the newest mark in its chain, None for a new origin, which calls `begin` first. last_time: the
-    largest time of its recorded rows.
+    """The time of one origin, while its chain is claimed. recorded: the newest mark in the chain, None: call
+    `begin` first. last_time: the largest time of its recorded rows.
     """
 
     def __init__(
@@ -515,10 +493,7 @@ class OriginTime:
         return times <= self.mark
 
     def next_mark(self, now: int, *, version: int, restated: bool = False) -> OriginMark | None:
-        """Return the mark that is due, None if none is. `InputLog` adds what follows from the batches.
-
-        restated: also one that is not higher: after a claim, or for a newer version.
-        """
+        """Return the mark that is due, None if none is. restated: also one that is not higher."""
         every = self._settings.marks_every_us
         due = (now - (self._settings.lateness_us or 0)) // every * every - 1
         self.version = max(self.version, version)
@@ -546,10 +521,8 @@ class ClockError(NamedTuple):
 class ClockCheck:
     """Compares this machine's clock with the clocks of peers, by round trips.
 
-    This clock is *good* if it is within the limit of a majority of all clocks, itself included: a single
-    clock that is wrong then stops itself, and no other. Without peers it is always good, and unverified. A
-    measurement is compared with a clock that is never set, so a step of this machine's clock is seen at once.
-    It loses precision by `entry_clock_drift`, until it counts no more.
+    It is *good* if it is within the limit of a majority of all clocks, itself included: a single clock that
+    is wrong then stops itself, and no other. A measurement loses precision by `entry_clock_drift`.
     """
 
     def __init__(self, peers: Iterable[str], error_max_us: int) -> None:
@@ -588,9 +561,8 @@ class ClockCheck:
 
 
 def may_stamp(now_us: int, marks: Mapping[str, int], origins: Iterable[str]) -> bool:
-    """Return whether this clock is at most the horizon ahead of the least mark, which bounds what readers
-    hold in memory. marks: origin -> its newest mark; an origin without one is not counted, because a reader
-    keeps nothing for it yet.
+    """Return whether this clock is at most the horizon ahead of the least of the marks: this bounds what
+    readers hold.
     """
     known = [marks[origin] for origin in origins if origin in marks]
     return not known or now_us <= min(known) + limits.entry_horizon_us

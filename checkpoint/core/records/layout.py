@@ -68,10 +68,7 @@ class ShardRange(msgspec.Struct, frozen=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """All ranges of a region.
-
-    `splits`: source -> split -> worker, for splits that are assigned by hand or permanently.
-    """
+    """All ranges of a region. splits: source -> split -> worker, those assigned by hand or permanently."""
 
     ranges: tuple[ShardRange, ...]
     shard_bits: int = SHARD_BITS
@@ -90,10 +87,7 @@ class Layout(msgspec.Struct, frozen=True):
         return tuple(sorted(own, key=lambda r: r.begin))
 
     def upper_bounds(self, operator: str = "", replica: int = 0) -> tuple[list[int], list[int]]:
-        """Return (last hash of each range, its worker), for vectorized lookups.
-
-        The range of hash h is the first one whose last hash is >= h.
-        """
+        """Return (last hash of each range, its worker): the range of h is the first with a last hash >= h."""
         ranges = self.of_operator(operator, replica)
         shift = 64 - self.shard_bits
         return [(r.end << shift) - 1 for r in ranges], [r.worker for r in ranges]
@@ -170,10 +164,8 @@ NAN_BYTES: Final = bytes.fromhex("7ff8000000000000")
 
 
 def canonical_bytes(kind: Kind, value: Value) -> bytes:
-    """Return the canonical bytes of one value.
-
-    For decimal, date and timestamp, `value` is the integer named in the table. Raises UnsupportedKeyTypeError
-    for a value that is not of its kind, OverflowError for one outside the kind's range.
+    """Return the canonical bytes of one value, an integer for decimal, date and timestamp. Raises
+    UnsupportedKeyTypeError, OverflowError.
     """
     if value is None:
         return b""
@@ -225,11 +217,8 @@ class _Run(NamedTuple):
 
 
 def rebalanced(layout: Layout, workers: Collection[int], *, tolerance: float = 0.0) -> Layout:
-    """Return the layout in which these workers share the hash space evenly, near to `layout`.
-
-    `workers`: ids, those that stay and new ones. `tolerance`: see above. Splits that are assigned to a
-    leaving worker are no longer assigned. Raises ValueError for a number of workers or a tolerance that is
-    not allowed.
+    """Return the layout in which these workers share the hash space evenly, near to `layout`. Splits of a
+    leaving worker are no longer assigned. Raises ValueError.
     """
     ids = sorted(set(workers))
     if not 0 < len(ids) <= limits.workers_max:
@@ -274,10 +263,8 @@ class TakenPart(NamedTuple):
 
 
 def state_parts(before: Layout, after: Layout, *, of_all: bool = False) -> dict[int, tuple[TakenPart, ...]]:
-    """Return worker of `after` -> what it takes over, in the order of the workers of `before`.
-
-    The heir of a leaving worker is the one that gets most of its units. `of_all`: with a part of every
-    worker, even if it takes over no key.
+    """Return worker of `after` -> what it takes over, in the order of the workers of `before`. of_all: with a
+    part of every worker.
     """
     gained: dict[int, dict[int, list[tuple[int, int]]]] = {}
     for run, owner in _overlaps(before, after):

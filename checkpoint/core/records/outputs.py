@@ -53,10 +53,8 @@ BEFORE_ALL: Final = -(1 << 63)
 
 
 class OutputTime(msgspec.Struct, frozen=True):
-    """How far event time is on one worker's log just after a step, in microseconds since 1970.
-
-    mark: all later rows of this log have later times; BEFORE_ALL + 1, in a record: no row comes here, in this
-    layout of workers. high: no row of the log so far has a later time.
+    """How far event time is on one worker's log just after a step. mark: all later rows have later times;
+    BEFORE_ALL + 1: no row comes here, in this layout. high: no row so far has a later time.
     """
 
     mark: int = BEFORE_ALL
@@ -122,10 +120,7 @@ def encode_output(output: Output) -> OutputRecord:
 
 
 def decode_output(ints: Iterable[int], strings: Sequence[bytes], *, where: str, at: int) -> Output:
-    """Return the output in the record that ends at byte `at` of the chain `where`.
-
-    Raises CorruptDataError for an invalid one: it passed its checksum, so its writer had a bug.
-    """
+    """Return the output in the record that ends at `at` of the chain `where`. Raises CorruptDataError."""
     numbers = tuple(ints)
     if len(numbers) != 4 or len(strings) != 2:
         found = f"{len(numbers)} ints and {len(strings)} strings"
@@ -149,10 +144,8 @@ class OutputDecision(Enum):
 
 
 class OutputSequence:
-    """The steps whose output one log holds.
-
-    Invariants: `last` is the highest step; the steps kept have no gap. `after` is the step of the
-    restored checkpoint: no output up to it is made again.
+    """The steps whose output one log holds, without a gap, up to `last`. after: the step of the restored
+    checkpoint.
     """
 
     def __init__(self, sink: str, after: int) -> None:
@@ -161,10 +154,7 @@ class OutputSequence:
         self._kept: dict[int, tuple[int, Position]] = {}
 
     def add(self, step: int, digest: int, end: Position) -> None:
-        """Note that the log has this step; `end` is the position just after it.
-
-        Steps at or below `after` are ignored. Raises LocalProtocolError if the step leaves a gap.
-        """
+        """Note that the log has this step, up to `end`. Raises LocalProtocolError for a gap."""
         if step <= self.last and not self._kept:
             return
         if step != self.last + 1:
@@ -175,10 +165,8 @@ class OutputSequence:
         self.last = step
 
     def judge(self, step: int, digest: int) -> OutputDecision:
-        """Return what to do with the output of a step.
-
-        Raises OutputDiffersError if the log has other rows for this step, LocalProtocolError if the step
-        would leave a gap.
+        """Return what to do with the output of a step. Raises OutputDiffersError, LocalProtocolError for a
+        gap.
         """
         if step == self.last + 1:
             return OutputDecision.APPEND

@@ -46,9 +46,9 @@ class CommitUnit(NamedTuple):
 
 
 class BatchContent(NamedTuple):
-    """What a batch has: its number of rows, and the sum of the hashes of its rows modulo 2^64. Columns that
-    have no canonical bytes, and floating-point numbers, which may be added in another order when a batch is
-    made again, are not in it. So neither partitions nor the order of the rows matter.
+    """A batch's number of rows, and the sum of their hashes modulo 2^64, without columns that have no
+    canonical bytes, and floating-point numbers, which may be added in another order when a batch is made
+    again.
     """
 
     rows: int = 0
@@ -115,9 +115,8 @@ def staging_prefix(application: str, handle: str, producer: str) -> str:
 
 
 def staging_directory(application: str, handle: str, producer: str, partition: int) -> str:
-    """Return the directory in which the tasks of a partition stage rows.
-
-    Each attempt claims it with an epoch above that of the attempt before.
+    """Return the directory in which the tasks of a partition stage rows; each attempt claims it above the one
+    before.
     """
     return f"{staging_prefix(application, handle, producer)}{partition:04d}"
 
@@ -152,9 +151,7 @@ def parse_staged(name: str) -> StagedName | None:
 
 def is_orphan(name: str, unit: CommitUnit, *, recorded: bool) -> bool:
     """Return whether a staged object is never recorded, after `unit` began or, if `recorded`, was recorded.
-
-    - In a stream, older batches are decided when `unit` begins, so a zombie task deletes only older objects.
-    - A batch write has its producer to itself, so objects of other writes are leftovers when it begins.
+    In a stream, older batches are then decided; a batch write has its producer to itself.
     """
     found = parse_staged(name)
     if found is None:
@@ -209,22 +206,15 @@ def staged_state_of(name: str, facts: ProducerFacts, now_ms: int, abandon_ms: in
 
 
 def _is_recorded(found: StagedName, facts: ProducerFacts) -> bool:
-    """Return whether an object's unit is recorded.
-
-    A batch write has no number, so it is recognized only by the key of the producer's last batch. Every
-    earlier one was followed by others.
-    """
+    """Return whether an object's unit is recorded."""
     if found.number is not None:
         return found.number <= facts.last
     mark = decode_mark(facts.mark) if facts.last else None
     return mark is not None and (mark.spark, mark.key) == (WriteKind.JOB, found.key)
 
 
+# Deletion claims the directory, which fences a task that stages rows there: its batch would fail.
 def may_sweep(staged_states: Iterable[StagedState]) -> bool:
-    """Return whether a directory with objects in these states is swept: some garbage, and nothing pending.
-
-    Deletion requires a claim of the directory, which fences a task that stages rows there. A pending object
-    may belong to such a task.
-    """
+    """Return whether a directory with objects in these states is swept: some garbage, and nothing pending."""
     there = set(staged_states)
     return bool(there & GARBAGE) and StagedState.PENDING not in there

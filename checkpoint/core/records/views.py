@@ -26,11 +26,7 @@ def checkpoint_row(
     retained: Container[int] | None = None,
     savepoints: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Return one row of a list of checkpoints.
-
-    - `retained`: the checkpoints that can be restored; None leaves the column out.
-    - `savepoints`: the savepoints in force now, name -> checkpoint; None leaves the column out.
-    """
+    """Return one row of a list of checkpoints. retained, savepoints: those now; None: no such column."""
     known: dict[str, Any] = {} if retained is None else {"retained": checkpoint.number in retained}
     if savepoints is not None:
         known["savepoints"] = sorted(name for name, held in savepoints.items() if held == checkpoint.number)
@@ -62,12 +58,8 @@ def _edit(edit: Edit | None) -> dict[str, Any] | None:
 def savepoint_row(
     name: str, checkpoint: Checkpoint, note: SavepointNote, held_bytes: int, needs: bool | None = None
 ) -> dict[str, Any]:
-    """Return one row of a list of savepoints.
-
-    - `checkpoint`: the checkpoint that it holds.
-    - `note`: `NO_NOTE` if its maker is unknown, because an older version made it.
-    - `held_bytes`: of the objects that only this savepoint keeps, on each member.
-    - `needs`: whether the fork that it was made for still needs it; None: there is no such fork.
+    """Return one row of a list of savepoints. held_bytes: of the objects that only this one keeps. needs:
+    whether its fork still needs it; None: there is no such fork.
     """
     return {
         "savepoint": name,
@@ -171,10 +163,7 @@ def _splits_between(before: Checkpoint, after: Checkpoint) -> list[dict[str, Any
 
 
 def _splits(checkpoint: Checkpoint) -> dict[tuple[str, str], SplitPosition]:
-    """Return (source, split) -> position.
-
-    A source stores on each worker, under an empty name, how many splits are done: one row for each worker.
-    """
+    """Return (source, split) -> position. Under an empty name a source stores how many splits are done."""
     found: dict[tuple[str, str], SplitPosition] = {}
     for index, part in sorted(checkpoint.workers.items()):
         for source, splits in part.sources.items():
@@ -228,15 +217,9 @@ def rewind_report(
 ) -> dict[str, Any]:
     """Return what a restore of `target` takes back of a region whose last checkpoint is `last`.
 
-    trimmed: rows for `trimmed_text`. damaged: the chains of `target` that do not read whole; None: it was not
-    read.
-
-    - `steps`, `seconds`: between the two checkpoints.
-    - `splits`: the input that is read again, in the unit of its source.
-    - `sinks`: worker and sink whose output changed since, with what both checkpoints store of it.
-    - `trimmed`: input that would be read again and is deleted.
-    - `damaged`: chains that do not read whole; null if that was not verified.
-    - `staysVisible`: sink -> why its rows stay and come again.
+    trimmed: rows for `trimmed_text`. damaged: the chains of `target` that do not read whole; None: not
+    verified. `splits` is the input that is read again, `sinks` whose output changed, `staysVisible` sink ->
+    why its rows stay.
     """
     difference = checkpoint_diff(target, last)
     return {
