@@ -163,7 +163,6 @@ def _digest_of(order: MergeOrder) -> int:
 
 
 def _state_after(token: "bytes | int", of: int) -> FilterState:
-    """Return the state of the filter in a token, or after a mark."""
     if isinstance(token, int):
         return FilterState.at(token)
     if len(token) < _OF.size:

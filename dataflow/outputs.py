@@ -207,7 +207,6 @@ class _Logs:
 
     @property
     def next_step(self) -> int | None:
-        """The lowest step that a log has, and that was not passed."""
         heads = (log.head.step for log in self.by_worker.values() if log.head is not None)
         return min(heads, default=None)
 
@@ -223,7 +222,6 @@ class _Logs:
         return (whole if len(whole) == len(made_by) else {}), None not in found.values()
 
     async def pass_step(self, step: int) -> None:
-        """Go on after a step."""
         for log in self.by_worker.values():
             if log.head is not None and log.head.step == step:
                 await log.advance()
@@ -263,7 +261,6 @@ class _WorkerLog:
                 return
 
     async def aclose(self) -> None:
-        """Stop reading."""
         await self._outputs.aclose()
 
     async def _read(self) -> AsyncGenerator[Output]:

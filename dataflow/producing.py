@@ -153,7 +153,6 @@ def _table(rows: Rows, schema: pa.Schema) -> pa.Table:
 
 
 def arrow_stream(table: pa.Table) -> bytes:
-    """Return a table as the bytes of a part: an Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

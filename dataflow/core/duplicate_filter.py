@@ -180,7 +180,6 @@ class DuplicateFilter:
         self._streams[stream] = _Stream(base, dict.fromkeys(logs))
 
     def leave(self, stream: str) -> None:
-        """Read a stream no more."""
         self._streams.pop(stream, None)
         for bucket in self._buckets.values():
             bucket.counts.pop(stream, None)
@@ -298,7 +297,6 @@ _ROW_BYTES: Final = 32
 
 
 def encode_filter(state: FilterState) -> bytes:
-    """Return the bytes of a state."""
     arrays = (state.buckets.astype("<i8"), state.digests, state.copies.astype("<i8"))
     head = _HEAD.pack(_MAGIC, _VERSION, state.mark, len(state.buckets))
     body = head + b"".join(one.tobytes() for one in arrays)

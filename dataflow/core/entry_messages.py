@@ -92,12 +92,10 @@ _decoder: Final[msgspec.json.Decoder[EntryMessage]] = msgspec.json.Decoder(Entry
 
 
 def message_frame(message: EntryMessage) -> ChannelFrame:
-    """Return the frame of a message."""
     return ChannelFrame(FrameType.CONTROL, payload=msgspec.json.encode(message))
 
 
 def part_frame(data: bytes) -> ChannelFrame:
-    """Return the frame of a part of a batch."""
     return ChannelFrame(FrameType.DATA, payload=data)
 
 

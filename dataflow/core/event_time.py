@@ -1,16 +1,11 @@
 """Watermarks: how far event time is on a stream, and how watermarks of several streams combine. Pure.
 
 A watermark (a punctuation in replication-transparency IV-A) is a number of microseconds since 1970. Every
-later row of the stream has a larger event time. Three values are special:
-
-    value     meaning
-    UNKNOWN   nothing is promised yet
-    IDLE      the stream is ignored and delays no other stream
-    END       no rows follow
+later row of the stream has a larger event time. UNKNOWN: nothing is promised yet. IDLE: the stream is ignored
+and delays no other stream. END: no rows follow.
 
 A source promises lateness for each of its splits, not for the order in which a worker reads them. So each
-split has its own watermark, and the watermark of the source is the minimum over the splits that count
-(docs/decisions/0190).
+split has its own watermark, and that of the source is the minimum over the splits that count (decision 0190).
 """
 
 import struct
@@ -138,6 +133,9 @@ class SplitWatermarks:
     row.
     """
 
+    # Rows of one unit (a batch of a producer) have no order, so a split's watermark advances when its unit
+    # ends. A split of which no row reached the operator is IDLE: it holds the others back only while more of
+    # its rows wait.
     def __init__(self) -> None:
         self._watermarks: dict[str, dict[str, tuple[Watermark, Watermark]]] = {}
         """Source -> split -> (its watermark, its watermark after the unit that is being read)."""
@@ -233,7 +231,6 @@ class SplitWatermarks:
         return max(0.0, min(since) + idle_after_s - seconds) if since else None
 
     def step_over(self) -> None:
-        """Begin the next step."""
         self._arrived.clear()
 
     def stored(self) -> dict[str, tuple[Watermark, Watermark]]:
@@ -248,7 +245,6 @@ class SplitWatermarks:
         }
 
     def restore(self, stored: Mapping[str, tuple[Watermark, Watermark]]) -> None:
-        """Restore what `stored` returned."""
         self._watermarks, self._newest = {}, {}
         for name, watermarks in stored.items():
             source, _, split = name.partition("/")

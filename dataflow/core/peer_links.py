@@ -102,7 +102,6 @@ class RetainedSteps:
             self.bytes_in_memory -= size
 
     def after(self, place: int) -> Iterator[Sent]:
-        """Yield the entries from this place on."""
         for index in range(max(place - self.begin, 0), len(self._kept)):
             yield self._kept[index]
 
@@ -232,7 +231,6 @@ class PeerLinks:
 
     @property
     def term(self) -> int:
-        """The term of this worker."""
         return self.terms[self._worker]
 
     def view(self, peer: int, term: int) -> None:
@@ -275,7 +273,6 @@ class PeerLinks:
         return self._frame(FrameType.AT, self.produced)
 
     def have(self, peer: int, held: Held) -> ChannelFrame:
-        """Return the HAVE frame of this worker for a peer."""
         records = [(*key, *record) for key, record in sorted(held.records.items())]
         self._behind[peer], self._sent_at[peer] = 0, self.produced
         payload = msgspec.json.encode(_Have(self.produced, dict(held.used), records))
@@ -343,7 +340,6 @@ class PeerLinks:
             self._made[peer] = {key: record for key, record in made.items() if key[1] > step}
 
     def disconnected(self, peer: int) -> None:
-        """Note that the link to a peer is over."""
         self._outgoing[peer].held = None
 
     def next_frames(self, peer: int) -> Frames:
@@ -383,7 +379,6 @@ class PeerLinks:
         return max(min(places, default=self.retained.end), self.retained.begin)
 
     def ping(self) -> ChannelFrame:
-        """Return a PING frame of this worker."""
         return self._frame(FrameType.PING)
 
     def _compare(self, peer: int, channel: int, step: int, used: Records) -> None:

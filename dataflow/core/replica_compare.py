@@ -82,7 +82,6 @@ class ReplicaComparison:
         self._streams[stream] = _Compared(base, base)
 
     def leave(self, stream: str) -> None:
-        """Compare a stream no more."""
         one = self._streams.pop(stream, None)
         if one is not None:
             for second in one.seconds.values():

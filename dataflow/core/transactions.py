@@ -100,7 +100,6 @@ class Transactions:
         ]
 
     def for_rows(self) -> str:
-        """Return the transaction for rows that arrive now."""
         if self._open is None:
             self._open = self._next
             self._next = self._next._replace(number=self._next.number + 1)

@@ -8,9 +8,8 @@
 | `map_state`, and the functions written for Spark | states and timers | a new timer is above the watermark |
 | `broadcast_table` | the table, on every worker | a row has a value; not more rows than allowed |
 
-Everything else is refused by name. A row with `_deleted` set deletes its key. A row that equals the stored
-one is not written, so an edit can be repeated. In the end the operator itself reads the rows, and must have
-the same rows then. All errors name the operator, the key, the rule and the remedy, and nothing was changed.
+In the end the operator itself reads the rows, and must have the same rows then. Errors name the operator, the
+key, the rule and the remedy.
 """
 
 import math
@@ -111,7 +110,6 @@ class GivenRows:
             self.refuse(rule, row=int(rows[0]), remedy=remedy)
 
     def key_text(self, row: int) -> str:
-        """Return the key of a row for a message."""
         return _key_text(key_columns(self.schema), [key[row].as_py() for key in self.keys])
 
     def typed(self, name: str) -> pa.Array:
@@ -548,7 +546,6 @@ class MapStateRules(EditRules):
         }
 
     def _are_set(self, rows: GivenRows, values: Mapping[str, pa.Array]) -> npt.NDArray[np.bool_]:
-        """Return which keys have a state."""
         # A reader that leaves `_is_set` out sees nulls for a key that has only a timer: written back, it has
         # no state.
         if IS_SET in rows.columns:

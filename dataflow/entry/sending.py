@@ -86,15 +86,12 @@ class EntryLink:
             await link.aclose()
 
     async def send(self, message: EntryMessage, parts: "list[tuple[int, bytes]] | None" = None) -> None:
-        """Send a message, and the parts that it announces."""
         await self._link.send_many([message_frame(message), *(part_frame(data) for _, data in parts or ())])
 
     async def receive(self) -> EntryMessage:
-        """Return the next message."""
         return decode_message(await self._link.receive())
 
     async def ask(self) -> EntryStatus:
-        """Return the status of the entry point."""
         await self.send(Ask())
         answer = await self.receive()
         if not isinstance(answer, EntryStatus):

@@ -45,7 +45,6 @@ class _Group(NamedTuple):
 
 
 def mermaid(plan: GraphPlan) -> str:
-    """Return the graph as a Mermaid flowchart."""
     ids = _ids(plan)
     lines = ["flowchart LR"]
     for number, group in enumerate(_groups(plan)):

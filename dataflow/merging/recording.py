@@ -52,7 +52,6 @@ class Note(NamedTuple):
 
 
 def encode_note(note: Note) -> bytes:
-    """Return the bytes of a note."""
     return _NOTE.pack(_VERSION, *note)
 
 

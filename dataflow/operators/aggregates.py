@@ -274,7 +274,6 @@ def result_fields(aggregates: Mapping[str, Aggregate], columns: pa.Schema) -> li
 
 
 def open_all(aggregates: Mapping[str, Aggregate], columns: pa.Schema) -> list[Accumulator]:
-    """Return the accumulators of the aggregates, in order."""
     return [one.open(name, _type_of(one, columns)) for name, one in aggregates.items()]
 
 

@@ -309,7 +309,6 @@ class BufferedRows:
         self._batches: list[list[pa.RecordBatch]] = [[] for _ in range(inputs)]
 
     def put(self, index: int, batch: pa.RecordBatch) -> None:
-        """Add rows of an input."""
         self._batches[index].append(batch)
 
     def take(self) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -330,7 +329,6 @@ class CombinedWatermark:
         self._before = UNKNOWN
 
     def of_all(self) -> Watermark:
-        """Return the watermark of all inputs together."""
         return min(self.each.watermarks)
 
     def reach(self, watermark: Watermark, index: int) -> tuple[bool, bool]:

@@ -96,7 +96,6 @@ class RowsByKey(dict[Key, Row]):
     is_sorted = True
 
     def put(self, key: Key, row: Row) -> None:
-        """Set the row of a key."""
         self.is_sorted = self.is_sorted and key in self
         self[key] = row
 

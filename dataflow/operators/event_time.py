@@ -49,7 +49,6 @@ class StepValues:
         self._selected = 0
 
     def remember(self, step: int, value: int) -> None:
-        """Record the value at the end of this step."""
         self._values[step] = value
 
     def forget(self, step: int) -> None:
@@ -80,7 +79,6 @@ def check_choice(choice: str, choices: Sequence[str], argument: str = "on_null")
 
 
 def null_side_outputs(on_null: str, columns: pa.Schema) -> dict[str, pa.Schema]:
-    """Return the side outputs of an operator with this choice."""
     return {NULL_PORT: columns} if on_null == "side" else {}
 
 
@@ -348,7 +346,6 @@ class WatermarkTable(StateTable):
 
     @classmethod
     def block(cls, watermarks: dict[int, Watermark]) -> pa.RecordBatch:
-        """Return a block of these watermarks by input."""
         keys = pa.array(list(watermarks), pa.int64())
         return make_block(
             cls._schema, [keys], hash_keys([keys]), [pa.array(list(watermarks.values()), pa.int64())]

@@ -210,12 +210,10 @@ class MapStateOperator(TimedOperator):
 
     @property
     def states(self) -> KeyStates:
-        """The states by slot."""
         return self._states
 
     @property
     def spec(self) -> MapStateSpec:
-        """The spec of this operator."""
         return self._spec
 
     def micros(self, time: Any) -> int:
@@ -351,7 +349,6 @@ class _Run:
             raise self._named(fault, slot, time) from fault.__cause__
 
     def _named(self, fault: UserFault, slot: int, time: int) -> UserFault:
-        """Return a fault with the key and the time of the call."""
         (key,) = self._operator.keys_of(np.array([slot]))
         of = ", ".join(f"{name} {value!r}" for name, value in self._named_key(key).items())
         at = self._operator.as_time(time).isoformat()

@@ -61,7 +61,6 @@ class GroupState:
 
     @property
     def exists(self) -> bool:
-        """Whether the key has a state."""
         return self._value is not None
 
     @property
@@ -73,7 +72,6 @@ class GroupState:
 
     @property
     def getOption(self) -> tuple[Any, ...] | None:  # noqa: N802 - these are Spark's names
-        """The state of the key, or None."""
         return None if self._value is None else self._tuples.to_user(self._value)
 
     def update(self, newValue: tuple[Any, ...]) -> None:  # noqa: N803
@@ -83,7 +81,6 @@ class GroupState:
         self._value = self._tuples.to_stored(newValue)
 
     def remove(self) -> None:
-        """Delete the state."""
         self._value = None
 
     def setTimeoutTimestamp(self, timestampMs: "int | datetime") -> None:  # noqa: N802,N803
@@ -115,7 +112,6 @@ class GroupState:
         )
 
     def as_value(self) -> dict[str, Any] | None:
-        """Return the state in stored form."""
         return self._value
 
 

@@ -165,7 +165,6 @@ class WindowKeys(StateTable):
         return slots[closed]
 
     def starts(self, slots: Slots) -> Slots:
-        """Return the start of each slot's window."""
         starts: Slots = self.table.keys(slots)[-1].cast(pa.int64()).to_numpy()
         return starts
 

@@ -64,7 +64,6 @@ def other_owner(place: str, recorded: bytes, mine: bytes, since: str = "") -> st
 
 
 def owner_of(context: OperatorContext) -> OutputOwner:
-    """Return the owner of the output of this sink."""
     if context.owner is not None:
         return OutputOwner(context.owner.region, context.owner.store, context.operator)
     return OutputOwner(context.region, context.store_id.hex(), context.operator)

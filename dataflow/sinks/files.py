@@ -56,9 +56,7 @@ class PartPort(Protocol):
     def name(self) -> str: ...
 
     @property
-    def full_path(self) -> str:
-        """The full path, for messages."""
-        ...
+    def full_path(self) -> str: ...
 
     def open(self, owner: bytes) -> None:
         """Create the file if it does not exist, and lock it; once. Raises SinkOwnedError, SinkWriteError."""
@@ -477,7 +475,6 @@ class FileSink(SinkSpec):
 
 
 def part_name(worker: int) -> str:
-    """Return the name of one worker's file."""
     return f"part-w{worker:04d}.tsv"
 
 

@@ -251,7 +251,6 @@ class ParquetRows:
         self._waiting_bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows to the file."""
         self._waiting.append(batch)
         self._waiting_bytes += batch.nbytes
         if self._waiting_bytes >= limits.parquet_group_bytes:

@@ -48,13 +48,11 @@ class InputPaths(NamedTuple):
 
 
 def paths_of(given: Paths) -> list[str]:
-    """Return all paths as text, in the order given."""
     entries = [given] if isinstance(given, (str, os.PathLike)) else given
     return [os.fspath(entry) for entry in entries]
 
 
 def is_url(path: str) -> bool:
-    """Return whether a path is the URL of objects in a bucket."""
     return path.startswith(SCHEME)
 
 
@@ -315,9 +313,7 @@ class InputFiles(Protocol):
         """
         ...
 
-    def exists(self, path: str) -> bool:
-        """Return whether a file exists."""
-        ...
+    def exists(self, path: str) -> bool: ...
 
     def check_access(self, path: str) -> None:
         """Raise an error if the place of a file does not exist or denies access; ConnectionError if unknown
@@ -348,12 +344,10 @@ class OpenInputs:
         return file
 
     def close(self, name: str) -> None:
-        """Close a file, if it is open."""
         if name in self._open:
             self._open.pop(name).close()
 
     def close_all(self) -> None:
-        """Close all files, and what they share."""
         for name in [*self._open]:
             self.close(name)
         self._files.close()

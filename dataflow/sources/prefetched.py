@@ -69,7 +69,6 @@ class PrefetchBuffer:
             return self._bytes[split] < limits.feed_split_bytes_max and self._total < limits.feed_bytes_max
 
     def put(self, piece: InputPiece) -> None:
-        """Append a piece of a split."""
         with self._lock:
             self._pieces.setdefault(piece.split, deque()).append(piece)
             self._bytes[piece.split] = self._bytes.get(piece.split, 0) + len(piece.data)
@@ -112,7 +111,6 @@ class PrefetchBuffer:
         self._woken()
 
     def report(self, counters: Mapping[str, int]) -> None:
-        """Replace the counters of the source."""
         self.counters, self._reported = counters, True
         self._woken()
 
@@ -130,7 +128,6 @@ class PrefetchBuffer:
 
     @property
     def has_any(self) -> bool:
-        """Whether there is something to read."""
         with self._lock:
             return self._count > 0
 
@@ -307,7 +304,6 @@ class PrefetchedReader(base.SourceReader):
         self._clear()
 
     def attach(self, buffer: PrefetchBuffer) -> None:
-        """Read from this buffer in this incarnation."""
         self._buffer = buffer
 
     def _clear(self) -> None:

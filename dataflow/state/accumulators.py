@@ -63,11 +63,9 @@ class ExactSums:
         return sum(limb.nbytes for limb in self._limbs.values())
 
     def reach(self, slots: int) -> None:
-        """Make room for `slots` slots."""
         self._slots = max(slots, self._slots)
 
     def clear(self, slots: Slots) -> None:
-        """Set these sums to 0."""
         for index in self._limbs:
             self._limb(index)[slots] = 0
 
@@ -196,7 +194,6 @@ class ExactSums:
     # --- storing --------------------------------------------------------------------------------------------
 
     def store(self, slots: Slots) -> pa.Array:
-        """Return the sums of these slots in stored form."""
         first, limbs = self._carried(slots)
         lists = np.concatenate([np.full((len(slots), 1), first), limbs], axis=1)
         ends = np.arange(len(slots) + 1, dtype=np.int32) * lists.shape[1]

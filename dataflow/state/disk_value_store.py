@@ -63,7 +63,6 @@ class ValueBytes:
         self._decode = msgspec.msgpack.Decoder(list).decode
 
     def of_columns(self, columns: Sequence[pa.Array]) -> list[bytes]:
-        """Return the bytes of each row."""
         cells = [kind.of_array(column) for kind, column in zip(self._cells, columns, strict=True)]
         return [self._encode(row) for row in zip(*cells, strict=True)]
 
@@ -77,7 +76,6 @@ class ValueBytes:
         )
 
     def value(self, data: bytes) -> Value:
-        """Return the value of these bytes."""
         cells = self._decode(data)
         found = {}
         for name, kind, cell in zip(self._names, self._cells, cells, strict=True):
@@ -378,7 +376,6 @@ class _File:
         return int((info["last_pgno"] + 1) * self._env.stat()["psize"])
 
     def get(self, disk_key: int) -> bytes:
-        """Return the bytes under a key."""
         if self._reader is None:
             self._reader = self._env.begin(db=self._db)
         data = self._reader.get(_key(disk_key))

@@ -77,7 +77,6 @@ class _Nulls:
         return None if self._null is None else self._null[slots]
 
     def put_into(self, values: pa.Array, slots: Slots) -> pa.Array:
-        """Return the values of these slots with nulls restored."""
         mask = self.mask(slots)
         if mask is None or not mask.any():
             return values
@@ -170,7 +169,6 @@ class FixedColumn:
         return self._values.nbytes + self._nulls.bytes_held
 
     def append(self, values: pa.Array) -> None:
-        """Append values."""
         self._nulls.append(values, self._rows)
         raw = self._raw(values)
         self._values = grown(self._values, self._rows + len(raw))
@@ -178,7 +176,6 @@ class FixedColumn:
         self._rows += len(raw)
 
     def take(self, slots: Slots) -> pa.Array:
-        """Return the values at these slots."""
         raw = self._values[slots]
         if self._boolean:
             found = pa.array(raw.view(np.uint8).astype(np.bool_))
@@ -281,7 +278,6 @@ class KeyIndex:
         return own + sum(column.bytes_held for column in self._columns)
 
     def hashes(self, slots: Slots) -> Hashes:
-        """Return `_hash` of the keys in these slots."""
         hashes: Hashes = self._hashes[slots]
         return hashes
 
@@ -404,7 +400,6 @@ class SlotArray:
         self.values: npt.NDArray[Any] = np.full(_FIRST_CELLS // 2, fill, dtype)
 
     def reach(self, slots: int) -> npt.NDArray[Any]:
-        """Return the array with room for `slots` slots."""
         before = len(self.values)
         if slots > before:
             self.values = grown(self.values, slots)
@@ -424,11 +419,9 @@ class TouchedSlots:
         return bool(self._batches)
 
     def add(self, slots: Slots) -> None:
-        """Add the slots of a batch of rows."""
         self._batches.append(slots)
 
     def clear(self) -> None:
-        """Discard the slots of the step."""
         self._batches = []
 
     def take(self, slot_count: int) -> Slots:

@@ -229,17 +229,14 @@ class KeyStates(SlotValues):
         return empty_slots
 
     def counters(self) -> dict[str, int]:
-        """Return numbers for display."""
         return self._values.counters()
 
     def close(self) -> None:
-        """Close all files."""
         self._values.close()
 
     # --- time to live ---------------------------------------------------------------------------------------
 
     def begin(self, slot: int, time: int) -> KeyState:
-        """Return the state for a call at event time `time`."""
         if self._ttl is not None:
             called = int(self._called.values[slot])
             if called != NONE and called + self._ttl <= time:

@@ -124,16 +124,13 @@ class KeyedTable(StateTable):
         return self._touched.take(len(self._index))
 
     def live(self) -> Slots:
-        """Return all live slots."""
         slots: Slots = np.flatnonzero(self._of(self._live))
         return slots
 
     def keys(self, slots: Slots) -> list[pa.Array]:
-        """Return the key columns of these slots."""
         return self._index.keys(slots)
 
     def hashes(self, slots: Slots) -> Hashes:
-        """Return `_hash` of these slots."""
         hashes: Hashes = self._of(self._hashes)[slots]
         return hashes
 

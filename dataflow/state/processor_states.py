@@ -26,11 +26,9 @@ class _Variable:
         self.held: Any = None
 
     def exists(self) -> bool:
-        """Whether it has a value."""
         return bool(self.held)
 
     def clear(self) -> None:
-        """Delete the value."""
         self.held = None
 
 
@@ -43,11 +41,9 @@ class ValueState(_Variable):
         self.kind = pa.struct(list(columns))
 
     def get(self) -> tuple[Any, ...] | None:
-        """Return the value, or None."""
         return None if self.held is None else self._tuples.to_user(self.held)
 
     def update(self, newValue: tuple[Any, ...]) -> None:  # noqa: N803 - these are Spark's names
-        """Set the value."""
         self.held = self._tuples.to_stored(newValue)
 
 
@@ -64,15 +60,12 @@ class ListState(_Variable):
         return iter([self._tuples.to_user(one) for one in self.held or ()])
 
     def put(self, newState: Iterable[tuple[Any, ...]]) -> None:  # noqa: N803
-        """Replace all values."""
         self.held = [self._tuples.to_stored(one) for one in newState]
 
     def appendValue(self, newState: tuple[Any, ...]) -> None:  # noqa: N802,N803
-        """Append one value."""
         self.appendList([newState])
 
     def appendList(self, newState: Iterable[tuple[Any, ...]]) -> None:  # noqa: N802,N803
-        """Append values."""
         self.held = [*(self.held or ()), *(self._tuples.to_stored(one) for one in newState)]
 
 
@@ -90,23 +83,19 @@ class MapState(_Variable):
         return next((at for at, one in enumerate(self.held or ()) if one["key"] == wanted), None)
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:  # noqa: N802
-        """Return the value of a key, or None."""
         at = self._at(key)
         return None if at is None else self._values.to_user(self.held[at]["value"])
 
     def containsKey(self, key: tuple[Any, ...]) -> bool:  # noqa: N802
-        """Whether the key has a value."""
         return self._at(key) is not None
 
     def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:  # noqa: N802
-        """Set the value of a key."""
         at = self._at(key)
         entry = {"key": self._keys.to_stored(key), "value": self._values.to_stored(value)}
         held = list(self.held or ())
         self.held = [*held, entry] if at is None else [*held[:at], entry, *held[at + 1 :]]
 
     def removeKey(self, key: tuple[Any, ...]) -> None:  # noqa: N802
-        """Delete the value of a key."""
         at = self._at(key)
         if at is not None:
             self.held = [*self.held[:at], *self.held[at + 1 :]]
@@ -118,11 +107,9 @@ class MapState(_Variable):
         )
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
-        """Return an iterator over the keys."""
         return iter([key for key, _ in self.iterator()])
 
     def values(self) -> Iterator[tuple[Any, ...]]:
-        """Return an iterator over the values."""
         return iter([value for _, value in self.iterator()])
 
 
@@ -140,11 +127,9 @@ class ProcessorHandle:
         """The time of the timer for which this call is made."""
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> ValueState:  # noqa: N802,N803
-        """Create a state variable with one value."""
         return self._new(stateName, ValueState(parse_schema(schema), naive=self._naive), ttlDurationMs)
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> ListState:  # noqa: N802,N803
-        """Create a state variable with a list."""
         return self._new(stateName, ListState(parse_schema(schema), naive=self._naive), ttlDurationMs)
 
     def getMapState(  # noqa: N802
@@ -154,7 +139,6 @@ class ProcessorHandle:
         valueSchema: Any,  # noqa: N803
         ttlDurationMs: int | None = None,  # noqa: N803
     ) -> MapState:
-        """Create a state variable with a map."""
         made = MapState(parse_schema(userKeySchema), parse_schema(valueSchema), naive=self._naive)
         return self._new(stateName, made, ttlDurationMs)
 
@@ -183,7 +167,6 @@ class ProcessorHandle:
         self._timers = sorted({*self._timers, expiry})
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:  # noqa: N802,N803
-        """Delete a timer."""
         self._timers = [one for one in self._timers if one != expiryTimestampMs]
 
     def listTimers(self) -> Iterator[int]:  # noqa: N802
@@ -216,7 +199,6 @@ class ProcessorHandle:
         return pa.schema(found)
 
     def load(self, value: Mapping[str, Any] | None) -> None:
-        """Load the state of a key."""
         for name, variable in self._variables.items():
             variable.held = None if value is None else value[name]
         self._timers = [] if value is None or not self._with_timers else list(value[TIMERS] or ())

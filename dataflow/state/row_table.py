@@ -40,7 +40,6 @@ class Rows:
         return len(self.numbers)
 
     def take(self, rows: Slots) -> "Rows":
-        """Return these rows."""
         batch = self.batch.take(pa.array(rows))
         return Rows(batch, self.times[rows], self.hashes[rows], self.numbers[rows])
 
@@ -53,7 +52,6 @@ class _Chunk:
 
 
 def joined(parts: Sequence[Rows], columns: pa.Schema) -> Rows:
-    """Return all parts as one."""
     if len(parts) == 1:
         return parts[0]
     table = pa.Table.from_batches([part.batch for part in parts], columns).combine_chunks()
@@ -108,7 +106,6 @@ class RowTable(StateTable):
         return rows
 
     def all(self) -> Rows:
-        """Return all waiting rows."""
         return joined([chunk.rows for chunk in self._chunks], self._columns)
 
     def take(self, watermark: Watermark) -> Rows:

@@ -142,7 +142,6 @@ class TrialDirectories:
             log.committed = log.checkpoint_at
 
     def operators(self) -> list[str]:
-        """Return the operators with files."""
         return sorted({name for _, name in self._logs})
 
     def files(self, operator: str, worker: int) -> dict[str, bytes]:

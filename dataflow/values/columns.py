@@ -62,7 +62,6 @@ def fitted_column(column: "pa.Array | pa.ChunkedArray", field: pa.Field) -> pa.A
 
 
 def one_array(column: "pa.Array | pa.ChunkedArray") -> pa.Array:
-    """Return a column as one array."""
     if isinstance(column, pa.ChunkedArray):
         return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     return column

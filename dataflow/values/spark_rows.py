@@ -30,7 +30,6 @@ class Row(tuple[Any, ...]):
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Row":
-        """Return a row of these columns."""
         row = cls(values.values())
         row.__fields__ = tuple(values)
         return row
@@ -44,7 +43,6 @@ class Row(tuple[Any, ...]):
         return tuple.__getitem__(self, self.__fields__.index(name))
 
     def asDict(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return column -> value."""
         return dict(zip(self.__fields__, self, strict=True))
 
 
@@ -71,7 +69,6 @@ class Tuples:
         return {name: take(value) for (name, take), value in zip(takers.items(), given, strict=True)}
 
     def to_user(self, stored: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the form for the function."""
         return tuple(map(plain, stored.values()) if self._naive else stored.values())
 
 
@@ -105,7 +102,6 @@ class Frames:
         self._columns = pa.schema(naive)
 
     def of(self, row: Mapping[str, Any]) -> Any:
-        """Return a DataFrame with this row."""
         values = {name: plain(value) for name, value in row.items()}
         batch = pa.RecordBatch.from_pylist([values], self._columns)
         return batch.to_pandas(coerce_temporal_nanoseconds=True)

@@ -194,7 +194,6 @@ class CircuitTime:
         }
 
     def restore(self, positions: Mapping[str, Mapping[str, SplitPosition]]) -> None:
-        """Restore `positions` of a checkpoint."""
         for name, timing in self._timing.items():
             stored = positions.get(name, {}).items()
             timing.splits.restore(
@@ -474,7 +473,6 @@ class Circuit:
         return name
 
     def wire_schema(self, channel: int) -> pa.Schema:
-        """Return the columns of the batches on a channel."""
         return self._wire[channel]
 
     @property

@@ -141,7 +141,6 @@ class UsedRows:
                 self._records.setdefault(sender, {})[channel, step] = rows_record(own)
 
     def of(self, peer: int) -> Records:
-        """Return what was used of a peer."""
         return self._records.get(peer, {})
 
     def purge(self, step: int) -> None:
@@ -526,7 +525,6 @@ class CircuitIncarnation:
         return self._circuit.blame(error)
 
     def close(self) -> None:
-        """Close all files."""
         try:
             self._circuit.close()
         # Nothing is made durable here, and a recovery must not fail because of what an operator raises.

@@ -200,7 +200,6 @@ def raise_with_row(
 
 
 def operator_error(name: str, position: str, error: BaseException) -> OperatorError:
-    """Return the error that names an operator for what it has raised."""
     is_fault = isinstance(error, UserFault)
     cause = error.__cause__ if is_fault else error
     return OperatorError(

@@ -255,7 +255,6 @@ class Journals:
         self._collecting.release(order.floors, order.gaps)
 
     async def aclose(self) -> None:
-        """Stop appending."""
         await self._steps.aclose()
         await self._state.aclose()
 
@@ -374,7 +373,6 @@ class Outputs:
                 opening.start_soon(open_one, name, spec)
 
     async def aclose(self) -> None:
-        """Stop appending."""
         for log in self._logs.values():
             await log.aclose()
 

@@ -108,7 +108,6 @@ class Broadcaster:
         self._workers = workers
 
     def partition(self, batches: Sequence[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
-        """Return the batches of each worker."""
         return [list(batches) for _ in range(self._workers)]
 
 

@@ -96,7 +96,6 @@ class WorkerHealth:
 
     @property
     def running(self) -> bool:
-        """Whether the incarnation runs."""
         return self._pulse.running
 
     def busy_for_s(self) -> float:
@@ -235,7 +234,6 @@ class Served:
         return self._listen.reached_at(self._server.port, own_host)
 
     def close(self) -> None:
-        """Close the port, if there is one."""
         if self._server is not None and self._shares is not None:
             self._server.close()
             self._shares.close()
