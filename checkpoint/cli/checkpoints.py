@@ -28,7 +28,6 @@ from dos_client.cli.kit import (
     clock_text,
     count_text,
     fail,
-    finish,
     print_table,
     seconds_text,
     warn,
@@ -400,8 +399,10 @@ async def verify(
         files.append({"worker": worker, "file": str(path), "bytes": part.size, "problem": problem})
     rows = [(one["worker"], one["file"], one["bytes"], one["problem"] or "verified") for one in files]
     columns = ("#worker", "file", "#bytes", "result")
-    report = Report({"checkpoint": found.number, "files": files}, lambda: print_table(columns, rows))
-    if wrong := sum(bool(one["problem"]) for one in files):
-        finish(report, as_json=call.as_json)
-        fail(f"{wrong} of {len(files)} files are not as checkpoint {found.number} says", NEGATIVE)
-    return report
+    wrong = sum(bool(one["problem"]) for one in files)
+    return Report(
+        {"checkpoint": found.number, "files": files},
+        lambda: print_table(columns, rows),
+        NEGATIVE if wrong else 0,
+        f"{wrong} of {len(files)} files are not as checkpoint {found.number} says" if wrong else "",
+    )

@@ -27,6 +27,7 @@ from checkpoint.cli.arguments import (
     fail_unless_done,
     send_request,
 )
+from checkpoint.cli.retention import bytes_of, garbage_json, print_objects
 from checkpoint.core.progress import dropped_text, prometheus_targets, recovery_text, under_way_text
 from checkpoint.core.requests import Answer
 from checkpoint.core.verbs import VERBS
@@ -379,11 +380,13 @@ async def delete(
             done = await delete_region(
                 store, name, broken=broken, stopped=stopped, patience_s=patience_s, wait_s=call.wait_s
             )
-    report = Report(_deletion_json(found, done), lambda: _print_deletion(found, done))
-    if done is False:
-        finish(report, as_json=call.as_json)
-        fail("a member has not deleted everything yet: repeat the command", NEGATIVE)
-    return report
+    problem = "a member has not deleted everything yet: repeat the command" if done is False else ""
+    return Report(
+        _deletion_json(found, done),
+        lambda: _print_deletion(found, done),
+        NEGATIVE if problem else 0,
+        problem,
+    )
 
 
 def _of_directories(found: Deletion) -> dict[str, tuple[int, int]]:
@@ -403,7 +406,7 @@ def _deletion_json(found: Deletion, done: bool | None) -> dict[str, Any]:
             {"directory": name, "objects": count, "bytes": size}
             for name, (count, size) in _of_directories(found).items()
         ],
-        "bytes": sum(one.bytes * one.copies for one in found.objects),
+        "bytes": bytes_of(found.objects),
         "dependents": [one._asdict() for one in found.dependents],
         "original": original,
         "savepoint": savepoint,
@@ -416,7 +419,7 @@ def _print_deletion(found: Deletion, done: bool | None) -> None:
         ("directory", "#objects", "#bytes"),
         [(name, count, count_text(size)) for name, (count, size) in _of_directories(found).items()],
     )
-    total = count_text(sum(one.bytes * one.copies for one in found.objects))
+    total = count_text(bytes_of(found.objects))
     if done is not None:
         print(f"region {found.region}: {'deleted' if done else 'partly deleted'}, {total} on all members")
         return
@@ -464,14 +467,14 @@ async def trim(
             )
         if apply:
             left = await _left(store, view, garbage, call.wait_s)
-    report = Report(_trimmed_json(view, garbage, left), lambda: _print_trimmed(view, garbage, left))
-    if left:
-        finish(report, as_json=call.as_json)
-        fail(
-            f"{len(left)} of {len(garbage)} objects are not deleted yet: a member may be unavailable or slow",
-            NEGATIVE,
-        )
-    return report
+    slow = f"{len(left or ())} of {len(garbage)} objects are not deleted yet"
+    slow += ": a member may be unavailable or slow"
+    return Report(
+        _trimmed_json(view, garbage, left),
+        lambda: _print_trimmed(view, garbage, left),
+        NEGATIVE if left else 0,
+        slow if left else "",
+    )
 
 
 async def _left(
@@ -502,11 +505,8 @@ def _trimmed_json(
         "name": view.region,
         "retained": list(view.retained),
         "savepoints": savepoints,
-        "garbage": [
-            {"directory": one.directory, "object": one.name, "bytes": one.bytes, "copies": one.copies}
-            for one in garbage
-        ],
-        "bytes": sum(one.bytes * one.copies for one in garbage),
+        "garbage": garbage_json(garbage),
+        "bytes": bytes_of(garbage),
         "deleted": None if left is None else len(garbage) - len(left),
     }
 
@@ -519,11 +519,8 @@ def _print_trimmed(
     savepoints = view.last.savepoints if view.last is not None else {}
     named = ", ".join(f"{name} (checkpoint {checkpoint})" for name, checkpoint in sorted(savepoints.items()))
     print(f"region {view.region} retains checkpoints {numbers}" + (f"; savepoints: {named}" if named else ""))
-    print_table(
-        ("directory", "object", "#bytes", "#copies"),
-        [(one.directory, one.name, count_text(one.bytes), one.copies) for one in garbage],
-    )
-    held = count_text(sum(one.bytes * one.copies for one in garbage))
+    print_objects(garbage)
+    held = count_text(bytes_of(garbage))
     if left is None:
         what = "nothing to delete" if not garbage else f"{len(garbage)} objects, {held} on all members"
         print(f"{what}{'; --apply deletes them' if garbage else ''}")

@@ -284,8 +284,8 @@ def _trim(kind: Kind) -> _Command:
             clean = not apply or await retention.trim_stopped(found, call.wait_s)
         slow = "" if clean else "some segments are not deleted yet: a member is slow"
         return Report(
-            garbage_json(found, apply=apply),
-            lambda: print_garbage(found, apply=apply),
+            {"garbage": garbage_json(found), "bytes": bytes_of(found), "deleted": apply},
+            lambda: _print_garbage(found, apply=apply),
             NEGATIVE if slow else 0,
             slow,
         )
@@ -293,25 +293,26 @@ def _trim(kind: Kind) -> _Command:
     return trim
 
 
-def garbage_json(found: list[UnneededObject], *, apply: bool) -> dict[str, Any]:
-    garbage = [
+def garbage_json(found: Iterable[UnneededObject]) -> list[dict[str, Any]]:
+    return [
         {"directory": one.directory, "object": one.name, "bytes": one.bytes, "copies": one.copies}
         for one in found
     ]
-    return {"garbage": garbage, "bytes": _bytes_of(found), "deleted": apply}
 
 
-def _bytes_of(found: Iterable[UnneededObject | StagedObject]) -> int:
+def print_objects(found: Iterable[UnneededObject]) -> None:
+    rows = [(one.directory, one.name, count_text(one.bytes), one.copies) for one in found]
+    print_table(("directory", "object", "#bytes", "#copies"), rows)
+
+
+def bytes_of(found: Iterable[UnneededObject | StagedObject]) -> int:
+    """Return the bytes of these objects on all members."""
     return sum(one.bytes * one.copies for one in found)
 
 
-def print_garbage(found: list[UnneededObject], *, apply: bool) -> None:
-    """Print what is, or was, unneeded."""
-    print_table(
-        ("directory", "object", "#bytes", "#copies"),
-        [(one.directory, one.name, count_text(one.bytes), one.copies) for one in found],
-    )
-    what = f"{len(found)} segments, {count_text(_bytes_of(found))} on all members"
+def _print_garbage(found: list[UnneededObject], *, apply: bool) -> None:
+    print_objects(found)
+    what = f"{len(found)} segments, {count_text(bytes_of(found))} on all members"
     hint = f"{what}; --apply --stopped deletes them, if their writers do not run"
     print(f"deleted {what}" if apply else (hint if found else "nothing to delete"))
 
@@ -513,7 +514,7 @@ def _staged_json(
             }
             for one in found
         ],
-        "bytes": _bytes_of(one for one in found if one.swept),
+        "bytes": bytes_of(one for one in found if one.swept),
         "deleted": None if left is None else _swept(found) - len(left),
     }
 
@@ -536,7 +537,7 @@ def _print_staged(found: Sequence[StagedObject], left: Sequence[StagedObject] | 
         ],
     )
     count = _swept(found)
-    held = count_text(_bytes_of(one for one in found if one.swept))
+    held = count_text(bytes_of(one for one in found if one.swept))
     if left is None:
         what = (
             f"{count} objects, {held} on all members; --apply deletes them" if count else "nothing to delete"
