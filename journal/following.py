@@ -136,9 +136,7 @@ class ChainFollower:
         if self._skip_lost:
             self.at, self.epoch = begin, 0
             return False
-        first = parse_segment_name(state.segments[0].name)
-        assert first is not None, "spans are of segments"
-        if first.order <= state.released:
+        if state.segments[0].segment.order <= state.released:
             raise TrimmedBytesError(self._directory, self._chain, self.at, begin)
         raise LostBytesError(
             f"chain {self._chain} in {self._directory} was read to {self.at} and now begins at {begin}"

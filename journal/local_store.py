@@ -175,7 +175,7 @@ class LocalClaim:
         del local
         self.check_open()
         path = self.store.path / name
-        found = await trio.to_thread.run_sync(_digest_of, path, size)
+        found = await trio.to_thread.run_sync(digest_of, path, size)
         # The page cache may have lost what a crash of the machine did not leave: only the digest tells.
         if (found.size, found.value) != (size, digest):
             raise MissingDataError(
@@ -319,7 +319,7 @@ def _listed(path: Path, segments: list[SegmentName]) -> dict[str, ObjectInfo]:
         file = path / str(segment)
         info = _info(file)
         if segment.chain not in headed:
-            info = _info(file, _digest_of(file, info.synced).value)
+            info = _info(file, digest_of(file, info.synced).value)
             if _begins(file):
                 headed.add(segment.chain)
         listed[str(segment)] = info
@@ -336,7 +336,8 @@ def _begins(path: Path) -> bool:
     return False
 
 
-def _digest_of(path: Path, size: int) -> PrefixDigest:
+def digest_of(path: Path, size: int) -> PrefixDigest:
+    """Return the digest of the first `size` bytes of a file, or of all if it has fewer."""
     digest = PrefixDigest()
     with path.open("rb", buffering=0) as file:
         while data := file.read(min(scratch_read_bytes_max, size - digest.size)):

@@ -111,9 +111,7 @@ class ChainWriter:
         writer._segments = len(predecessor.segments)
         writer._released = writer._releases = predecessor.released
         for span in predecessor.segments[:1]:
-            lowest = parse_segment_name(span.name)
-            assert lowest is not None, "spans are of segments"
-            writer._floor = lowest.order
+            writer._floor = span.segment.order
         if scratch is not None:
             scratch.keep_only(chain, {span.name for span in predecessor.segments})
         below = predecessor.segments[-1] if predecessor.segments else None

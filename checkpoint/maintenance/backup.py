@@ -65,7 +65,7 @@ from dos_client import Store, randomness
 from dos_protocol.digests import PrefixDigest, ResumePoint
 from dos_protocol.errors import CorruptDataError, DosError
 from dos_protocol.limits import digest_block_bytes
-from journal import ChainState, SegmentSpan, inspect_chain_at, inspect_whole, parse_segment_name
+from journal import ChainState, SegmentSpan, inspect_chain_at, inspect_whole
 from journal.archive.reading import identity_of
 
 logger = logging.getLogger("dos.checkpoint")
@@ -482,8 +482,7 @@ async def _copy_input(store: Store, rows: InputRows, split: str, needs: int, cop
     state = await inspect_whole(store, directory, rows.chain, floor=floor)
     if state.end is None or not state.segments:
         return
-    lowest = parse_segment_name(state.segments[0].name)
-    assert lowest is not None, "spans are of segments"
+    lowest = state.segments[0].segment
     await copier.copy(directory, rows.chain, state, lowest.order if lowest.base else None)
 
 

@@ -32,7 +32,7 @@ from checkpoint.maintenance.stopped_region import hold_manifest
 from checkpoint.runtime import wall_time_ms
 from dos_client import Store, randomness
 from dos_protocol.errors import FencedError
-from journal import Floors, below, inspect_chain, parse_segment_name
+from journal import Floors, below, inspect_chain
 from journal.ports import DirectoryViewPort, StorePort
 
 
@@ -62,9 +62,7 @@ async def garbage_of(store: StorePort, view: ManifestView) -> list[UnneededObjec
 async def _manifest_floor(store: StorePort, directory: str) -> Floors:
     """Return the floor of the manifest: its newest snapshot, which contains everything retained."""
     for span in (await inspect_chain(store, directory, CHAIN)).segments[:1]:
-        lowest = parse_segment_name(span.name)
-        assert lowest is not None, "spans are of segments"
-        return {CHAIN: lowest.order}
+        return {CHAIN: span.segment.order}
     return {}
 
 

@@ -153,9 +153,7 @@ class Call:
         """Return a function that moves a bar: bytes done, and in all if known. The bar ends with the command,
         and shows nothing off a terminal or with --json.
         """
-        display = ProgressDisplay(quiet=quiet or self.as_json, lines=False)
-        self._stack.enter_context(display)
-        return lambda done, total: display.show(text, done, total or 0)
+        return self._stack.enter_context(bar_of(text, quiet=quiet or self.as_json))
 
     def store(self, url: str, *, client: str = "dos") -> AbstractAsyncContextManager[Store]:
         """Open a store. Ends the command if the URL names more than servers."""

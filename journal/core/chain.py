@@ -214,10 +214,14 @@ class SegmentSpan(msgspec.Struct, frozen=True):
     snapshot_end: int = 0
 
     @property
-    def end(self) -> Position:
+    def segment(self) -> SegmentName:
         parsed = parse_segment_name(self.name)
-        assert parsed is not None, "spans are made for segments only"
-        return Position(parsed.epoch, self.base + self.length, self.digest)
+        assert parsed is not None, "spans are of segments"
+        return parsed
+
+    @property
+    def end(self) -> Position:
+        return Position(self.segment.epoch, self.base + self.length, self.digest)
 
     def holds(self, position: Position) -> bool:
         """Return whether the position lies in this span: after its first byte, at most at its end."""

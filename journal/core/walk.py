@@ -399,9 +399,7 @@ class TakeOver(ChainWalk):
         # An epoch opens a chain once, and then rolls: each of its segments names the one before. So another
         # one between the head and the bottom has another writer (decision 0205).
         on_chain = {span.name for span in self._spans}
-        head, bottom = (parse_segment_name(self._spans[end].name) for end in (0, -1))
-        assert head is not None, "spans are of segments"
-        assert bottom is not None, "spans are of segments"
+        head, bottom = self._spans[0].segment, self._spans[-1].segment
         for seen in self._seen:
             is_between = bottom.order < seen.name.order < head.order and seen.name.epoch == head.epoch
             if is_between and seen.longest and str(seen.name) not in on_chain:

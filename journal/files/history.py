@@ -224,8 +224,7 @@ async def _below(line: _Line, state: ChainState, released: Floor) -> ChainState 
     assert read.start is not None, "a walk has read it"
     if read.start.end_below == ORIGIN:
         return None
-    first = parse_segment_name(span.name)
-    assert first is not None, "spans are of segments"
+    first = span.segment
     try:
         return await line.up_to(read.start.end_below)
     except (LostBytesError, NotFoundError) as error:
@@ -284,14 +283,14 @@ async def plan_trim(store: StorePort, directory: str, chain: str, before: Replay
     state = await stretch_at(store, directory, chain, before)
     if before.names_a_checkpoint and not await has_checkpoint(store, directory, state, before):
         raise StopNotFoundError(f"{directory} does not hold {before}; nothing was trimmed")
-    floor, base = _lowest(state)
-    seen = [one for one in segments_seen(chain, view.answers) if one.name.order < floor]
+    lowest = state.segments[0].segment
+    seen = [one for one in segments_seen(chain, view.answers) if one.name.order < lowest.order]
     return TrimPlan(
         chain=chain,
-        floor=floor,
-        keeps_from=base,
+        floor=lowest.order,
+        keeps_from=lowest.base,
         segments=tuple((str(one.name), one.longest) for one in reversed(seen)),
-        released=head.released >= floor,
+        released=head.released >= lowest.order,
     )
 
 
@@ -326,12 +325,6 @@ async def trim_stopped(
     except BaseException:
         await writer.aclose()
         raise
-
-
-def _lowest(state: ChainState) -> tuple[Floor, int]:
-    first = parse_segment_name(state.segments[0].name)
-    assert first is not None, "spans are of segments"
-    return first.order, first.base
 
 
 def _refuse_others(directory: str, chain: str, names: list[str]) -> None:

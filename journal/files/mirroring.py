@@ -20,7 +20,6 @@ from dos_client.errors import MissingDataError
 from dos_client.live_store import Store
 from dos_client.writing.claim import Claim, resume
 from dos_client.writing.object_writer import ObjectWriter
-from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import FencedError, LocalProtocolError, NotFoundError
 from dos_protocol.limits import payload_bytes_max
 from dos_tls import sync_folder
@@ -30,7 +29,7 @@ from journal.core.errors import HistoryTrimmedError, MirrorDiffersError
 from journal.core.walk import StartRead
 from journal.files.history import stretch_below
 from journal.limits import mirror_poll_s
-from journal.local_store import LocalStore
+from journal.local_store import LocalStore, digest_of
 from journal.reading import ANY, ChainSource, read_start
 
 
@@ -48,7 +47,7 @@ class Mirror:
     async def open(cls, path: Path, store: Store, claim: Claim, name: str) -> "Mirror":
         """Continue at the end of the object. Raises MirrorDiffersError, CorruptError, FencedError."""
         writer = await resume(store, claim, name)
-        found = await trio.to_thread.run_sync(_digest_of, path, writer.size)
+        found = await trio.to_thread.run_sync(digest_of, path, writer.size)
         if found.size != writer.size:
             raise MirrorDiffersError(
                 f"{claim.directory}/{name} has {writer.size} bytes, {path} has only {found.size}",
@@ -125,14 +124,6 @@ async def verify_copy(store: Store, directory: str, name: str, size: int, digest
             " the local file, fewer than a quorum",
             remedy="check the members with `dos store status` and `dos store verify`",
         )
-
-
-def _digest_of(path: Path, size: int) -> PrefixDigest:
-    digest = PrefixDigest()
-    with path.open("rb") as file:
-        while data := file.read(min(payload_bytes_max, size - digest.size)):
-            digest.update(data)
-    return digest
 
 
 _LOCK: Final = ".mirror.lock"
@@ -309,8 +300,8 @@ class ChainMirror:
         floor = self._local.mirrored() or (0, 0)
         state = head = await inspect_committed(self._local, "", self._chain)
         spans = list(state.segments)
-        needed = [_order(spans[0])] * len(spans) if spans else []
-        while spans and _order(spans[0]) > floor:
+        needed = [spans[0].segment.order] * len(spans) if spans else []
+        while spans and spans[0].segment.order > floor:
             try:
                 under = await stretch_below(self._local, "", self._chain, state, head.released)
             except HistoryTrimmedError:
@@ -319,7 +310,7 @@ class ChainMirror:
                 break
             state = under
             spans[:0] = state.segments
-            needed[:0] = [_order(spans[0])] * len(state.segments)
+            needed[:0] = [spans[0].segment.order] * len(state.segments)
         if not spans:
             raise NotFoundError(f"{self._local.path} has no whole record of a chain {self._chain}")
         starts = [(await self._start(span)).start for span in spans]
@@ -342,7 +333,7 @@ class ChainMirror:
 
     def _refuse_others(self, claim: Claim, line: _LocalLine) -> None:
         """Raise MirrorDiffersError if the directory holds segments that the local journal never had."""
-        lowest = _order(line.spans[0])
+        lowest = line.spans[0].segment.order
         for name in sorted({name for objects in claim.answers.values() for name in objects}):
             parsed = parse_segment_name(name)
             if parsed is None or parsed.chain != self._chain or parsed.order < lowest or name in line.names:
@@ -391,12 +382,6 @@ class ChainMirror:
 
     async def _start(self, span: SegmentSpan) -> StartRead:
         return await read_start(ChainSource(self._local, "journal"), span.name, span.length, ANY)
-
-
-def _order(span: SegmentSpan) -> Floor:
-    parsed = parse_segment_name(span.name)
-    assert parsed is not None, "spans are of segments"
-    return parsed.order
 
 
 def _synced_size(path: Path) -> int:
