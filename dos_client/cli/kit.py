@@ -149,11 +149,11 @@ class Call:
         """Return a display that ends with the command; it shows nothing with --json."""
         return self._stack.enter_context(ProgressDisplay(quiet=quiet or self.as_json, after_s=after_s))
 
-    def bar(self, text: str, *, quiet: bool = False) -> Callable[[int, int | None], None]:
+    def bar(self, text: str) -> Callable[[int, int | None], None]:
         """Return a function that moves a bar: bytes done, and in all if known. The bar ends with the command,
         and shows nothing off a terminal or with --json.
         """
-        return self._stack.enter_context(bar_of(text, quiet=quiet or self.as_json))
+        return self._stack.enter_context(bar_of(text, quiet=self.as_json))
 
     def store(self, url: str, *, client: str = "dos") -> AbstractAsyncContextManager[Store]:
         """Open a store. Ends the command if the URL names more than servers."""
