@@ -47,7 +47,6 @@ from journal.showing import (
 
 
 def complete_operation(incomplete: str) -> list[str]:
-    """Return names of operations, for completion by the shell."""
     return [name for name in Op.__members__ if name.startswith(incomplete.upper())]
 
 

@@ -52,7 +52,6 @@ _openers: list[OpenDataDirectory] = []
 
 
 def read_data_directories_with(opener: OpenDataDirectory) -> None:
-    """Set the function that opens data directories."""
     _openers[:] = [opener]
 
 
@@ -214,7 +213,6 @@ async def archived_chain(url: str, endpoint: str | None, directory: str, chain: 
 async def _in_servers(
     url: str, token: bytes, *, known: bool
 ) -> AsyncIterator[tuple[Store, str, str, int | None]]:
-    """Open the target of a URL of servers. known: raise NotFoundError if no server stores it."""
     parsed = parse_url(url)
     if parsed.directory is None or parsed.object is None:
         raise LocalProtocolError(
@@ -303,7 +301,6 @@ async def _chain_state(
 async def _below(
     store: StorePort, directory: str, head: ChainState, outcome: InspectionOutcome
 ) -> list[ChainState]:
-    """Return the stretches of history below the newest snapshot, the oldest first. Note what is missing."""
     found = [head]
     try:
         while (
@@ -403,7 +400,6 @@ def _count(tally: Tally, located: list[Located]) -> None:
 
 
 def _outcome(outcome: InspectionOutcome, inspector: Inspector, *, ended: bool) -> InspectionOutcome:
-    """Fill the outcome. ended: all bytes were read, so that a torn tail is a fault."""
     outcome.fault = inspector.finish() if ended else inspector.fault
     outcome.tally = inspector.tally
     outcome.base = inspector.logical_base

@@ -154,7 +154,6 @@ class LocalClaim:
         self.close()
 
     def close(self) -> None:
-        """Stop writing, and let others write."""
         for one in self._objects.values():
             one.close()
         if self._directory >= 0:
@@ -220,7 +219,6 @@ class LocalClaim:
             raise ClosedError(f"{self.store.path} is closed")
 
     def fail(self, text: str, error: OSError) -> NoReturn:
-        """Accept nothing more: the content of the disk is unknown."""
         # After a failed write or sync, what the page cache shows may not be on the disk (reliability rows 4,
         # 5).
         self.failure = LocalFilesError(text, remedy=_REMEDY)
@@ -240,8 +238,6 @@ def journal_beside(path: Path) -> Path:
 
 
 class LocalObject:
-    """A new segment of a local chain, as an `ObjectWriterPort`."""
-
     def __init__(self, claim: LocalClaim, path: Path) -> None:
         self._claim = claim
         self._path = path

@@ -184,7 +184,6 @@ class _TimelineChart:
         picture.figure.text(_LEFT / WIDTH, 1 - y / self.height, text, size=points(size), color=colour)
 
     def _axes(self, picture: Picture, top: int, size: int, *, dated: bool) -> "Axes":
-        """Return axes of height `size`, `top` pixels from the top. dated: with the labels of the x axis."""
         height = self.height
         box = (_LEFT / WIDTH, 1 - (top + size) / height, (WIDTH - _LEFT - _RIGHT) / WIDTH, size / height)
         axes = picture.figure.add_axes(box)
@@ -236,7 +235,6 @@ class _TimelineChart:
         heights: Sequence[float],
         bottom: float = 0,
     ) -> None:
-        """Draw a bar for each interval whose value is not 0."""
         numbers = [number for number, value in enumerate(values) if value]
         bars = axes.bar(
             [self._x(self._stretches[number].begin) for number in numbers],
@@ -257,7 +255,6 @@ class _TimelineChart:
         return value / _MS_PER_DAY if self._by_time else value
 
     def _length(self) -> str:
-        """Return the width of an interval as text for a panel title; "" for a single interval."""
         width = self._width
         if len(self._stretches) == 1:
             return ""
@@ -275,7 +272,6 @@ class _TimelineChart:
 
 
 def _dates(axes: "Axes", first_ms: int) -> None:
-    """Label the x axis with times in the local time zone at the first time, and name that zone."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
     begin = datetime.fromtimestamp(first_ms / 1000, UTC).astimezone()
@@ -299,6 +295,5 @@ def _integer_ticks(most: int) -> "MaxNLocator":
 
 
 def _short(title: str) -> str:
-    """Shorten a title to its end, which distinguishes journals."""
     title = printable(title)
     return title if len(title) <= _TITLE_MAX else "\u2026" + title[1 - _TITLE_MAX :]

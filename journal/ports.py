@@ -27,9 +27,7 @@ class ObjectWriterPort(Protocol):
     """The only appender of one object of a claim. Invariant: synced <= received <= size."""
 
     @property
-    def size(self) -> int:
-        """Bytes passed to `append`."""
-        ...
+    def size(self) -> int: ...
 
     @property
     def synced(self) -> int:
@@ -37,9 +35,7 @@ class ObjectWriterPort(Protocol):
         ...
 
     @property
-    def digest(self) -> int:
-        """The prefix digest at `size`."""
-        ...
+    def digest(self) -> int: ...
 
     def append(self, data: bytes) -> int:
         """Buffer the bytes, return the new size. Raises FencedError, ClosedError."""
@@ -59,8 +55,6 @@ class ObjectWriterPort(Protocol):
 
 
 class HasRecord(Protocol):
-    """An object that knows the store record."""
-
     @property
     def record(self) -> StoreRecord: ...
 
@@ -126,16 +120,12 @@ class DirectoryViewPort(Protocol):
 
 
 class DirectoryEntries(NamedTuple):
-    """A DirectoryViewPort that is made of its parts."""
-
     answers: Mapping[bytes, Mapping[str, ObjectInfo]]
     filled: Mapping[bytes, Mapping[str, ObjectInfo]]
     epochs: Mapping[bytes, tuple[int, bytes]]
 
 
 class StorePort(Protocol):
-    """A store that is read without a claim."""
-
     @property
     def record(self) -> StoreRecord: ...
 
@@ -168,6 +158,4 @@ class GrowthPort(Protocol):
 
 
 class GrowingPort(Protocol):
-    """A store whose members report when an object has grown."""
-
     def growth(self, directory: str, name: str, size: int) -> GrowthPort: ...

@@ -31,7 +31,6 @@ class CacheWriter:
             self._give_up(error)
 
     def write(self, data: bytes) -> None:
-        """Append the segment's next bytes."""
         if self._file is None:
             return
         try:
@@ -42,13 +41,11 @@ class CacheWriter:
             self._give_up(error)
 
     def close(self) -> None:
-        """Close the file and keep it."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def discard(self) -> None:
-        """Close the file and delete it."""
         self.close()
         self._path.unlink(missing_ok=True)
 
@@ -68,7 +65,6 @@ class ScratchCopy:
         self._path = path
 
     def size(self) -> int:
-        """Return the size of the file in bytes, 0 if there is none."""
         try:
             return self._path.stat().st_size
         except OSError:
@@ -94,7 +90,6 @@ class Scratch:
             logger.warning("scratch: cannot create %s (%s); continuing without it", self.directory, error)
 
     def mirror(self, name: str) -> CacheWriter:
-        """Start to cache a segment, from its first byte."""
         return CacheWriter(self.directory / name)
 
     def copy(self, name: str) -> ScratchCopy:

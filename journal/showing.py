@@ -47,7 +47,6 @@ class Render(Protocol):
 
 
 def as_line(located: Located, *, full: bool = False, time_ms: int | None = None) -> str:
-    """Format a record as text, with its wall clock in UTC if `time_ms` is given."""
     if time_ms is None:
         return record_text(located, full=full)
     try:
@@ -245,8 +244,6 @@ BAR = "#"
 
 
 def timeline_of(timeline: Timeline) -> Consumer:
-    """Return a consumer that counts all records in `timeline`."""
-
     def consume(records: list[Located]) -> bool:
         for located in records:
             timeline.take(located)
@@ -331,7 +328,6 @@ class ChainStatus(msgspec.Struct, frozen=True):
     leftover_bytes: int
 
     def as_text(self) -> str:
-        """Format the status as text, one line per item."""
         snapshot = "none" if self.snapshot_end is None else f"ends at {self.snapshot_end:,}"
         speed = f"{self.recovery_s:.1f} s on this machine ({self.bytes_per_s / 1e6:.0f} MB/s)"
         reads = f"reads {self.recovery_bytes:,} bytes in {self.recovery_segments} segments"
@@ -384,7 +380,6 @@ async def _status(store: StorePort, directory: str, state: ChainState, progress:
 
 
 async def _rate(store: StorePort, directory: str, state: ChainState, progress: Progress) -> float:
-    """Measure the rate at which records are read and decoded, in bytes per second; 0 for an empty chain."""
     if not state.segments:
         return 0.0
     base, read, begun = state.segments[0].base, 0, trio.current_time()

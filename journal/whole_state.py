@@ -34,16 +34,12 @@ EPOCHS_MAX: Final = 32
 
 
 class StatePlace(NamedTuple):
-    """Where a state is kept, and the operation of its records."""
-
     directory: str
     chain: str
     op: Op
 
 
 class StateRecord(NamedTuple):
-    """The record of a state, and the logical offset at which it ends."""
-
     record: Record
     end: int
 
@@ -86,8 +82,6 @@ class StateHost(Protocol):
 
 
 class StoreStateHost:
-    """A host on a real store, under trio."""
-
     def __init__(self, store: Store) -> None:
         self._store = store
 

@@ -277,7 +277,7 @@ class ChainWriter:
         await self._move(below, snapshot)
 
     async def _move(self, below: Predecessor | None, snapshot: Iterable[Record] | None) -> None:
-        """Open a segment after `below`, which is synced on the quorum. Write the snapshot. Set OPEN."""
+        """Open a segment after `below`, which is synced on the quorum. Write the snapshot."""
         try:
             await self._open_segment(below)
             if snapshot is not None:
@@ -349,7 +349,6 @@ class ChainWriter:
 
 
 def _check_opening(claim: ClaimPort, chain: str, predecessor: ChainState) -> None:
-    """Raise LocalProtocolError unless this claim may open the chain after `predecessor`."""
     if predecessor.chain != chain:
         raise LocalProtocolError(f"the predecessor is of chain {predecessor.chain}, not of chain {chain}")
     if predecessor.end not in (None, ORIGIN) and (

@@ -156,7 +156,6 @@ class _Archive:
             self.manifest = found.merged(self.manifest)
 
     async def add(self, store: StorePort, span: SegmentSpan, progress: Callable[[int], None]) -> None:
-        """Copy one segment and list it in the manifest."""
         if span.length > archive_segment_bytes_max:
             raise ArchiveDiffersError(
                 f"{span.name} has {span.length} bytes, the limit of S3 is {archive_segment_bytes_max}",
@@ -231,7 +230,6 @@ class _Archive:
 
 
 def _sum(bucket: Bucket, key: str) -> tuple[int, bytes]:
-    """Return the length and the SHA-256 of an object."""
     length, sha256 = 0, hashlib.sha256()
     for piece in bucket.pieces(key):
         length += len(piece)

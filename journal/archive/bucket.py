@@ -81,8 +81,6 @@ class ObjectPart(NamedTuple):
 
 
 class ListedObject(NamedTuple):
-    """An object as a list of the bucket has it."""
-
     key: str
     version: str
     size: int
@@ -136,7 +134,6 @@ class Bucket:
         self._broken = (botocore.exceptions.BotoCoreError, botocore.exceptions.HTTPClientError, OSError)
 
     def url_of(self, key: str) -> str:
-        """Return the name of an object for messages."""
         return f"{self.url}/{key}"
 
     def get(self, key: str, offset: int | None = None, length: int | None = None) -> bytes:
@@ -350,7 +347,6 @@ class Bucket:
                 raise self._unavailable(key, error) from error
 
     def again(self, attempt: Callable[[], Result]) -> Result:
-        """Return the result of `attempt`, and retry it like a request."""
         for number in range(1, self._tries + 1):
             try:
                 return attempt()
@@ -372,7 +368,6 @@ class Bucket:
         return self.again(lambda: self._once(key, request))
 
     def _once(self, key: str, request: Callable[[], Result]) -> Result:
-        """Make a request once, and translate its errors."""
         try:
             return request()
         except self._refusals as error:

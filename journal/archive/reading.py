@@ -180,7 +180,6 @@ class ArchivedChain:
                 offset = begin + len(data)
 
     def _reads(self, segment: ArchivedSegment, offset: int, end: int) -> Iterator[Callable[[], bytes]]:
-        """Yield the requests for the whole blocks that hold these bytes."""
         while offset < end:
             begin = offset - offset % archive_block_bytes
             wanted = -(-(end - begin) // archive_block_bytes) * archive_block_bytes
@@ -194,7 +193,6 @@ class ArchivedChain:
         return self._line[name]
 
     def _checked(self, segment: ArchivedSegment, begin: int, length: int) -> bytes:
-        """Read and verify a part of a segment. It consists of whole blocks, or ends with the segment."""
         key = f"{self._directory}/{segment.key}"
         try:
             data = self._bucket.get(key, begin, length)

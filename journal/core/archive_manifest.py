@@ -69,7 +69,6 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
     floor: Floor = NO_FLOOR
 
     def has_trimmed(self, name: str) -> bool:
-        """Return whether a segment of this chain is below the floor."""
         parsed = parse_segment_name(name)
         return parsed is not None and parsed.chain == self.chain and parsed.order < self.floor
 
@@ -96,7 +95,6 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
         return False
 
     def with_segment(self, segment: ArchivedSegment) -> "ArchiveManifest":
-        """Return this manifest with one more segment, in order."""
         known = {(one.name, one.length): one for one in (*self.segments, segment)}
         return msgspec.structs.replace(self, segments=tuple(known[key] for key in sorted(known)))
 
@@ -123,7 +121,6 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
 
     @property
     def last_length(self) -> int:
-        """The number of bytes of the newest segment that belong to the line."""
         last = self._last()
         return 0 if last is None else self.end.size - last.base
 

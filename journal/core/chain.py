@@ -51,8 +51,6 @@ def base_of(position: Position, bases: Iterable[int]) -> int | None:
 
 
 class SegmentName(NamedTuple):
-    """A parsed segment name."""
-
     chain: str
     epoch: int
     base: int
@@ -141,7 +139,6 @@ _decoder: Final = msgspec.json.Decoder(SegmentStart)
 
 
 def start_record(start: SegmentStart) -> Record:
-    """Encode a start as a record."""
     return Record(Op.SEGMENT_START, strings=(_encoder.encode(start),))
 
 
@@ -252,7 +249,6 @@ class ChainState(msgspec.Struct, frozen=True):
 
     @property
     def bytes(self) -> int:
-        """The number of bytes that a replay of this chain reads."""
         return sum(span.length for span in self.segments)
 
     @property
@@ -277,7 +273,6 @@ class ChainState(msgspec.Struct, frozen=True):
 
     @property
     def unproved_because(self) -> str:
-        """Return why bytes are unproved, and what ends that."""
         if self.claimed:
             return (
                 f"a take-over at epoch {self.claimed} did not complete; they are not lost: the next writer"

@@ -21,23 +21,17 @@ from journal.limits import file_bytes_max, file_path_bytes_max, file_path_part_b
 
 
 class FileWrite(msgspec.Struct, frozen=True, gc=False):
-    """The operation that writes `data` at `offset`."""
-
     path: str
     offset: int
     data: bytes
 
 
 class FileTruncate(msgspec.Struct, frozen=True, gc=False):
-    """The operation that sets the length of a file to `length` bytes."""
-
     path: str
     length: int
 
 
 class FileRemove(msgspec.Struct, frozen=True, gc=False):
-    """The operation that removes a file."""
-
     path: str
 
 
@@ -96,7 +90,6 @@ def re_rooted(raw: bytes) -> str:
 
 
 def _rule_broken(raw: bytes) -> str:
-    """Return the rule of safe paths that is broken, or ''."""
     if len(raw) > file_path_bytes_max:
         return f"it has {len(raw)} bytes, more than {file_path_bytes_max}"
     if raw.startswith(b"/"):
@@ -146,7 +139,6 @@ class ReplayStop:
         return self.names_a_checkpoint and record.op is Op.CHECKPOINT and self._number(record) == self._wanted
 
     def __str__(self) -> str:
-        """Return the text for messages."""
         if self.checkpoint is not None:
             return f"checkpoint {self.checkpoint}"
         if self.step is not None:
@@ -179,7 +171,6 @@ class ReplayStop:
         return (self.checkpoint if self.checkpoint is not None else self.step) or 0
 
     def _number(self, checkpoint: Record) -> int:
-        """Return the number or the step of a CHECKPOINT record, whichever this stop names."""
         index = 0 if self.checkpoint is not None else 1
         return checkpoint.ints[index] if index < len(checkpoint.ints) else 0
 
@@ -189,13 +180,9 @@ _WRITE: Final = Op.WRITE
 
 
 class FileOperations(Protocol):
-    """The receiver of the operations of a replay."""
-
     def apply(self, op: FileOp) -> None: ...
 
-    def write(self, path: str, offset: int, data: bytes) -> None:
-        """Do the same as `apply(FileWrite(..))`, without the object: most operations are writes."""
-        ...
+    def write(self, path: str, offset: int, data: bytes) -> None: ...
 
 
 class FilesReplay:
@@ -272,7 +259,6 @@ class FilesReplay:
         return begins or self._in_snapshot or (record.op is Op.SNAPSHOT_BEGIN)
 
     def _noted(self, record: Record) -> bool:
-        """Note the time or checkpoint of a record. Return whether the stop is reached with it."""
         if record.op in (Op.SNAPSHOT_BEGIN, Op.SNAPSHOT_END):
             self._in_snapshot = record.op is Op.SNAPSHOT_BEGIN
         elif record.op is Op.MARK:
@@ -301,7 +287,6 @@ class FileSizes:
         self.sizes: dict[str, int] = {} if sizes is None else sizes
 
     def apply(self, op: FileOp) -> None:
-        """Apply an operation as `FileTree.apply` does, without a check for conflicts."""
         if isinstance(op, FileWrite):
             self.write(op.path, op.offset, op.data)
         elif isinstance(op, FileTruncate):
@@ -311,5 +296,4 @@ class FileSizes:
             self.sizes.pop(op.path, None)
 
     def write(self, path: str, offset: int, data: bytes) -> None:
-        """Apply a write as `FileTree.write` does."""
         self.sizes[path] = max(self.sizes.get(path, 0), offset + len(data) if data else 0)

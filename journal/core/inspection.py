@@ -34,8 +34,6 @@ class Located(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """The counts of an inspection so far."""
-
     segments: int = 0
     records: int = 0
     bytes: int = 0
@@ -104,7 +102,6 @@ class Inspector:
         return self.fault
 
     def _checked(self, decoded: list[tuple[int, Record]]) -> list[tuple[int, Record]]:
-        """Return the records before the first misplaced one."""
         at = self._at
         for number, (end, record) in enumerate(decoded):
             try:
@@ -124,7 +121,6 @@ class Inspector:
             self._tracker.take(at, end, record)
 
     def _begin_segment(self, record: Record) -> None:
-        """Check the start of a segment, also against the name if that is the name of a segment."""
         start: SegmentStart
         if parse_segment_name(self.where) is not None:
             start = parse_start(record, self.where)
@@ -239,7 +235,6 @@ def fault_fields(fault: DosError, base: int = 0) -> dict[str, object]:
 
 
 def fault_text(fault: DosError, base: int = 0) -> str:
-    """Format a fault as text, one field per line."""
     fields = fault_fields(fault, base)
     return "\n".join(f"{name.replace('_', ' '):<15} {value}" for name, value in fields.items() if value != "")
 
@@ -280,7 +275,6 @@ class TimelineInterval:
     offset: int = -1
 
     def take(self, other: "TimelineInterval") -> None:
-        """Add the counts of another interval to this one."""
         self.records += other.records
         self.bytes += other.bytes
         self.events += other.events
@@ -301,7 +295,6 @@ class Timeline:
         self._epoch: int | None = None
 
     def take(self, located: Located) -> None:
-        """Count the next record."""
         clock = wall_ms(located.record)
         if clock is not None:
             self._now_ms = clock
@@ -336,8 +329,6 @@ class Timeline:
 
 
 class _Stretches:
-    """Neighboring intervals of one width, which doubles when there are too many."""
-
     def __init__(self, width: int) -> None:
         self._width = width
         self._found: dict[int, TimelineInterval] = {}
@@ -373,7 +364,6 @@ class _Stretches:
 
 
 def wall_ms(record: Record) -> int | None:
-    """Return the wall clock in a record, in ms since 1970, or None."""
     if record.op is Op.CHECKPOINT and record.strings:
         found = _CHECKPOINT_CLOCK.search(record.strings[0])
         return int(found[1]) if found is not None else None

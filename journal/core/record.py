@@ -330,7 +330,6 @@ def encode_v1(record: Record) -> bytes:
 
 
 def _write_v1(tag: int, ints: tuple[int, ...], strings: tuple[bytes, ...]) -> bytes | None:
-    """Return the bytes of a WRITE; None if it breaks a rule."""
     if len(ints) != 1 or len(strings) != 2:
         return None
     path, data = strings
@@ -364,7 +363,6 @@ def encode_v0(record: Record) -> bytes:
 
 
 def _check_record(record: Record, body_bytes: int) -> None:
-    """Raise LocalProtocolError for a record that every reader would reject."""
     ints, strings = len(record.ints), len(record.strings)
     if ints > record_ints_max or strings > record_strings_max:
         raise LocalProtocolError(f"a record has at most 255 ints and 255 strings, got {ints} and {strings}")
@@ -518,8 +516,6 @@ _PARSERS: Final = {VERSION_1: parse_v1, 0: parse_v0}
 
 
 class DecoderState(Enum):
-    """The state of a decoder."""
-
     READING = auto()
     """Whole records are returned, the rest, at most one record, is buffered."""
     ZEROS = auto()

@@ -78,7 +78,6 @@ class SnapshotTracker:
             offset = end
 
     def take(self, offset: int, end: int, record: Record) -> None:
-        """Check the next record, at [offset, end) of the segment."""
         op = record.op
         self._records += 1
         if op is Op.SEGMENT_START:
@@ -126,7 +125,6 @@ class SegmentSurveyor:
         return self._tracker.finished_at
 
     def feed(self, data: bytes) -> None:
-        """Feed the next bytes of the segment."""
         view, offset = memoryview(data), self._digest.size
         decoded = self._decoder.feed(data)
         if decoded:

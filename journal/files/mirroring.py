@@ -295,7 +295,6 @@ class ChainMirror:
             report(self.progress)
 
     async def _find_line(self) -> _LocalLine:
-        """Return the newest stretch, and what a mirror still needs of the history below it."""
         names = self._names()
         floor = self._local.mirrored() or (0, 0)
         state = head = await inspect_committed(self._local, "", self._chain)
@@ -319,7 +318,6 @@ class ChainMirror:
         return _LocalLine(tuple(spans), whole, tuple(needed), names)
 
     async def _claim_as(self, start: SegmentStart) -> Claim:
-        """Return the claim with the epoch and the writer of a segment."""
         writer = bytes.fromhex(start.writer)
         if self._claim is not None and (self._claim.epoch, self._claim.writer_id) != (start.epoch, writer):
             await self.aclose()

@@ -76,7 +76,6 @@ class FileTree:
             self._root = -1
 
     def apply(self, op: FileOp) -> None:
-        """Apply an operation."""
         if isinstance(op, FileWrite):
             self.write(op.path, op.offset, op.data)
             return
@@ -106,7 +105,6 @@ class FileTree:
             self.flush()
 
     def flush(self) -> None:
-        """Write all gathered writes."""
         for path in list(self._held):
             self._flush(path)
 
@@ -186,7 +184,6 @@ class FileTree:
                 os.close(folder)
 
     def _file(self, path: str) -> int:
-        """Return the descriptor of an open file, which is created if missing."""
         file = self._open.get(path)
         if file is not None:
             self._open.move_to_end(path)
@@ -207,7 +204,6 @@ class FileTree:
         return file
 
     def _folders(self, parts: list[str], *, make: bool) -> list[int]:
-        """Open the root and the directories of a path. Raises FileNotFoundError unless `make`."""
         folders = [self._root]
         try:
             for part in parts:
@@ -227,7 +223,6 @@ class FileTree:
 
 
 def _raise_conflict(path: str, error: OSError) -> None:
-    """Raise FileConflictError for an OSError that means a conflict."""
     if error.errno in _NOT_A_PLAIN_PATH:
         rule = f"it is a directory, or leads through a file or a link: {error.strerror}"
         raise FileConflictError(path, rule) from error
@@ -306,7 +301,6 @@ class Rebuilding:
         self._delete_temporary()
 
     def has_file(self, path: str) -> bool:
-        """Return whether the file exists after the records so far."""
         self._tree.flush()
         return (self._temporary / path).is_file()
 
