@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,12 +139,15 @@ def at_random(seed: int) -> list[tuple[str, int]]:
 def test_a_floor_that_is_one_segment_too_high_is_found_out(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def one_higher(state: Any) -> Any:
-        first = parse_segment_name(state.segments[min(1, len(state.segments) - 1)].name)
-        assert first is not None
-        return first.order, state.segments[0].base
+    planned = history.plan_trim
 
-    monkeypatch.setattr(history, "_lowest", one_higher)
+    async def one_higher(store: Any, directory: str, chain: str, before: Any) -> history.TrimPlan:
+        plan = await planned(store, directory, chain, before)
+        spans = (await history.stretch_at(store, directory, chain, before)).segments
+        floor = spans[min(1, len(spans) - 1)].segment.order
+        return replace(plan, floor=floor, segments=plan.segments or (("any", 0),), released=False)
+
+    monkeypatch.setattr(history, "plan_trim", one_higher)
     with pytest.raises((AssertionError, DosError)):
         play_some(tmp_path_factory)
 
