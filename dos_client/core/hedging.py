@@ -180,26 +180,17 @@ class DropMember:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class RaceWon:
-    """The answers received are enough."""
-
-
-@dataclass(frozen=True, slots=True)
-class RaceLost:
-    """No member is left that could answer."""
-
-
-Effect = QueryMember | DropMember | RaceWon | RaceLost
+Effect = QueryMember | DropMember
 
 
 class Race:
     """One request to the members. Call `begin`, report each event until `over`; call `time_is_up` at
-    `deadline`. Each member is queried at most once. After Won or Lost none is in flight.
+    `deadline`. Each member is queried at most once. When it is over, none is in flight; `won`: the answers
+    received are enough; otherwise no member is left that could answer.
     """
 
     def __init__(self, order: Sequence[bytes], delay_s: float, budget: Budget, *, lacking: int = 1) -> None:
-        self.over = False
+        self.over = self.won = False
         self._remaining = deque(order)
         self._in_flight: dict[bytes, float] = {}
         self._delay_s = delay_s
@@ -221,7 +212,7 @@ class Race:
         self._lacking = lacking
         if settled and self._settles_at is None:
             self._settles_at = now + read_settle_s
-        return self._end(now, RaceWon()) if not lacking else self._query_more(now)
+        return self._end(now, won=True) if not lacking else self._query_more(now)
 
     def failed(self, server_id: bytes, now: float) -> list[Effect]:
         if self.over or self._in_flight.pop(server_id, None) is None:
@@ -243,7 +234,7 @@ class Race:
         if self.over:
             return []
         if self._settles_at is not None and now >= self._settles_at:
-            return self._end(now, RaceLost())
+            return self._end(now)
         effects: list[Effect] = []
         for server_id, queried_at in list(self._in_flight.items()):
             if now >= queried_at + read_timeout_s:
@@ -264,7 +255,7 @@ class Race:
         while self._remaining and len(self._in_flight) < self._lacking:
             effects.append(self._query_next(now, hedge=False))
         if not self._in_flight:
-            effects += self._end(now, RaceLost())
+            effects += self._end(now)
         return effects
 
     def _query_next(self, now: float, *, hedge: bool) -> QueryMember:
@@ -272,10 +263,10 @@ class Race:
         self._in_flight[server_id] = self._last_query_at = now
         return QueryMember(server_id, hedge)
 
-    def _end(self, now: float, how: RaceWon | RaceLost) -> list[Effect]:
-        self.over = True
+    def _end(self, now: float, *, won: bool = False) -> list[Effect]:
+        self.over, self.won = True, won
         dropped = [
             DropMember(server_id, now - queried_at) for server_id, queried_at in self._in_flight.items()
         ]
         self._in_flight.clear()
-        return [*dropped, how]
+        return [*dropped]

@@ -5,7 +5,7 @@ docs/decisions/0010 explains why this is safe; 0223, the changes that move no da
 """
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -50,12 +50,7 @@ from dos_client.sessions.discovery import ServerSurvey, find_membership, probe, 
 from dos_client.store import open_store
 from dos_client.tasks import try_each
 from dos_client.urls import DosUrl, parse_address, parse_url
-from dos_protocol.errors import (
-    CorruptDataError,
-    CorruptError,
-    DosError,
-    FencedError,
-)
+from dos_protocol.errors import CorruptDataError, CorruptError, DosError, FencedError
 from dos_protocol.messages import ObjectInfo
 from dos_protocol.names import id_text
 from dos_protocol.store_record import Member, StoreRecord
@@ -667,14 +662,7 @@ async def _send_to_excluded(record: StoreRecord, seen: ServerSurvey, *, token: b
                 log.info("%s did not accept the record that excludes it: %s", answer.address, error.args[0])
 
 
-def entry(
-    what: str,
-    record: StoreRecord,
-    now: StoreSurvivors,
-    *,
-    finished: bool = False,
-    details: Sequence[str] = (),
-) -> Override:
+def entry(what: str, record: StoreRecord, now: StoreSurvivors) -> Override:
     return Override(
         what,
         now_text(),
@@ -683,8 +671,8 @@ def entry(
         now.record.generation,
         names_of(now.present),
         names_of(now.lost),
-        finished,
-        list(details),
+        finished=False,
+        details=[],
     )
 
 

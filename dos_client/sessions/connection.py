@@ -38,6 +38,7 @@ from dos_client.limits import (
 from dos_client.randomness import backoff_s
 from dos_client.runtime import ClientStream, runtime
 from dos_client.urls import split_address
+from dos_protocol import messages as m
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import (
     BrokenConnectionError,
@@ -51,39 +52,7 @@ from dos_protocol.errors import (
 )
 from dos_protocol.frames import Frame, FrameDecoder, frame_head
 from dos_protocol.limits import PROTOCOL_VERSION
-from dos_protocol.messages import (
-    NO_DIGEST,
-    Bye,
-    ChangeDirectory,
-    Configure,
-    Configured,
-    Data,
-    Delete,
-    Deleted,
-    DirectoryOpened,
-    DurabilityAck,
-    Error,
-    Get,
-    Hello,
-    List,
-    Listing,
-    Message,
-    ObjectInfo,
-    Opcode,
-    Ping,
-    Pong,
-    Quit,
-    RepairAck,
-    RepairChunk,
-    ScrubProgress,
-    ScrubRequest,
-    Stat,
-    StatResult,
-    Welcome,
-    decode,
-    encode,
-    refused,
-)
+from dos_protocol.messages import NO_DIGEST, Message, decode, encode, refused
 from dos_protocol.names import NO_ID, is_name
 from dos_protocol.store_record import StoreRecord, decode_store_record, encode_store_record
 from dos_tls import TlsBusyError, TlsError
@@ -120,44 +89,44 @@ class Requests(ABC):
         self.fail(error)
         return error
 
-    async def open_directory(self, directory: str) -> DirectoryOpened:
-        request = ChangeDirectory(directory)
-        answer = await self.call(request, DirectoryOpened)
+    async def open_directory(self, directory: str) -> m.DirectoryOpened:
+        request = m.ChangeDirectory(directory)
+        answer = await self.call(request, m.DirectoryOpened)
         self._check_names(request, answer.entries)
         return answer
 
-    async def claim(self, directory: str, epoch: int, writer_id: bytes) -> DirectoryOpened:
+    async def claim(self, directory: str, epoch: int, writer_id: bytes) -> m.DirectoryOpened:
         """Become the directory's writer on this server. Raises FencedError with the epoch that it holds."""
-        request = ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=writer_id)
-        answer = await self.call(request, DirectoryOpened)
+        request = m.ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=writer_id)
+        answer = await self.call(request, m.DirectoryOpened)
         if (answer.epoch, answer.writer_id) != (epoch, writer_id):
             raise self.unfit(request, f"the claim of epoch {answer.epoch}, or of another writer")
         self._check_names(request, answer.entries)
         return answer
 
-    def _check_names(self, message: Message, entries: Iterable[ObjectInfo]) -> None:
+    def _check_names(self, message: Message, entries: Iterable[m.ObjectInfo]) -> None:
         """End the session if a name does not match the grammar: names reach files, URLs and terminals."""
         for info in entries:
             if not is_name(info.name):
                 raise self.unfit(message, f"a name that no object can have: {info.name[:40]!a}")
 
-    async def list_names(self, prefix: str = "", after: str = "", entries_max: int = 1_000) -> Listing:
-        request = List(prefix, after, entries_max)
-        answer = await self.call(request, Listing)
+    async def list_names(self, prefix: str = "", after: str = "", entries_max: int = 1_000) -> m.Listing:
+        request = m.List(prefix, after, entries_max)
+        answer = await self.call(request, m.Listing)
         self._check_names(request, answer.entries)
         return answer
 
-    async def list_all(self, prefix: str = "") -> list[ObjectInfo]:
-        found: list[ObjectInfo] = []
+    async def list_all(self, prefix: str = "") -> list[m.ObjectInfo]:
+        found: list[m.ObjectInfo] = []
         while True:
             page = await self.list_names(prefix, found[-1].name if found else "")
             found += page.entries
             if not page.more or not page.entries:
                 return found
 
-    async def stat(self, name: str, digest_at: int = NO_DIGEST) -> StatResult:
-        request = Stat(name, digest_at)
-        answer = await self.call(request, StatResult)
+    async def stat(self, name: str, digest_at: int = NO_DIGEST) -> m.StatResult:
+        request = m.Stat(name, digest_at)
+        answer = await self.call(request, m.StatResult)
         if (answer.info.name, answer.digest_at) != (name, digest_at):
             raise self.unfit(request, "the sizes of another object, or a digest at another size")
         return answer
@@ -165,9 +134,9 @@ class Requests(ABC):
     async def get(self, name: str, offset: int, max_bytes: int, wait_ms: int = 0) -> bytes:
         return bytes((await self.get_data(name, offset, max_bytes, wait_ms)).payload)
 
-    async def get_data(self, name: str, offset: int, max_bytes: int, wait_ms: int = 0) -> Data:
-        request = Get(name, offset, max_bytes, wait_ms)
-        data = await self.call(request, Data, self.answer_timeout_s + wait_ms / 1_000)
+    async def get_data(self, name: str, offset: int, max_bytes: int, wait_ms: int = 0) -> m.Data:
+        request = m.Get(name, offset, max_bytes, wait_ms)
+        data = await self.call(request, m.Data, self.answer_timeout_s + wait_ms / 1_000)
         if data.offset != offset or len(data.payload) > max_bytes or data.name != name:
             raise self.unfit(request, "bytes that were not requested")
         return data
@@ -177,41 +146,41 @@ class Requests(ABC):
         shows what is left; after BrokenConnectionError the result is unknown. Other errors: nothing was
         deleted.
         """
-        answer = await self.call(Delete(name), Deleted, delete_timeout_s)
+        answer = await self.call(m.Delete(name), m.Deleted, delete_timeout_s)
         if answer.name != name:
-            raise self.unfit(Delete(name), f"the deletion of {answer.name[:40]!a}")
+            raise self.unfit(m.Delete(name), f"the deletion of {answer.name[:40]!a}")
 
-    async def repair(self, request: RepairChunk) -> RepairAck:
+    async def repair(self, request: m.RepairChunk) -> m.RepairAck:
         """Send a piece of a new copy. Raises WouldLoseError and others, see protocol.md."""
-        answer = await self.call(request, RepairAck, repair_timeout_s)
+        answer = await self.call(request, m.RepairAck, repair_timeout_s)
         if answer.name != request.name:
             raise self.unfit(request, f"the repair of {answer.name[:40]!a}")
         return answer
 
     async def configure(self, record: StoreRecord) -> int:
-        return (await self.call(Configure(encode_store_record(record)), Configured)).generation
+        return (await self.call(m.Configure(encode_store_record(record)), m.Configured)).generation
 
-    async def scrub(self, *, begin: bool = False, bytes_per_s: int = 0) -> ScrubProgress:
+    async def scrub(self, *, begin: bool = False, bytes_per_s: int = 0) -> m.ScrubProgress:
         """Return the progress of the server's scrub; with `begin`, begin a round over everything first."""
-        return await self.call(ScrubRequest(begin, bytes_per_s), ScrubProgress)
+        return await self.call(m.ScrubRequest(begin, bytes_per_s), m.ScrubProgress)
 
     async def ping(self, payload: bytes = b"", timeout_s: float | None = None) -> float:
         begin = trio.current_time()
-        answer = await self.call(Ping(payload), Pong, timeout_s)
+        answer = await self.call(m.Ping(payload), m.Pong, timeout_s)
         if bytes(answer.payload) != payload:
             raise RemoteProtocolError(f"{self.address} answered PING with different bytes")
         return trio.current_time() - begin
 
 
 log: Final = logging.getLogger("dos.client")
-_DURABILITY_ACK: Final = int(Opcode.WATERMARK)
-_ERROR: Final = int(Opcode.ERROR)
+_DURABILITY_ACK: Final = int(m.Opcode.WATERMARK)
+_ERROR: Final = int(m.Opcode.ERROR)
 _quit_timeout_s: Final = 0.2
 
 Feed = Callable[[list[Buffer]], None]
 
 
-def _no_durability_ack(_: DurabilityAck) -> None:
+def _no_durability_ack(_: m.DurabilityAck) -> None:
     """Ignore a durability ack: this session appends nothing."""
 
 
@@ -237,10 +206,10 @@ class Connection(Requests):
 
     def __init__(self, sock: ClientStream, address: str) -> None:
         self.address = address
-        self.welcome: Welcome
+        self.welcome: m.Welcome
         self.record: StoreRecord | None = None
         self.feed: Feed | None = None
-        self.on_durability_ack: Callable[[DurabilityAck], None] = _no_durability_ack
+        self.on_durability_ack: Callable[[m.DurabilityAck], None] = _no_durability_ack
         self.on_append_refused: Callable[[int, RefusedError], None] = _no_refusal
         self.failure: DosError | None = None
         self._sock = sock
@@ -310,7 +279,7 @@ class Connection(Requests):
                 await slot.event.wait()
         finally:
             del self._pending[request_id]
-            if slot.message is None and not (isinstance(message, Get) and message.wait_ms):
+            if slot.message is None and not (isinstance(message, m.Get) and message.wait_ms):
                 self._owed.add(request_id)
         if slot.message is None:
             if self.failure is not None:
@@ -318,12 +287,12 @@ class Connection(Requests):
             raise BrokenConnectionError(
                 f"{self.address} did not answer {type(message).__name__} within {timeout_s:g} s"
             )
-        if isinstance(slot.message, Error):
+        if isinstance(slot.message, m.Error):
             raise refused(slot.message)
         return slot.message
 
-    async def _hello(self, hello: Hello) -> None:
-        self.welcome = await self.call(hello, Welcome, connect_timeout_s)
+    async def _hello(self, hello: m.Hello) -> None:
+        self.welcome = await self.call(hello, m.Welcome, connect_timeout_s)
         if self.welcome.payload_bytes_max < chunk_bytes_max:
             raise RemoteProtocolError(
                 f"{self.address} accepts at most {self.welcome.payload_bytes_max} bytes per frame, but this"
@@ -389,7 +358,7 @@ class Connection(Requests):
     def _dispatch(self, frame: Frame) -> None:
         if frame.opcode == _DURABILITY_ACK:
             message = decode(frame)
-            assert isinstance(message, DurabilityAck)
+            assert isinstance(message, m.DurabilityAck)
             self.on_durability_ack(message)
             return
         slot = self._pending.get(frame.request_id)
@@ -410,7 +379,7 @@ class Connection(Requests):
         request.
         """
         message = decode(frame)
-        assert isinstance(message, Error)
+        assert isinstance(message, m.Error)
         tag = tag_of(frame.request_id)
         if tag is not None:
             self.on_append_refused(tag, refused(message))
@@ -425,7 +394,7 @@ class Connection(Requests):
                 self.fail(BrokenConnectionError(f"{self.address} was silent for {silent:.0f} s"))
             # compare times, not differences: rounding could make a difference too short for ever
             elif now >= due:
-                self.post(frame_head(encode(Ping(), self._unanswered_id())))
+                self.post(frame_head(encode(m.Ping(), self._unanswered_id())))
             await trio.sleep_until(due if now < due else now + silence_ping_s)
 
     def _unanswered_id(self) -> int:
@@ -436,7 +405,7 @@ class Connection(Requests):
         self._quitting = True
         with trio.move_on_after(_quit_timeout_s):
             try:
-                await self.call(Quit(), Bye, math.inf)
+                await self.call(m.Quit(), m.Bye, math.inf)
             except DosError as error:
                 log.debug("no BYE from %s: %s", self.address, error)
 
@@ -453,7 +422,7 @@ async def open_connection(
     """Open a session with the server at `address` (`host:port`), including HELLO. Raises
     BrokenConnectionError, RefusedError. On exit, unacknowledged appends may or may not have happened.
     """
-    hello = Hello(PROTOCOL_VERSION, current(token), store_id, generation, client)
+    hello = m.Hello(PROTOCOL_VERSION, current(token), store_id, generation, client)
     failure: Exception | None = None
     with ExitStack() as sockets:
         async with trio.open_nursery() as nursery:
@@ -472,7 +441,7 @@ async def open_connection(
         raise failure
 
 
-async def _greeted(address: str, hello: Hello, nursery: trio.Nursery, sockets: ExitStack) -> Connection:
+async def _greeted(address: str, hello: m.Hello, nursery: trio.Nursery, sockets: ExitStack) -> Connection:
     """Return a session after its HELLO. Its tasks are in the nursery, its socket in `sockets`."""
     deadline = trio.current_time() + connect_timeout_s
     for attempt in count(1):
