@@ -4,7 +4,7 @@ takes. Pure.
 Spark stores the JSON of an offset in its checkpoint, so its format must stay readable. It is a vector of
 points, one for each split (a worker's output log, a producer, an object):
 
-    {"version": 2, "store": "<store id, 32 hex>", "what": "output wordcount/counts",
+    {"version": 1, "store": "<store id, 32 hex>", "what": "output wordcount/counts",
      "splits": {"w0000": {"epoch": 3, "size": 4096, "line": 1, "step": 40}, ...}}
 
 `store` and `what` serve to refuse an offset of something else, whose numbers would fit by accident.
@@ -23,10 +23,7 @@ from checkpoint import Checkpoint, Rewind, parting
 from dos_protocol.errors import MALFORMED_JSON
 from spark_integration.errors import MalformedOffsetError
 
-VERSION: Final = 2
-# Still written where it says everything, for inputs and objects: it means line 0, and an unknown step.
-WITHOUT_LINES_VERSION: Final = 1
-_READABLE: Final = (WITHOUT_LINES_VERSION, VERSION)
+VERSION: Final = 1
 _REMEDY: Final = (
     "write earliest, latest, step:120, checkpoint:7, time:2026-01-31T12:00:00Z, or the JSON of an offset"
     " as a query's progress shows it"
@@ -73,8 +70,7 @@ def offset_of(store: str, what: str, points: Vector) -> dict[str, Any]:
     lines = any(at.line or at.step for at in points.values())
     shown = SplitPoint._fields if lines else ("epoch", "size")
     splits = {split: {name: getattr(at, name) for name in shown} for split, at in sorted(points.items())}
-    version = VERSION if lines else WITHOUT_LINES_VERSION
-    return {"version": version, "store": store, "what": what, "splits": splits}
+    return {"version": VERSION, "store": store, "what": what, "splits": splits}
 
 
 def points_of(offset: Any, store: str, what: str) -> dict[str, SplitPoint]:
@@ -97,9 +93,9 @@ def _offset(offset: Any) -> _Offset:
         raise MalformedOffsetError(
             f"this is not an offset of the source dos: {error}: {str(offset)[:200]}"
         ) from error
-    if parsed.version not in _READABLE:
+    if parsed.version != VERSION:
         raise MalformedOffsetError(
-            f"the offset has version {parsed.version}, but only versions up to {VERSION} are supported",
+            f"the offset has version {parsed.version}, but only version {VERSION} is supported",
             remedy="run the version of DOS that wrote it, or a newer one",
         )
     negative = [split for split, at in parsed.splits.items() if min(at.epoch, at.size, at.line, at.step) < 0]

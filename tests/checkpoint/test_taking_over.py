@@ -55,13 +55,11 @@ from tests.checkpoint.region_model import spec
 
 FIRST = limits.terms_per_incarnation
 """The first incarnation."""
-LOCAL = (1, 2)
-"""What a worker speaks that knows local recovery."""
 KILLED = "worker 1 was lost: its control link is gone: reset by peer"
 
 
 def joins(region: CoordinatorHarness, worker: int, attempt: int = 2, **fields: Any) -> None:
-    region.join(worker, attempt=attempt, **{"speaks": LOCAL, **fields})
+    region.join(worker, attempt=attempt, **fields)
 
 
 def started(workers: int = 3, **fields: Any) -> CoordinatorHarness:
@@ -286,17 +284,17 @@ def test_an_append_under_way_is_settled_before_a_checkpoint_is_chosen_to_begin_a
 # --- versions and specifications -----------------------------------------------------------------------
 
 
-def test_a_process_that_does_not_know_local_recovery_is_refused_by_name() -> None:
+def test_a_process_that_shares_no_version_with_the_others_is_refused_by_name() -> None:
     region = running()
     region.die(1)
     region.take()
-    joins(region, 1, speaks=(1, 1), host="old")
+    joins(region, 1, speaks=(2, 3), host="later")
     effects = region.take()
     (refused,) = [one.refusal.text for one in effects if isinstance(one, MessageRefused)]
-    assert refused == (
-        "worker 1 on old speaks version 1 of the messages between workers, and local recovery needs version"
-        ' 2: install a newer version there, or run the region with recovery="global"'
+    assert refused.startswith(
+        "worker 1 on later speaks versions 2 to 3 of the messages between workers, and worker 0 on "
     )
+    assert "version 1: install a version on one of these hosts that fits the other" in refused
     assert not [one for one in effects if isinstance(getattr(one, "message", None), Restore | View)]
     region.play(WorkerEnded(1, 2, "refused"))
     region.tick(1)

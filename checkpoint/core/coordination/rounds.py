@@ -35,7 +35,6 @@ from checkpoint.core.coordination.workers import (
     worker_on_loopback,
 )
 from checkpoint.core.links.messages import (
-    LOCAL_RECOVERY,
     Join,
     Refusal,
     Restored,
@@ -532,12 +531,6 @@ class Gathering:
 
     def _unfit_version(self, join: Join) -> str:
         """Return why a worker cannot exchange rows with one that has joined, empty if it can with all."""
-        if self._run.spec.recovery == "local" and join.speaks[1] < LOCAL_RECOVERY:
-            return (
-                f"worker {join.worker} on {join.host} speaks {versions_text(join.speaks)} of the messages"
-                f" between workers, and local recovery needs version {LOCAL_RECOVERY}: install a newer"
-                ' version there, or run the region with recovery="global"'
-            )
         for one in self._run.roster:
             other = one.join
             if one.link is None or other is None or one.index == join.worker:

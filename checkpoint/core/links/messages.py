@@ -19,9 +19,7 @@ from journal import Floor, Gap
 Versions: TypeAlias = tuple[int, int]
 """The oldest and the newest version that a process speaks."""
 
-VERSIONS: Final[Versions] = (1, 2)
-LOCAL_RECOVERY: Final = 2
-"""The first version with local recovery. Regions with global recovery use nothing above version 1."""
+VERSIONS: Final[Versions] = (1, 1)
 
 
 def versions_text(speaks: Versions) -> str:

@@ -188,10 +188,7 @@ def check_session(known: RegisteredQuery | None, name: str, session: str) -> Reg
 
 
 REGISTER_VERSION: Final = 1
-QUERIES_VERSION: Final = 2
-"""Of a register with queries. A program of an older version refuses it, and trims nothing."""
-ENTRY_VERSION: Final = 3
-"""Of a register with the origins of entry points, with or without queries."""
+"""A reader refuses any other: it would trim what consumers need that it does not know of."""
 QUERY_PREFIX: Final = "query:"
 """Distinguishes queries from regions where a person names one. No name of a region contains a colon."""
 
@@ -300,8 +297,8 @@ def decode_register(strings: Sequence[bytes], *, where: str, at: int) -> Registe
         register = _decoder.decode(strings[0])
     except (IndexError, *MALFORMED_JSON) as error:
         raise CorruptDataError(where, at, "the JSON of a register of consumers", str(error)) from error
-    if not REGISTER_VERSION <= register.version <= ENTRY_VERSION:
-        expected = f"a register of version {REGISTER_VERSION} to {ENTRY_VERSION}"
+    if register.version != REGISTER_VERSION:
+        expected = f"a register of version {REGISTER_VERSION}"
         raise CorruptDataError(where, at, expected, str(register.version))
     return register
 
@@ -336,19 +333,12 @@ def with_query(register: Register, name: str, query: RegisteredQuery | None) -> 
     queries = {known: one for known, one in register.queries.items() if known != name}
     if query is not None:
         queries[name] = query
-    return _versioned(msgspec.structs.replace(register, queries=queries))
+    return msgspec.structs.replace(register, queries=queries)
 
 
 def with_entry(register: Register, entry: EntryOrigins) -> Register:
     """Return the register with these origins of entry points."""
-    return _versioned(msgspec.structs.replace(register, entry=entry))
-
-
-def _versioned(register: Register) -> Register:
-    version = QUERIES_VERSION if register.queries else REGISTER_VERSION
-    if register.entry is not None:
-        version = ENTRY_VERSION
-    return msgspec.structs.replace(register, version=version)
+    return msgspec.structs.replace(register, entry=entry)
 
 
 def names_of(register: Register) -> list[str]:
