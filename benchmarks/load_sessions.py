@@ -97,7 +97,7 @@ class Watermarks:
             end = start + frame_header_bytes + meta_bytes + payload_bytes
             if end > len(data):
                 break
-            if data[start + _OPCODE_AT] == m.Opcode.WATERMARK:
+            if data[start + _OPCODE_AT] == m.Opcode.DURABILITY_ACK:
                 (self.synced,) = _SYNCED.unpack_from(data, start + _SYNCED_AT)
             else:
                 self._unexpected(data[start:end])

@@ -89,7 +89,7 @@ VERDICTS: Final[dict[ErrorCode, ErrorMeaning]] = {
     ErrorCode.DIGEST_MISMATCH: ErrorMeaning(
         Blame.CALLER,
         "the existing content is another writer's: take over before appending",
-        "the prefix digest there; 0 for the bytes of a MEND",
+        "the prefix digest there; 0 for the bytes of a REPAIR",
     ),
     ErrorCode.FENCED: ErrorMeaning(
         Blame.WRITER, "stop, or take over with an epoch above the one in `actual`", "the epoch held"

@@ -117,14 +117,14 @@ class Opcode(IntEnum):
     CONFIGURE = 8
     PING = 9
     QUIT = 10
-    MEND = 11
+    REPAIR = 11
     STAMP = 12
     WITNESS = 13
     SCRUB = 14
 
     WELCOME = 129
     DIRECTORY_OPENED = 130
-    WATERMARK = 131
+    DURABILITY_ACK = 131
     DATA = 132
     LISTING = 133
     STAT_RESULT = 134
@@ -132,7 +132,7 @@ class Opcode(IntEnum):
     CONFIGURED = 136
     PONG = 137
     BYE = 138
-    MENDED = 139
+    REPAIRED = 139
     STAMPED = 140
     WITNESSED = 141
     SCRUBBED = 142
@@ -334,7 +334,7 @@ class RepairChunk(Message, frozen=True):
 
 
 class RepairAck(Message, frozen=True):
-    """The answer to MEND: `size` bytes of the new copy were received. `done`: it has replaced the old one."""
+    """The answer to REPAIR: `size` bytes of the new copy are there. `done`: it has replaced the old one."""
 
     name: str
     size: int
@@ -471,7 +471,9 @@ TABLE: Final[dict[Opcode, MessageLayout]] = {
     Opcode.APPEND: MessageLayout(
         Append, (("expected_size", "Q"), ("prefix_digest", "Q")), (("name", "name"),), payload="payload"
     ),
-    Opcode.WATERMARK: MessageLayout(DurabilityAck, (("received", "Q"), ("synced", "Q")), (("name", "name"),)),
+    Opcode.DURABILITY_ACK: MessageLayout(
+        DurabilityAck, (("received", "Q"), ("synced", "Q")), (("name", "name"),)
+    ),
     Opcode.GET: MessageLayout(
         Get, (("offset", "Q"), ("max_bytes", "I"), ("wait_ms", "I")), (("name", "name"),)
     ),
@@ -490,7 +492,7 @@ TABLE: Final[dict[Opcode, MessageLayout]] = {
     Opcode.PONG: MessageLayout(Pong, payload="payload"),
     Opcode.QUIT: MessageLayout(Quit),
     Opcode.BYE: MessageLayout(Bye),
-    Opcode.MEND: MessageLayout(
+    Opcode.REPAIR: MessageLayout(
         RepairChunk,
         (
             ("offset", "Q"),
@@ -503,7 +505,7 @@ TABLE: Final[dict[Opcode, MessageLayout]] = {
         (("name", "name"),),
         payload="payload",
     ),
-    Opcode.MENDED: MessageLayout(RepairAck, (("size", "Q"), ("done", "?")), (("name", "name"),)),
+    Opcode.REPAIRED: MessageLayout(RepairAck, (("size", "Q"), ("done", "?")), (("name", "name"),)),
     Opcode.STAMP: MessageLayout(Stamp, _STAMP),
     Opcode.STAMPED: MessageLayout(Stamped, _STAMP),
     Opcode.WITNESS: MessageLayout(
@@ -556,7 +558,7 @@ _U16: Final = struct.Struct(">H")
 _APPEND: Final = struct.Struct(">QQB")
 _APPEND_OPCODE: Final = int(Opcode.APPEND)
 _DURABILITY_ACK: Final = struct.Struct(">QQB")
-_DURABILITY_ACK_OPCODE: Final = int(Opcode.WATERMARK)
+_DURABILITY_ACK_OPCODE: Final = int(Opcode.DURABILITY_ACK)
 assert _ENTRY.size == 25
 assert len(_PLANS_BY_CLASS) == len(TABLE) == len(Opcode)
 
@@ -631,7 +633,7 @@ def _decode_append(frame: Frame) -> Append:
 def _decode_durability_ack(frame: Frame) -> DurabilityAck:
     meta = frame.meta
     if len(meta) < _DURABILITY_ACK.size or len(meta) != _DURABILITY_ACK.size + meta[16] or len(frame.payload):
-        raise RemoteProtocolError("the layout of WATERMARK is wrong", request_id=frame.request_id)
+        raise RemoteProtocolError("the layout of DURABILITY_ACK is wrong", request_id=frame.request_id)
     received, synced, _ = _DURABILITY_ACK.unpack_from(meta)
     return DurabilityAck(meta[17:].decode("latin-1"), received, synced)
 

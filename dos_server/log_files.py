@@ -47,9 +47,9 @@ from dos_server.core.files.log_replay import (
     unused_numbers,
 )
 from dos_server.core.files.records import (
-    MEND,
     NO_CLAIM,
     OBJECTS,
+    REPAIR,
     ObjectMark,
     decode_claim,
     decode_identity,
@@ -416,7 +416,7 @@ class _Replay:
         """Write a new file with what the old one has, and the log's entries. False: the old one cannot be
         read.
         """
-        folder, new = f"{OBJECTS}/{directory}", f"{MEND}{name}"
+        folder, new = f"{OBJECTS}/{directory}", f"{REPAIR}{name}"
         # A sync of a file that failed is never tried again: the kernel has dropped the pages. The log still
         # has the bytes.
         copy = self._disk.open(f"{folder}/{new}", create=True)

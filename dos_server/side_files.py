@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
-from dos_server.core.files.records import MEND, OBJECTS, torn_name
+from dos_server.core.files.records import OBJECTS, REPAIR, torn_name
 from dos_server.core.files.recovery import RecoveredObject, RecoveryDecision
 from dos_server.disk import Disk
 from dos_server.limits import in_flight_bytes_max
@@ -36,7 +36,7 @@ def put_aside(disk: Disk, folder: str, name: str, aside: str) -> None:
 def remove_leftovers(disk: Disk, path: str, names: Iterable[str]) -> None:
     """Delete new copies of an earlier incarnation. A failure is only logged."""
     for name in names:
-        if name.startswith(MEND):
+        if name.startswith(REPAIR):
             try:
                 disk.remove(f"{path}/{name}")
             except OSError as error:

@@ -29,9 +29,9 @@ from dos_server.core.files.extent import object_seed
 from dos_server.core.files.log_replay import RecordPlace
 from dos_server.core.files.records import (
     BROKEN,
-    MEND,
     NO_CLAIM,
     OBJECTS,
+    REPAIR,
     STAMPS,
     WITNESSED,
     ObjectMark,
@@ -191,7 +191,7 @@ CopyEffect = v.WriteRepair | v.InstallRepair | v.DropRepair
 
 
 def _copy_name(effect: CopyEffect) -> str:
-    return f"{MEND}{effect.name}.{effect.copy}"
+    return f"{REPAIR}{effect.name}.{effect.copy}"
 
 
 def _copy_path(effect: CopyEffect) -> str:

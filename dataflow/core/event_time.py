@@ -53,14 +53,14 @@ def held_back(watermark: Watermark, lag: int) -> Watermark:
 
 
 def encode_watermark(watermark: Watermark) -> bytes:
-    """Return the payload of a PUNCTUATION frame: 8 bytes, big-endian, signed."""
+    """Return the payload of a WATERMARK frame: 8 bytes, big-endian, signed."""
     return _WIRE.pack(watermark)
 
 
 def decode_watermark(payload: bytes | bytearray | memoryview) -> Watermark:
     """Return the watermark in a payload. Raises ValueError."""
     if len(payload) != _WIRE.size:
-        raise ValueError(f"a PUNCTUATION frame carries {_WIRE.size} bytes, not {len(payload)}")
+        raise ValueError(f"a WATERMARK frame carries {_WIRE.size} bytes, not {len(payload)}")
     (watermark,) = _WIRE.unpack(payload)
     return int(watermark)
 

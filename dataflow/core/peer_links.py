@@ -261,7 +261,7 @@ class PeerLinks:
             self.peers_at = max(self.peers_at, frame.step)
         elif frame.type is FrameType.RESET:
             self._behind[peer] = frame.step
-        for_circuit = frame.type in (FrameType.DATA, FrameType.PUNCTUATION, FrameType.STEP_END)
+        for_circuit = frame.type in (FrameType.DATA, FrameType.WATERMARK, FrameType.STEP_END)
         return frame if for_circuit else None
 
     def at(self, peer: int) -> ChannelFrame | None:

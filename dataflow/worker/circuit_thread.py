@@ -104,7 +104,7 @@ def _decode(sender: int, payload: "bytes | bytearray | memoryview", schema: pa.S
 
 
 def watermark_of(frame: ChannelFrame) -> Watermark:
-    """Return the watermark in a PUNCTUATION frame. Raises RemoteProtocolError."""
+    """Return the watermark in a WATERMARK frame. Raises RemoteProtocolError."""
     try:
         return decode_watermark(frame.payload)
     except ValueError as error:
@@ -352,7 +352,7 @@ class StageOutput:
     ) -> list[ChannelFrame]:
         me, job, number = self._me.worker, self._job, self._number
         pieces = [(FrameType.DATA, encode_batch(piece)) for batch in batches for piece in frames_of(batch)]
-        pieces += [(FrameType.PUNCTUATION, memoryview(encode_watermark(one))) for one in time]
+        pieces += [(FrameType.WATERMARK, memoryview(encode_watermark(one))) for one in time]
         frames = [
             ChannelFrame(kind, me, job, number, step, seq=seq, channel=channel, payload=piece)
             for seq, (kind, piece) in enumerate(pieces)
@@ -632,14 +632,14 @@ class CircuitIncarnation:
 
     def arrived(self, frame: ChannelFrame) -> None:
         """Take a frame from a peer. Raises RemoteProtocolError."""
-        if frame.type not in (FrameType.DATA, FrameType.PUNCTUATION, FrameType.STEP_END):
+        if frame.type not in (FrameType.DATA, FrameType.WATERMARK, FrameType.STEP_END):
             return  # RESET, DURABLE and EOF are handled on the link thread
         alignment = self._aligned.get(frame.channel)
         if alignment is None:
             raise RemoteProtocolError(f"worker {frame.sender} sent on unknown channel {frame.channel}")
         if frame.type is FrameType.DATA:
             alignment.data(frame.sender, frame.step, frame.seq, (frame.sender, frame.payload))
-        elif frame.type is FrameType.PUNCTUATION:
+        elif frame.type is FrameType.WATERMARK:
             alignment.data(frame.sender, frame.step, frame.seq, (frame.sender, watermark_of(frame)))
         else:
             final = bool(frame.flags & FrameFlag.FINAL)

@@ -173,7 +173,7 @@ class Requests(ABC):
 
 
 log: Final = logging.getLogger("dos.client")
-_DURABILITY_ACK: Final = int(m.Opcode.WATERMARK)
+_DURABILITY_ACK: Final = int(m.Opcode.DURABILITY_ACK)
 _ERROR: Final = int(m.Opcode.ERROR)
 _quit_timeout_s: Final = 0.2
 

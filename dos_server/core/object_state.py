@@ -8,7 +8,7 @@
     synced    on stable storage, with the name: in the file, or in the group log
     filed     on stable storage in the file, with the directory entry
 
-Readers only get bytes below `synced`. Only a durability ack (WATERMARK) acknowledges, after `Synced`.
+Readers only get bytes below `synced`. Only a durability ack acknowledges, after `Synced`.
 
 Group commit: at most one sync of an object runs. It covers what was written before it began; later writes
 wait for the next one.

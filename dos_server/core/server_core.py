@@ -5,7 +5,7 @@ Every ordering guarantee of the server is enforced here and in the parts that th
     effect           condition
     Write            the request was carried out, by the directory's writer, and its size and digest matched
     Sync             after Written; at most one per object at a time; covers what was written before it began
-    SetMark          after Synced, and before any durability ack (WATERMARK)
+    SetMark          after Synced, and before any durability ack
     DurabilityAck    after Synced, and never to a session whose claim is older than the held claim
     DirectoryOpened  for a claim: after the claim is on stable storage and all objects are settled
 

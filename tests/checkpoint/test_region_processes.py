@@ -721,7 +721,7 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bundled(tmp_path_factory: pytest.TempPathFactory, token: Path) -> Iterator[str]:
-    """A bundled of two that has an object, and what the driver of a region claims."""
+    """A store of two that has an object, and what the driver of a region claims."""
     place = tmp_path_factory.mktemp("servers")
     options = ("--token-file", str(token))
     with ExitStack() as stack:
@@ -781,7 +781,7 @@ def test_a_dry_run_lists_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     done = dos("support-bundle", bundled, "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert f"dos bundled verify {bundled} --json" in done.stdout
+    assert f"dos store verify {bundled} --json" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -791,6 +791,6 @@ def test_a_store_that_cannot_be_reached_keeps_nothing_else_out(tmp_path: Path) -
     files = files_of(path)
     assert "exit code 3" in files["store/status.json.error"]
     assert files["machine.json"]
-    again = dos("support-bundle", "--output", path)  # no bundled is named, which is no error
+    again = dos("support-bundle", "--output", path)  # no store is named, which is no error
     assert again.returncode == 2
     assert f"{path}: File exists" in again.stderr

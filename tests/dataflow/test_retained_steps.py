@@ -126,7 +126,7 @@ def test_what_a_peer_has_used_is_left_out_by_channel() -> None:
 
 def test_frames_without_rows_are_numbered_anew_on_each_channel() -> None:
     frames = entry(5, {1: [b"a", b"b"]}).frames[1]
-    time = frames[0]._replace(type=FrameType.PUNCTUATION, seq=2)
+    time = frames[0]._replace(type=FrameType.WATERMARK, seq=2)
     end = frames[-1]._replace(seq=3)
     other = entry(5, {1: [b"c"]}, channel=1).frames[1]
     left = without_rows((*frames[:2], time, end, *other))

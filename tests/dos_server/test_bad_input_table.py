@@ -134,7 +134,7 @@ FIELDS: dict[str, tuple[int, bytes, bytes]] = {
     "HELLO again": (1, b"\x01" + bytes(24) + bytes(4), b""),
     "a client name that is no UTF-8": (1, b"\x01" + bytes(24) + b"\0\0\0\x02\xc3\x28", b""),
     "QUIT with a payload": (10, b"", b"now"),
-    "MEND cut in the middle": (11, bytes(20), b"x"),
+    "REPAIR cut in the middle": (11, bytes(20), b"x"),
     **{f"opcode {opcode}, nothing in it": (opcode, b"", b"") for opcode in (1, 2, 3, 4, 5, 6, 7, 8, 11)},
 }
 

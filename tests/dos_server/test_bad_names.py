@@ -47,7 +47,7 @@ def fill(server: embedded.EmbeddedServer) -> None:
 NAMES = [
     *HOSTILE,
     *("a/b", "o/", "/o", "../dir/o", "a/" * 127, "/" * 255, "x" * 255, "~root", "$HOME", "`id`", "*"),
-    *("a ", " a", "o\t", "\x7f", "\x1b[2J", "nul\0", "o\0.x", ".meta", ".marks", ".mend.o.1", ".torn.o.0"),
+    *("a ", " a", "o\t", "\x7f", "\x1b[2J", "nul\0", "o\0.x", ".meta", ".marks", ".repair.o.1", ".torn.o.0"),
     *("caf\u00e9", "cafe\u0301", "\u200fo", "o\u202e", "\u2025", "\uff0e\uff0e", "\ud7ff", "\U0001f600"),
 ]
 """Those that are not Latin-1 go out as UTF-8, as a client might send them."""
@@ -299,7 +299,7 @@ def test_a_server_does_not_start_on_a_planted_file_of_its_own(
 
 
 @pytest.mark.parametrize(
-    "name", [".claim.new", ".mend.o.1", ".mend.x\n2026 fine", ".torn.o.0", "a b", "\x1b[2J", "\udcff"]
+    "name", [".claim.new", ".repair.o.1", ".repair.x\n2026 fine", ".torn.o.0", "a b", "\x1b[2J", "\udcff"]
 )
 @pytest.mark.parametrize("plant", [plant_symlink, plant_hardlink, plant_folder], ids=plant_name)
 def test_names_that_are_no_objects_are_not_followed_and_not_shown(

@@ -235,5 +235,5 @@ def test_what_wrote_a_file_syncs_it_and_is_not_closed_in_between(
         elif call.name == "close":
             assert call.path not in written_by, f"{call.path} was closed before its sync"
     assert set(synced) >= {"o", ".claim.new", ".store.new"}
-    assert any(name.startswith(".mend.copied.") for name in synced)
+    assert any(name.startswith(".repair.copied.") for name in synced)
     assert synced.count("o") == 3

@@ -278,7 +278,7 @@ def test_a_program_that_does_not_know_the_format_refuses_the_data_and_changes_no
         (data / "identity").write_bytes(
             records.encode_identity(records.parse_id((data / "identity").read_text()[:32]))
         )
-    (data / ".mend.o.1").write_bytes(b"a leftover that a start would remove")
+    (data / ".repair.o.1").write_bytes(b"a leftover that a start would remove")
 
     def tree() -> dict[str, tuple[int, int]]:
         files = (path for path in data.rglob("*") if path.name != "lock")

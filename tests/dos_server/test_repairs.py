@@ -46,7 +46,7 @@ def test_a_damaged_copy_stays_damaged_until_a_whole_new_one_is_in_its_place(new:
     assert (info.corrupt, info.synced, info.digest) == (False, len(new), prefix_digest(new))
     assert member.content() == new
     assert ".broken.o.0" in member.folder
-    assert not any(name.startswith(".mend.") for name in member.folder)
+    assert not any(name.startswith(".repair.") for name in member.folder)
     assert member.repair(repairer, new, old=old) == answer, "a lost answer is asked for again"
     member.disk.power_cut(random.Random(7))
     member.start()
@@ -466,7 +466,7 @@ def test_an_append_that_comes_while_the_new_copy_is_on_its_way_wins() -> None:
     )
     assert member.ask(repairer, rest).code == ErrorCode.SIZE_MISMATCH
     assert member.content() == CONTENT + b"mine"
-    assert not any(name.startswith(".mend.") for name in member.folder)
+    assert not any(name.startswith(".repair.") for name in member.folder)
 
 
 def test_a_repairer_that_goes_leaves_nothing_and_so_does_a_crash() -> None:
@@ -487,7 +487,7 @@ def test_a_repairer_that_goes_leaves_nothing_and_so_does_a_crash() -> None:
             member.disk.kill()
             member.start()
         assert member.inspect() == old
-        assert not any(name.startswith(".mend.") for name in member.folder), leave
+        assert not any(name.startswith(".repair.") for name in member.folder), leave
     assert not member.core._tables.repairs
 
 
@@ -527,7 +527,7 @@ def test_a_directory_is_not_forgotten_under_a_new_copy_that_is_on_its_way(
         assert member.pending
         member.settle()
         assert member.claim().entries[0].synced == len(LONGER if state == "installing" else CONTENT)
-    assert not any(name.startswith(".mend.") for name in member.folder)
+    assert not any(name.startswith(".repair.") for name in member.folder)
 
 
 @pytest.mark.parametrize("damage", ["cut off", "rotten", "poisoned", "none: it is short"])

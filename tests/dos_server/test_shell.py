@@ -123,7 +123,7 @@ async def test_a_new_copy_begun_again_does_not_lose_its_file_to_the_end_of_the_o
         removed.set()
 
     def write_around_it(handle: int, position: int, buffers: Sequence[Buffer]) -> None:
-        again = disk._handles[handle][1].rpartition("/")[2].startswith(".mend.") and len(disk.calls) > first
+        again = disk._handles[handle][1].rpartition("/")[2].startswith(".repair.") and len(disk.calls) > first
         if again:
             begun_again.set()
             assert removed.wait(30)

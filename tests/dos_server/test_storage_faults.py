@@ -103,11 +103,11 @@ def test_a_new_copy_is_synced_by_the_handle_that_wrote_it() -> None:
     member.rot(150_000)
     before = len(member.disk.calls)
     assert isinstance(member.repair(member.reader(), LONGER, old=member.inspect(), chunk=50_000), m.RepairAck)
-    calls = [method for method, path in member.disk.calls[before:] if ".mend." in path]
+    calls = [method for method, path in member.disk.calls[before:] if ".repair." in path]
     assert calls.count("open") == 1
     assert calls.count("write") == 7
     assert calls.index("close") > calls.index("sync")
-    assert not any(".mend." in path for _, path in member.disk._handles.values())
+    assert not any(".repair." in path for _, path in member.disk._handles.values())
 
 
 def test_a_new_copy_that_nobody_wants_any_more_is_closed_and_gone() -> None:
@@ -117,10 +117,10 @@ def test_a_new_copy_that_nobody_wants_any_more_is_closed_and_gone() -> None:
     digest = prefix_digest(LONGER)
     first = m.RepairChunk("o", 0, len(LONGER), digest, old.synced, old.digest, overwrite=False, payload=b"x")
     assert isinstance(member.ask(reader, first), m.RepairAck)
-    assert any(".mend." in path for _, path in member.disk._handles.values())
+    assert any(".repair." in path for _, path in member.disk._handles.values())
     member.end(reader)
-    assert not any(".mend." in path for _, path in member.disk._handles.values())
-    assert not any(name.startswith(".mend.") for name in member.folder)
+    assert not any(".repair." in path for _, path in member.disk._handles.values())
+    assert not any(name.startswith(".repair.") for name in member.folder)
 
 
 def test_a_torn_tail_without_room_for_its_copy_stays_and_what_is_below_it_is_served() -> None:

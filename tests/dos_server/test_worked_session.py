@@ -17,7 +17,7 @@ from tests.support.servers import NO_LOG, ServerProcess
 pytestmark = pytest.mark.process
 
 WIRE = Path(__file__).parent.parent.parent / "docs" / "protocol" / "wire.md"
-WELCOME, WATERMARK = 129, 131
+WELCOME, DURABILITY_ACK = 129, 131
 _BLOCK = re.compile(r"^(client|server), \*\*(\w+)\*\*[^\n]*\n\n((?:    [0-9a-f ]+\n)+)", re.MULTILINE)
 
 
@@ -88,7 +88,7 @@ def test_the_worked_session_is_what_a_server_answers(tmp_path: Path, options: tu
                 sock.sendall(documented)
                 continue
             frame = receive(sock)
-            while frame and frame[3] == WATERMARK and frame != documented:
+            while frame and frame[3] == DURABILITY_ACK and frame != documented:
                 received, synced = struct.unpack_from(">QQ", frame, 32)
                 assert synced <= received <= 12, "one with lower sizes"
                 frame = receive(sock)

@@ -1,12 +1,12 @@
 """What a server acknowledged and when, and whether its content after a power failure agrees.
 
-An object is a list of *versions*: content that grows by appends; after a DELETE nothing (None); after a MEND
-another content. A *fact* says that of a version so many bytes were acknowledged as synced, or were shown by a
-read, at a moment. After a power cut at a later moment:
+An object is a list of *versions*: content that grows by appends; after a DELETE nothing (None); after a
+REPAIR another content. A *fact* says that of a version so many bytes were acknowledged as synced, or were
+shown by a read, at a moment. After a power cut at a later moment:
 
     1  the version of the last fact is there, or one that was asked for after it
     2  with at least the acknowledged bytes, and none that were not written
-    3  LIST and CWD show it, with its true size and digest, and not as damaged. Only while a MEND was not
+    3  LIST and CWD show it, with its true size and digest, and not as damaged. Only while a REPAIR was not
        answered yet may it be missing or damaged and known to be: the store was replacing it anyway
     4  a claim that was answered is there, or a later one; the server is the one that it was
 

@@ -62,7 +62,7 @@ def cut_at_work(
 
 
 def test_power_cuts_at_work_take_back_nothing_that_was_acknowledged(disk: LossyDisk) -> None:
-    """Pipelined appends to objects old and new, reads, claims, DELETE, and MEND once it is a store of one."""
+    """Pipelined appends to objects old and new, reads, claims, DELETE; REPAIR in a store of one."""
     # EVIDENCE-OF: P-1, P-2, P-4
     server, history, hello = disk.start_server(), History(), ALONE
     identity = server.server_id

@@ -1,7 +1,7 @@
 """A writer that sends every kind of request to one server and records the answers in `history`.
 
 Pipelined appends to several objects, reads behind them, claims after claims, objects that are new; DELETE as
-long as the server is in no store, MEND once it is in one. What it does next comes from a seed; how it falls
+long as the server is in no store, REPAIR once it is in one. What it does next comes from a seed; how it falls
 together with the disk, the machine decides.
 
 Blocking, in one thread. When the power fails it stops with OSError or EOFError, after it has read what was
@@ -22,7 +22,7 @@ from tests.support.wire import Wire
 
 STORE = m.Hello(store_id=b"s" * 16, generation=1, client="power")
 IN_FLIGHT_MAX = 40
-OBJECTS = ("a", "b", "c", "deleted", "mended")
+OBJECTS = ("a", "b", "c", "deleted", "repaired")
 
 
 def make_store_of_one(server: ServerProcess) -> None:
@@ -178,8 +178,8 @@ class Writer:
             self.append("deleted", rng.randbytes(3_000))
             self.delete("deleted")
         else:
-            self.append("mended", rng.randbytes(2_000))
-            self.repair("mended")
+            self.append("repaired", rng.randbytes(2_000))
+            self.repair("repaired")
 
 
 def work(

@@ -91,7 +91,7 @@ def test_a_server_that_dies_in_the_middle_of_a_batch_costs_no_row_and_a_query_co
         assert batches == [list(range(1, 21)), list(range(21, STEPS + 1))]
         offset = json.loads(query.lastProgress["sources"][0]["endOffset"])
         assert (offset["version"], offset["what"], list(offset["splits"])) == (
-            2,
+            1,
             "output words/out",
             ["w0000"],
         )

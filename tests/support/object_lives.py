@@ -30,11 +30,11 @@ class Life(Enum):
     SOUND = "SOUND"
     CORRUPT = "CORRUPT"
     POISONED = "POISONED"
-    MENDING = "MENDING"
+    REPAIRING = "REPAIRING"
     REMOVING = "REMOVING"
 
 
-_NEW_COPY = "MEND completed a new copy"
+_NEW_COPY = "REPAIR completed a new copy"
 _REMOVAL = "DELETE, or d of version 0"
 _FAILED = "a write or sync of it failed"
 _KEPT = "the disk failed, the object is unchanged"
@@ -43,23 +43,23 @@ TURNS: dict[Life, dict[Life, str]] = {
     Life.ABSENT: {
         Life.SOUND: "its first append is in the file",
         Life.POISONED: "the write of its first append failed",
-        Life.MENDING: _NEW_COPY,
+        Life.REPAIRING: _NEW_COPY,
     },
     Life.SOUND: {
         Life.CORRUPT: "a read or the scrub found damaged bytes",
         Life.POISONED: _FAILED,
-        Life.MENDING: _NEW_COPY,
+        Life.REPAIRING: _NEW_COPY,
         Life.REMOVING: _REMOVAL,
     },
     Life.CORRUPT: {
         Life.POISONED: _FAILED,
-        Life.MENDING: _NEW_COPY,
+        Life.REPAIRING: _NEW_COPY,
         Life.REMOVING: _REMOVAL,
     },
     Life.POISONED: {
-        Life.MENDING: _NEW_COPY,
+        Life.REPAIRING: _NEW_COPY,
     },
-    Life.MENDING: {
+    Life.REPAIRING: {
         Life.SOUND: "the new copy is in its place, durably",
         Life.POISONED: "the disk failed, which copy is stored is unknown",
     },
@@ -83,7 +83,7 @@ def life_of(state: ObjectState | None) -> Life:
     if state is None:
         return Life.ABSENT
     if state.changing is not None:
-        return Life.MENDING if state.repairing else Life.REMOVING
+        return Life.REPAIRING if state.repairing else Life.REMOVING
     if state.poisoned:
         return Life.POISONED
     if not state.exists:
@@ -196,7 +196,7 @@ ROWS: list[tuple[str, Life, Callable[[World], None]]] = [
     ("SOUND, bytes not yet synced", Life.SOUND, appended),
     ("CORRUPT", Life.CORRUPT, corrupt),
     ("POISONED", Life.POISONED, poisoned),
-    ("MENDING", Life.MENDING, repairing),
+    ("REPAIRING", Life.REPAIRING, repairing),
     ("REMOVING", Life.REMOVING, removing),
 ]
 
@@ -207,7 +207,7 @@ COLUMNS: list[tuple[str, bool, Callable[[World], m.Message]]] = [
     ("STAT", False, lambda _: m.Stat("o")),
     ("STAT with a digest", False, lambda _: m.Stat("o", 4)),
     ("DELETE", False, lambda _: m.Delete("o")),
-    ("MEND", True, lambda world: world.repair(LONGER)),
+    ("REPAIR", True, lambda world: world.repair(LONGER)),
 ]
 
 
@@ -224,7 +224,7 @@ def answer_in(
     make: Callable[[World], None], life: Life, ask: Callable[[World], m.Message], store: bool
 ) -> str:
     """What a server answers at once, or when its disk has answered: `yes`, `waits`, or the code."""
-    world = World(in_store=life is Life.MENDING or store)
+    world = World(in_store=life is Life.REPAIRING or store)
     make(world)
     assert world.life is life, (world.life, life)
     before = len(world.pending)

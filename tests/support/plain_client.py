@@ -14,7 +14,7 @@ BLOCK = 65_536
 NONE = bytes(16)
 NO_DIGEST = 2**64 - 1
 HELLO, CWD, APPEND, GET, LIST, STAT, DELETE, PING, QUIT = 1, 2, 3, 4, 5, 6, 7, 9, 10
-WELCOME, OPENED, WATERMARK, DATA, LISTING, STATED, DELETED, PONG, BYE = (
+WELCOME, OPENED, DURABILITY_ACK, DATA, LISTING, STATED, DELETED, PONG, BYE = (
     129, 130, 131, 132, 133, 134, 135, 137, 138,
 )  # fmt: skip
 ERROR = 255
@@ -153,7 +153,7 @@ class PlainClient:
         assert (magic, version, reserved) == (b"\xd0\x5e", 1, 0)
         meta, payload = self._exactly(meta_bytes), self._exactly(payload_bytes)
         assert digest == xxhash.xxh3_64_intdigest(head[:24] + meta + payload)
-        if opcode == WATERMARK:
+        if opcode == DURABILITY_ACK:
             self.synced[meta[17:].decode()] = struct.unpack_from(">8xQ", meta)[0]
         elif opcode == ERROR:
             code, actual, count = struct.unpack_from(">HQH", meta)

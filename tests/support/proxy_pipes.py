@@ -296,7 +296,7 @@ class _Framing:
             if rule not in self._connection.proxy.rules:
                 continue
             if name:
-                message = decode(frame) if frame.opcode == Opcode.WATERMARK else None
+                message = decode(frame) if frame.opcode == Opcode.DURABILITY_ACK else None
                 found = isinstance(message, DurabilityAck) and message.name == name and message.synced >= size
             else:
                 found = frame.request_id == request_id

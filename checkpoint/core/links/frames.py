@@ -67,7 +67,7 @@ class FrameType(IntEnum):
 
     DATA = 1
     """One Arrow record batch (IPC stream) of one step."""
-    PUNCTUATION = 2
+    WATERMARK = 2
     """Event time has reached a point on this channel."""
     STEP_END = 3
     """The barrier: the sender sends nothing more of this step here. `checkpoint` > 0 requests a checkpoint
@@ -104,7 +104,7 @@ class FrameFlag(IntFlag):
 _FLAGS_KNOWN: Final = 1
 _PAYLOAD_BYTES_MAX: Final[dict[int, int]] = {
     FrameType.DATA: limits.data_bytes_max,
-    FrameType.PUNCTUATION: limits.handshake_bytes_max,
+    FrameType.WATERMARK: limits.handshake_bytes_max,
     FrameType.STEP_END: limits.control_bytes_max,
     FrameType.DURABLE: 0,
     FrameType.EOF: 0,

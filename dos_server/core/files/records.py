@@ -6,7 +6,7 @@
     life, log                   see `files.log_replay`
     d/DIR/OBJECT                extents
     d/DIR/.claim, .marks        the claim; lower bounds of the synced sizes
-    d/DIR/.mend.OBJECT.N        a new copy that is being received or was never finished
+    d/DIR/.repair.OBJECT.N        a new copy that is being received or was never finished
     d/DIR/.broken.OBJECT.N      an old copy that was replaced
     d/DIR/.torn.OBJECT.POSITION a torn tail that was cut
     .NAME.new, .claim.new       a small file that is being replaced
@@ -56,7 +56,7 @@ OBJECTS: Final = "d"
 DIRECTORIES: Final = "directories"
 STAMPS: Final = "stamps"
 WITNESSED: Final = "witnessed"
-MEND: Final = ".mend."
+REPAIR: Final = ".repair."
 BROKEN: Final = ".broken."
 TORN: Final = ".torn."
 _OWN: Final = frozenset({"identity", "store", "lock", "life", "log", STAMPS, WITNESSED, DIRECTORIES, OBJECTS})
@@ -70,7 +70,7 @@ class Entry(Enum):
 
     OWN = "a file of the server"
     OBJECT = "an object"
-    MEND = "a new copy that was never finished: the next start deletes it"
+    REPAIR = "a new copy that was never finished: the next start deletes it"
     BROKEN = "a copy that was replaced by a new one, kept for inspection: delete it afterwards"
     TORN = "a torn tail that was cut, kept for inspection: delete it afterwards"
     TEMPORARY = (
@@ -92,7 +92,7 @@ def entry_of_folder(name: str) -> Entry:
         return Entry.OWN
     if name == ".claim.new":
         return Entry.TEMPORARY
-    for prefix, entry in ((MEND, Entry.MEND), (BROKEN, Entry.BROKEN), (TORN, Entry.TORN)):
+    for prefix, entry in ((REPAIR, Entry.REPAIR), (BROKEN, Entry.BROKEN), (TORN, Entry.TORN)):
         if name.startswith(prefix):
             return entry
     return Entry.UNKNOWN

@@ -30,7 +30,7 @@ _bytes_of: Final = attrgetter("bytes")
 
 
 class Appends:
-    """Carries out APPEND and sends durability acks (WATERMARK)."""
+    """Carries out APPEND and sends durability acks."""
 
     def __init__(self, tables: Tables, claims: Claims, reads: Reads) -> None:
         self._tables = tables

@@ -45,7 +45,7 @@ class Repairs:
     def repair(self, session: Session, request: m.RepairChunk, request_id: int) -> None:
         tables = self._tables
         if session.store_id == NO_ID:
-            text = "MEND requires a session of a store: name the store in HELLO"
+            text = "REPAIR requires a session of a store: name the store in HELLO"
             tables.refuse(session, ErrorCode.NOT_READY, text, request_id)
             return
         directory = tables.directory_of(session, request_id)

@@ -101,7 +101,7 @@ def test_a_directory_that_is_a_link_is_reported(data: Path) -> None:
 
 def test_leftovers_and_unknown_names_are_notes(data: Path) -> None:
     folder = data / "d" / "dir"
-    names = [".mend.a.7", ".broken.a.0", ".torn.a.64", ".claim.new", "not a name", ".hidden"]
+    names = [".repair.a.7", ".broken.a.0", ".torn.a.64", ".claim.new", "not a name", ".hidden"]
     for name in names:
         (folder / name).write_bytes(b"x")
     (data / ".identity.new").write_bytes(b"x")

@@ -94,7 +94,7 @@ NAMES += [
     "o;ls",
     ".marks",
     ".claim",
-    ".mend.o.1",
+    ".repair.o.1",
     "*",
     "nul\0",
 ]

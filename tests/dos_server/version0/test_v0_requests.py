@@ -10,7 +10,7 @@ from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
 from dos_server.core.object_state import ObjectState
-from dos_server.core.requests.repairs import refuses as refuses_mending
+from dos_server.core.requests.repairs import refuses as refuses_repair
 from dos_server.core.requests.version0 import TABLE, V0Event, V0State, diagram, step
 from dos_server.limits import version0_in_flight_batches_max, version0_in_flight_bytes_max
 from tests.dos_server.version0.streams import reading, streaming, written
@@ -469,11 +469,11 @@ def test_no_new_copy_takes_the_place_of_a_file_that_is_locked() -> None:
     server.settle()
     state = server.core._tables.find("dir", "f")
     request = m.RepairChunk("f", 0, 3, prefix_digest(b"abc"), 0, 0, overwrite=True, payload=b"abc")
-    refusal = refuses_mending(state, request)
+    refusal = refuses_repair(state, request)
     assert refusal is not None
     assert refusal.code == ErrorCode.BEING_APPENDED
     server.end(session)
-    assert refuses_mending(state, request) is None
+    assert refuses_repair(state, request) is None
 
 
 # Claimed directories

@@ -125,7 +125,7 @@ def repair_reads_nothing() -> list[Patch]:
     return [(_Repairer, "_read_all", read_all)]
 
 
-@bug("P-5: MEND takes any bytes", where=has_operator)
+@bug("P-5: REPAIR takes any bytes", where=has_operator)
 def a_new_copy_is_the_shortest() -> list[Patch]:
     def shortest(copies: dict[bytes, Any]) -> Any:
         return min(copies.values(), key=lambda copy: (copy.size, copy.exists), default=None)

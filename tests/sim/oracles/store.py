@@ -404,7 +404,7 @@ class Refused(Oracle):
 
 
 _APPEND: Final = int(Opcode.APPEND)
-_MEND: Final = int(Opcode.MEND)
+_REPAIR: Final = int(Opcode.REPAIR)
 _UNKNOWN_EFFECT: Final = frozenset({int(ErrorCode.POISONED), int(ErrorCode.CORRUPT)})
 
 
@@ -422,7 +422,7 @@ class NoEffect(Oracle):
 
     def request_received(self, machine: "Machine", session: int, directory: str | None, frame: Frame) -> None:
         if frame.opcode != _APPEND or directory == LOOSE:
-            if frame.opcode == _MEND:
+            if frame.opcode == _REPAIR:
                 self._repaired[machine.name, directory or ""] = None
             return
         append = decode(frame)

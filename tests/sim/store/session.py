@@ -30,7 +30,7 @@ from dos_protocol.names import NO_ID
 from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Network, Wire
 
-_DURABILITY_ACK: Final = int(Opcode.WATERMARK)
+_DURABILITY_ACK: Final = int(Opcode.DURABILITY_ACK)
 _ERROR: Final = int(Opcode.ERROR)
 
 
