@@ -15,7 +15,15 @@ from checkpoint.chains.consumer_register import read_register
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.coordinator.shell import RegionShell, before_claim, listening, run_region
 from checkpoint.core.coordination.vocabulary import CheckpointWanted, WorkerEnded
-from checkpoint.core.links.messages import Committed, Counters, RequestCheckpoint, Restore
+from checkpoint.core.links.messages import (
+    Committed,
+    Counters,
+    RequestCheckpoint,
+    Restore,
+    Restored,
+    ToCoordinator,
+    Vote,
+)
 from checkpoint.core.records.consumers import output_register, query_need
 from checkpoint.core.records.manifest import WorkerCheckpoint
 from checkpoint.core.records.outputs import OutputTime, Publish
@@ -96,7 +104,7 @@ class _Process:
     async def _restored(self, control: Participant, scope: trio.CancelScope) -> None:
         with scope:
             await self.region.orders.point(f"{self.name} has restored")
-            await self._report(control.restored, last_step=self.step)
+            await self._report(control, Restored(last_step=self.step))
 
     async def _vote(self, control: Participant, order: RequestCheckpoint, scope: trio.CancelScope) -> None:
         with scope:
@@ -105,13 +113,12 @@ class _Process:
             part = WorkerCheckpoint(state=at, steps=at)
             await self.region.orders.point(f"{self.name} has synced")
             self.region.votes.setdefault((order.incarnation, order.checkpoint), {})[self.worker] = part
-            await self._report(
-                control.vote, checkpoint=order.checkpoint, step=part.state.size, positions=part
-            )
+            vote = Vote(checkpoint=order.checkpoint, step=part.state.size, positions=part)
+            await self._report(control, vote)
 
-    async def _report(self, report: Callable[..., Any], **fields: Any) -> None:
+    async def _report(self, control: Participant, message: ToCoordinator) -> None:
         try:
-            await report(**fields)
+            await control.report(message)
         except StaleIncarnationError:  # the next order is a Restore
             await trio.sleep_forever()
 

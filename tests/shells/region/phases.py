@@ -37,11 +37,11 @@ ORPHANS_S = 20.0
 @contextmanager
 def _recorded(region: "ShellRegion") -> Iterator[None]:
     """Check each vote that a worker passes to its participant, and record what is appended to journals."""
-    report, append = Participant._report, ObjectWriter.append
+    report, append = Participant.report, ObjectWriter.append
 
     async def reported(self: Participant, message: ToCoordinator) -> None:
         if isinstance(message, Vote):
-            region.guarded(region.record.voted, message.worker, self._taken, message)
+            region.guarded(region.record.voted, self._spec.worker, self._taken, message)
             region.saw("voted")
         elif isinstance(message, Restored):
             region.saw("participant: RESTORING to RESTORED")
@@ -57,7 +57,7 @@ def _recorded(region: "ShellRegion") -> Iterator[None]:
     name = region.spec.name
     letters = {requests_directory(name), answers_directory(name)}
     with (
-        mock.patch.object(Participant, "_report", reported),
+        mock.patch.object(Participant, "report", reported),
         mock.patch.object(ObjectWriter, "append", appended),
     ):
         yield
