@@ -92,10 +92,11 @@ async def test_letters_of_many_writers_arrive_once_each_and_what_was_there_befor
             async with trio.open_nursery() as nursery:
                 for writer in range(4):
                     nursery.start_soon(write, writer)
-            # One that was superseded before its acknowledgement may have been written twice, and a poll
-            # returns what it can prove with the members that have answered.
-            while len({one.id for one in found}) < 16:
-                found += await reader.poll()
+                # While they write: with a slow member each letter begins an object, and the oldest are
+                # deleted. One that was superseded before its acknowledgement may have been written twice,
+                # and a poll returns what it can prove with the members that have answered.
+                while len({one.id for one in found}) < 16:
+                    found += await reader.poll()
         expected = {10 * writer + number for writer in range(4) for number in range(4)}
         assert {int(one.id, 16) for one in found} == expected
         assert all(isinstance(one, Request) for one in found)
