@@ -12,7 +12,9 @@ from examples.demo.verdict import judge
 from tests.dataflow.support import made
 from tests.dataflow.test_rescaled_regions import counts_in
 from tests.spark_integration.cluster_program import COUNTS, counted
-from tests.support.servers import ServerProcess
+from tests.support.servers import ServerProcess, three_servers
+
+__all__ = ["three_servers"]
 
 pytestmark = pytest.mark.spark
 
