@@ -28,6 +28,7 @@ from dataflow import (
     blocking,
 )
 from dataflow.errors import OperatorError
+from dataflow.handle import RegionHandle
 from dataflow.testing import Trial
 from dataflow.worker.messages import CheckpointTaken, ToLinks
 from dos_client.blocking import BlockingStore
@@ -38,6 +39,7 @@ from tests.dataflow.test_region_in_one_thread import write_files
 from tests.dataflow.test_region_processes import finished, kill, running
 from tests.dataflow.test_windows_in_regions import parsed, texts_of
 from tests.dataflow.trials import Row
+from tests.support.polling import until
 
 NEVER = datetime(2100, 1, 1, tzinfo=UTC)
 """A timer that comes when all sources are at their end."""
@@ -259,6 +261,12 @@ def test_what_is_no_declared_state_is_refused_where_it_is_written(
     assert words in str(caught.value)
 
 
+def counted_by(control: RegionHandle) -> int:
+    """Return how many rows the workers have counted; a stop takes a checkpoint of them."""
+    operators = [worker.counters.operators for worker in control.status.workers]
+    return sum(one["counts"]["rows_in"] for one in operators if "counts" in one)
+
+
 @pytest.mark.process
 @pytest.mark.usefixtures("forks")
 def test_a_region_continues_with_a_newer_version_of_its_state(shared_store: str, tmp_path: Path) -> None:
@@ -272,7 +280,7 @@ def test_a_region_continues_with_a_newer_version_of_its_state(shared_store: str,
     with open_blocking(shared_store) as client:
         with running(graph_of(1, sink), shared_store, tmp_path) as (control, watch):
             send(client, range(40))
-            watch.checkpoints(1)
+            until(lambda: counted_by(control) == 40, "all rows are counted by version 1", 60)
         with running(graph_of(3, sink), shared_store, tmp_path) as (control, watch):
             send(client, range(40, 60))
             watch.checkpoints(1)
