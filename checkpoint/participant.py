@@ -31,7 +31,6 @@ from checkpoint.core.links.messages import (
     Failed,
     Finished,
     Join,
-    Paused,
     ToCoordinator,
     Vote,
 )
@@ -77,7 +76,7 @@ class Participant:
         self.local_address = link.local_address
         self._spec = spec
         self._link = link
-        self._counters = counters
+        self.counters = counters
         self._core = Core(
             spec.job,
             spec.worker,
@@ -136,17 +135,15 @@ class Participant:
     # --- Effects of the core --------------------------------------------------------------------------------
 
     async def report(self, message: ToCoordinator) -> None:
-        """Queue a report. Its address, and the counters of a Vote, Paused or Finished, are filled in.
+        """Queue a report. Its address, and the counters of a Vote or Finished, are filled in.
 
         Raises StaleIncarnationError, LocalProtocolError: nothing was sent.
         """
         if isinstance(message, Vote):
-            counters = self._counters()
+            counters = self.counters()
             message = replace(message, produced=counters.step, operators=counters.operators)
-        elif isinstance(message, Paused):
-            message = replace(message, counters=self._counters())
         elif isinstance(message, Finished):
-            message = replace(message, operators=self._counters().operators)
+            message = replace(message, operators=self.counters().operators)
         elif isinstance(message, Failed):
             texts = {
                 name: _reportable(getattr(message, name)) for name in ("position", "message", "traceback")
@@ -186,7 +183,7 @@ class Participant:
     async def _beat(self) -> None:
         while (due := self._core.deadline()) is not None:
             await trio.sleep_until(due)
-            self._handle(ParticipantTick(due, self._counters()))
+            self._handle(ParticipantTick(due, self.counters()))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

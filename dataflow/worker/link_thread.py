@@ -497,7 +497,9 @@ class LinkIncarnation:
                 await self._control.report(WantsCheckpoint(step=message.step))
                 continue
             if isinstance(message, PausedAt):
-                await self._control.report(Paused(pause=message.pause, step=message.step))
+                await self._control.report(
+                    Paused(pause=message.pause, step=message.step, counters=self._control.counters())
+                )
                 continue
             if isinstance(message, PeerSuspected):
                 await self._control.report(Suspects(**message._asdict()))

@@ -276,6 +276,10 @@ async def test_control_messages_return_and_are_checked_against_their_frame() -> 
         (frame._replace(checkpoint=1), "differ in job, incarnation or checkpoint"),
         (frame._replace(payload=b"{}"), "does not decode"),
         (frame._replace(payload=b"[" * 50_000), "does not decode"),
+        (
+            frame._replace(payload=b'{"type":"Paused","job":"app","worker":3,"pause":1,"step":4}'),
+            "`counters`",
+        ),
         (frame._replace(type=FrameType.DATA), "a DATA frame on a control link"),
         (control_frame(Stop(job="app", kind="stopped", reason="")), "does not decode"),
     ):

@@ -330,7 +330,7 @@ class Toy:
                 self.incarnation.wake()
                 if order.pause:
                     step = max(self.incarnation.step, self.incarnation.replay_until)
-                    await self.control.report(Paused(pause=order.pause, step=step))
+                    await self.control.report(Paused(pause=order.pause, step=step, counters=self.counters()))
             elif isinstance(order, Committed) and order.final:
                 out = Path(self.spec.out) / f"w{self.spec.worker}.json"
                 out.write_text(json.dumps(self.incarnation.counts))

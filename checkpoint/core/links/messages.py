@@ -188,7 +188,7 @@ class Paused(FromWorker, frozen=True, kw_only=True):
 
     pause: int
     step: int
-    counters: Counters = Counters()
+    counters: Counters
 
 
 class Suspects(FromWorker, frozen=True, kw_only=True):

@@ -54,7 +54,7 @@ def orphans_are_not_noticed() -> list[Patch]:
     async def beat(self: Any) -> None:
         while (due := self._core.deadline()) is not None:
             await trio.sleep_until(due)
-            for effect in self._core.handle(ParticipantTick(due, self._counters()), trio.current_time()):
+            for effect in self._core.handle(ParticipantTick(due, self.counters()), trio.current_time()):
                 if isinstance(effect, SendReport):
                     self._to_send.send_nowait(effect.message)
                 assert isinstance(effect, SendReport | ParticipantEnded)
