@@ -190,24 +190,16 @@ class ObjectState:
 
     @property
     def settled(self) -> bool:
-        return (
-            self.batch is None
-            and self.changing is None
-            and not self.pieces
-            and not self.sync_asked
-            and (self.poisoned or not self.needs_sync)
-        )
+        return self._is_quiet and not self.sync_asked and (self.poisoned or not self.needs_sync)
 
     @property
     def settled_or_filing(self) -> bool:
         """Whether it is settled, or its file only gets what is durable in the group log."""
-        return self.settled or (
-            self.filing
-            and self.batch is None
-            and self.changing is None
-            and not self.pieces
-            and not self.needs_sync
-        )
+        return self.settled or (self._is_quiet and self.filing and not self.needs_sync)
+
+    @property
+    def _is_quiet(self) -> bool:
+        return self.batch is None and self.changing is None and not self.pieces
 
     @property
     def may_forget(self) -> bool:
