@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from checkpoint import limits
 from dos_protocol.names import check_name
-from spark_integration.core.offsets import BatchLimits
+from spark_integration.core.offsets import VERSION, BatchLimits, VersionedOffset, decode_offset
 from spark_integration.core.options import (
     READ,
     STORE,
@@ -150,7 +150,6 @@ def parse_merged(given: Mapping[str, str]) -> MergedOptions:
     return MergedOptions(region=region, **fields)
 
 
-VERSION: Final = 1
 NOTHING_READ: Final = -(1 << 63)
 """The mark before any row."""
 
@@ -163,8 +162,7 @@ class MergedSubject(msgspec.Struct, frozen=True):
     time: tuple[str, ...]
 
 
-class _MarkOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: int
+class _MarkOffset(VersionedOffset, frozen=True):
     what: str
     schema: str
     time: tuple[str, ...]
@@ -193,17 +191,7 @@ def mark_offset(of: MergedSubject, mark: int) -> dict[str, Any]:
 
 def mark_in(offset: Any, of: MergedSubject) -> int:
     """Return the mark of an offset of this output. Raises MalformedOffsetError."""
-    try:
-        found = msgspec.convert(offset, _MarkOffset)
-    except msgspec.ValidationError as error:
-        raise MalformedOffsetError(
-            f"this is not an offset of the source {MERGED}: {error}: {str(offset)[:200]}"
-        ) from error
-    if found.version != VERSION:
-        raise MalformedOffsetError(
-            f"the offset has version {found.version}, but only version {VERSION} is supported",
-            remedy="run the version of DOS that wrote it, or a newer one",
-        )
+    found = decode_offset(offset, _MarkOffset, MERGED)
     if found.what != of.what:
         raise MalformedOffsetError(f"the offset is of {found.what}, but this query reads {of.what}")
     if found.schema != of.schema:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -51,8 +51,32 @@ BEGINNING: Final = SplitPoint()
 Vector = Mapping[str, SplitPoint]
 
 
-class _Offset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class VersionedOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What every offset begins with."""
+
     version: int
+
+
+Found = TypeVar("Found", bound=VersionedOffset)
+
+
+def decode_offset(offset: Any, kind: type[Found], source: str) -> Found:
+    """Return an offset that Spark stored for this source. Raises MalformedOffsetError."""
+    try:
+        parsed = msgspec.convert(offset, kind)
+    except msgspec.ValidationError as error:
+        raise MalformedOffsetError(
+            f"this is not an offset of the source {source}: {error}: {str(offset)[:200]}"
+        ) from error
+    if parsed.version != VERSION:
+        raise MalformedOffsetError(
+            f"the offset has version {parsed.version}, but only version {VERSION} is supported",
+            remedy="run the version of DOS that wrote it, or a newer one",
+        )
+    return parsed
+
+
+class _Offset(VersionedOffset, frozen=True):
     store: str
     what: str
     splits: dict[str, "_Point"]
@@ -87,17 +111,7 @@ def points_of(offset: Any, store: str, what: str) -> dict[str, SplitPoint]:
 
 
 def _offset(offset: Any) -> _Offset:
-    try:
-        parsed = msgspec.convert(offset, _Offset)
-    except msgspec.ValidationError as error:
-        raise MalformedOffsetError(
-            f"this is not an offset of the source dos: {error}: {str(offset)[:200]}"
-        ) from error
-    if parsed.version != VERSION:
-        raise MalformedOffsetError(
-            f"the offset has version {parsed.version}, but only version {VERSION} is supported",
-            remedy="run the version of DOS that wrote it, or a newer one",
-        )
+    parsed = decode_offset(offset, _Offset, "dos")
     negative = [split for split, at in parsed.splits.items() if min(at.epoch, at.size, at.line, at.step) < 0]
     if negative:
         raise MalformedOffsetError(
