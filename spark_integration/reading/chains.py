@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-import msgspec
 import pyarrow as pa
 
 from checkpoint import (
@@ -27,7 +26,8 @@ from checkpoint import (
 )
 from checkpoint.chains.input_log import InputHandle
 from checkpoint.chains.manifest_log import read_manifest, regions_of
-from checkpoint.chains.output_reading import PublishedOutput
+from checkpoint.chains.output_reading import PublishedOutput, split_of
+from checkpoint.chains.visible_log import covered_in
 from checkpoint.errors import NoRegionError, OutputRewoundError
 from dos_client import Store
 from journal import (
@@ -557,7 +557,7 @@ class OutputOrigin(ChainOrigin):
             view = await self.store.inspect(self.directory(split))
             chains |= {name.split(".")[0] for objects in view.answers.values() for name in objects}
         if self.chain not in chains:
-            from dataflow.errors import NoOutputError  # see `core/wording`
+            from dataflow.errors import NoOutputError  # late, as in `errors.nearest`
 
             raise NoOutputError(self._region, self._sink)
         self._known = True
@@ -601,36 +601,30 @@ class OutputOrigin(ChainOrigin):
         return self._points_in(checkpoint)
 
     def _points_in(self, checkpoint: Checkpoint) -> dict[str, SplitPoint]:
-        points = {}
-        for worker, part in checkpoint.outputs().items():
-            if (prepared := part.sinks.get(self._sink)) is not None:
-                at = msgspec.convert(prepared, Position)
-                points[f"w{worker:04d}"] = SplitPoint(at.epoch, at.size, checkpoint.line, checkpoint.step)
-        return points
+        return {
+            split_of(worker): SplitPoint(at.epoch, at.size, checkpoint.line, checkpoint.step)
+            for worker, at in covered_in(checkpoint, self._sink).items()
+        }
 
     def data_of(self, record: Record) -> bytes:
         return record.strings[1] if record.op is Op.OUTPUT else b""
 
     async def _publish(self, split: str) -> Publish | None:
         """Return how the log is published, from its first record; None if there is none yet."""
-        proved = await self.proved(split)
-        begin = await self.retained_from(split)
+        log = await self._output.log(split)
         chain = await inspect_chain(
             self.store,
-            self.directory(split),
-            self.chain,
+            log.directory,
+            log.chain,
             measured=False,
-            proved=proved,
-            floor=begin or None,
+            proved=log.covered,
+            floor=log.begin or None,
         )
         for span in chain.segments[:1]:
-            first = ChainFollower(self.store, self.directory(split), self.chain, at=span.base)
-            async with aclosing(first.poll(proved=proved)) as records:
-                async for end, record in records:
-                    if record.op is Op.OUTPUT:
-                        output = decode_output(record.ints, record.strings, where=self.chain, at=end)
-                        self._published[split] = output.head.publish
-                        return output.head.publish
+            first = await log.first(self.store, span.base)
+            if first is not None:
+                self._published[split] = first.head.publish
+                return first.head.publish
         return None
 
 
