@@ -6,7 +6,7 @@
 Every function reads the deployment and the reports, decides by a core, and records the decision if there is
 one. The decision is made again from what is there when the claim is granted. With `dry_run`, nothing is
 recorded. What the reports state of latencies, rates and loads replaces the numbers of the description
-(`core/measuring.py`), unless `measure` is false.
+(`measured` in `core/observed.py`), unless `measure` is false.
 
 All raise BadNameError, CorruptDataError, QuorumUnavailableError, and UnsettledStateError while another
 decision is being recorded.

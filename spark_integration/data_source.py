@@ -150,7 +150,7 @@ class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
         return DosStreamWriter(self._sink_options, self._checked_columns(schema))
 
     def _checked_columns(self, schema: StructType) -> pa.Schema:
-        from dataflow.schema import parse_schema  # see `core/wording`
+        from dataflow.schema import parse_schema  # late, as in `errors.nearest`
         from spark_integration.writing.committing import check_target
 
         columns = parse_schema(schema)

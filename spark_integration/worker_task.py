@@ -47,7 +47,7 @@ def run(graph: bytes, fields: dict[str, Any]) -> str:
         running.close()  # Spark runs other tasks in this process
     if not summary.incarnations:
         # It was rejected when it joined, perhaps because of this host. While this slot is occupied, Spark
-        # places the next attempt in another one; then the launcher cancels this task (`core/attempts.py`).
+        # places the next attempt in another one; then the launcher cancels this task (`core/jobs.py`).
         time.sleep(REJECTED_TASK_S)
     return json.dumps(dataclasses.asdict(summary))
 

@@ -225,7 +225,7 @@ class MergedSource(DataSource):  # type: ignore[misc]  # pyspark is not typed he
 
 
 def _checked(options: MergedOptions) -> tuple[pa.Schema, MergedSubject]:
-    from dataflow.merging.merge import merge_order  # see `core/wording`
+    from dataflow.merging.merge import merge_order  # late, as in `errors.nearest`
     from dataflow.schema import schema_text
 
     order = merge_order(options.sites, options.region, options.output, options.schema, time=options.time)
@@ -237,7 +237,7 @@ class RowsPartition(InputPartition):  # type: ignore[misc]  # pyspark is not typ
 
 
 class MergedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """The reader of a stream. An offset is a mark, see `core/merged_offsets.py`."""
+    """The reader of a stream. An offset is a mark, see `core/merged_rows.py`."""
 
     def __init__(
         self,

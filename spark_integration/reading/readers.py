@@ -187,7 +187,7 @@ def _alike(value: Any, kind: pa.DataType) -> bool:
 
 
 class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """The reader of a stream. An offset is a vector of points as JSON, see `core/source_offsets`."""
+    """The reader of a stream. An offset is a vector of points as JSON, see `core/offsets.py`."""
 
     def __init__(self, options: SourceOptions, wanted: pa.Schema, expected: Expected | None = None) -> None:
         self._expected = expected or expected_of_driver()

@@ -2,7 +2,7 @@
 store` command, in a process of its own, which may die at any moment; the next one runs the same command
 again.
 
-This file determines which function of `dos_client` a command calls, with which arguments. `oracles/members`
+This file determines which function of `dos_client` a command calls, with which arguments. `oracles/store`
 checks what must be true when it reports success.
 """
 
