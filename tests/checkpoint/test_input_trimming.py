@@ -4,6 +4,7 @@ random histories, and the planted bugs that they find.
 
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from journal import NO_FLOOR, ChainWriter, Op, parse_segment_name
 from journal.core.record import decode_all
 from tests.checkpoint.trim_model import DIRECTORY, REGISTER, PatientHost, TrimModel
 from tests.support.parts import with_long
+from tests.support.planted_source import is_found
 
 
 @pytest.fixture(autouse=True)
@@ -429,12 +431,8 @@ def test_the_random_histories_find_planted_bugs(
 ) -> None:
     monkeypatch.setattr(limits, "input_segment_bytes_max", 1)
     bug(monkeypatch)
-    for seed in range(SEEDS):
-        try:
-            trio.run(play, random.Random(seed))
-        except (AssertionError, CorruptDataError):
-            return
-    pytest.fail("not found")
+    runs = (partial(trio.run, play, random.Random(seed)) for seed in range(SEEDS))
+    assert is_found(runs, AssertionError, CorruptDataError)
 
 
 def test_trimming_the_last_batch_would_lose_the_place_of_the_producer(

@@ -30,7 +30,7 @@ from dos_protocol.errors import DosError
 from journal import Position
 from tests.checkpoint.manifest_samples import numbered_checkpoint, worker_checkpoint
 from tests.checkpoint.restored_output_model import REGION, SINK, WORKERS, RestoredOutputModel
-from tests.support.planted_source import planted
+from tests.support.planted_source import is_found, planted
 
 SEEDS = 16
 ACTIONS = 80
@@ -190,13 +190,9 @@ def test_the_random_restores_find_planted_bugs(
     bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug(monkeypatch)
-    for seed in range(4 * SEEDS):
-        for publish in Publish:
-            try:
-                trio.run(play, publish, random.Random(seed))
-            except (AssertionError, DosError):
-                return
-    pytest.fail("not found")
+    seeds = range(4 * SEEDS)
+    runs = (partial(trio.run, play, publish, random.Random(seed)) for seed in seeds for publish in Publish)
+    assert is_found(runs, AssertionError, DosError)
 
 
 # --- a region that reads the output of another one --------------------------------------------------------
@@ -312,10 +308,6 @@ def test_random_restores_find_planted_bugs_of_followers(
     bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug(monkeypatch)
-    for seed in range(4 * FOLLOWED_SEEDS):
-        for publish in Publish:
-            try:
-                lives(publish, "follow", seed)
-            except (AssertionError, DosError):
-                return
-    pytest.fail("not found")
+    seeds = range(4 * FOLLOWED_SEEDS)
+    runs = (partial(lives, publish, "follow", seed) for seed in seeds for publish in Publish)
+    assert is_found(runs, AssertionError, DosError)

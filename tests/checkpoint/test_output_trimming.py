@@ -33,6 +33,7 @@ from journal import NO_FLOOR, Position, inspect_chain_at, parse_segment_name
 from tests.checkpoint.manifest_samples import numbered_checkpoint, worker_checkpoint
 from tests.checkpoint.savepoint_model import ROLLING, Host
 from tests.checkpoint.trim_model import SOURCE, ConsumerModel, Store
+from tests.support.planted_source import is_found
 
 REGION, SINK, SPLIT = "above", "shown", "w0000"
 CHAIN, DIRECTORY = output_chain(SINK), worker_directory(REGION, 0)
@@ -243,13 +244,9 @@ def test_the_random_histories_find_planted_bugs(
     bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug(monkeypatch)
-    for seed in range(SEEDS):
-        for publish in Publish:
-            try:
-                trio.run(play, publish, random.Random(seed))
-            except (AssertionError, DosError):
-                return
-    pytest.fail("not found")
+    seeds = range(SEEDS)
+    runs = (partial(trio.run, play, publish, random.Random(seed)) for seed in seeds for publish in Publish)
+    assert is_found(runs, AssertionError, DosError)
 
 
 @pytest.mark.trio

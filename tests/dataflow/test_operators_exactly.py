@@ -29,7 +29,7 @@ from tests.dataflow.operator_programs import (
 
 
 @pytest.mark.parametrize("kind", OPERATORS, ids=lambda kind: kind.__name__)
-@settings(max_examples=60)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_an_operator_gives_what_the_naive_evaluator_gives(
     kind: Callable[[Draw], Operator], data: st.DataObject

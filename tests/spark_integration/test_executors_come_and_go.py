@@ -83,15 +83,13 @@ def test_executors_are_requested_drained_and_given_back(
     assert counts_in(tmp_path / "out") == {word.decode(): 2 * PASSES * n for word, n in COUNTS.items()}
 
 
-STANDBY_PASSES = 2_000
 STANDBY_DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
 import psutil
 from checkpoint.core.region import RegionState
 from spark_integration import run
-from spark_integration.launcher import Executors
-from spark_integration.launcher import standby_tag
+from spark_integration.launcher import Executors, standby_tag
 from helper import HURRY, executor_of, session, until, word_count
 
 here, store = Path(sys.argv[1]), sys.argv[2]
@@ -142,5 +140,5 @@ def test_a_stand_by_moves_from_a_drained_executor_and_replaces_a_worker_of_a_los
         "took over": True,
         "state": "FINISHED",
     }
-    verdict = judge((tmp_path / "out").glob("part-w*.tsv"), COUNTS, 2 * STANDBY_PASSES)
+    verdict = judge((tmp_path / "out").glob("part-w*.tsv"), COUNTS, 2 * PASSES)
     assert verdict.right, verdict

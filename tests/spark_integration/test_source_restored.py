@@ -39,6 +39,7 @@ from tests.checkpoint.test_lines import checkpoint_at
 from tests.spark_integration.restored_streams import ModelStream, UnnamedStream, play
 from tests.spark_integration.stored_data import write_checkpoints, write_steps
 from tests.spark_integration.streaming import N, n, query
+from tests.support.planted_source import is_found
 
 SEEDS = 10
 
@@ -117,14 +118,13 @@ def test_the_random_restores_find_planted_bugs_of_streams(
     bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug(monkeypatch)
-    for seed in range(10 * SEEDS):
-        for publish in Publish:
-            for policy in ("follow", "fail"):
-                try:
-                    trio.run(play, publish, policy, random.Random(seed), monkeypatch)
-                except (AssertionError, DosError):
-                    return
-    pytest.fail("not found")
+    runs = (
+        partial(trio.run, play, publish, policy, random.Random(seed), monkeypatch)
+        for seed in range(10 * SEEDS)
+        for publish in Publish
+        for policy in ("follow", "fail")
+    )
+    assert is_found(runs, AssertionError, DosError)
 
 
 # --- on servers, and on Spark ------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ Bugs that one near test finds are in `tests/mutation/planted.toml`.
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -20,6 +20,16 @@ def planted(module: ModuleType, before: str, after: str) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": module.__name__}
     exec(compile(source.replace(before, after), "planted", "exec"), names)
     return names
+
+
+def is_found(tries: Iterable[Callable[[], object]], *errors: type[Exception]) -> bool:
+    """Return whether one of these runs, of a program with a planted bug, ends with such an error."""
+    for run in tries:
+        try:
+            run()
+        except errors:
+            return True
+    return False
 
 
 @contextmanager
