@@ -1,12 +1,9 @@
 """The tables of docs/robustness.md: every row of the faults is there, and so is every planted bug that is
-named. And every test that any page of docs names exists.
+named. That the tests which they name exist is shown by tests/models/test_decisions.py.
 """
 
-import ast
 import re
 from pathlib import Path
-
-import pytest
 
 from tests.sim import hunt
 from tests.sim.bugs import BUGS
@@ -14,7 +11,6 @@ from tests.sim.bugs import BUGS
 ROOT = Path(__file__).parent.parent
 ROW = re.compile(r"^\| (\d+) \| ", re.M)
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-FILE = re.compile(r"`((?:tests|examples|benchmarks)/[\w/]+\.(?:py|toml|txt|md))`")
 ROWS = {*range(1, 17), 24}
 """The faults of a disk that a server alone, or a store, must survive."""
 
@@ -62,11 +58,6 @@ def rows_of_the_table() -> dict[int, list[tuple[str, str]]]:
     return {number: TEST.findall(line) for number, line in zip(numbers, lines, strict=True)}
 
 
-def functions_of(path: str) -> set[str]:
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-
-
 def test_every_row_names_a_test() -> None:
     found = rows_of_the_table()
     assert found.keys() >= ROWS
@@ -79,18 +70,6 @@ def test_every_scenario_of_regions_names_a_test() -> None:
     rows = {line.split("|")[1].strip(): TEST.findall(line) for line in table.splitlines() if line[:2] == "| "}
     assert tuple(name for name in rows if name != "scenario") == SCENARIOS
     assert not [name for name in SCENARIOS if not rows[name]]
-
-
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
-def test_every_test_that_is_named_exists(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    missing = [
-        f"{path}::{name}"
-        for path, name in TEST.findall(text)
-        if not (ROOT / path).is_file() or name not in functions_of(path)
-    ]
-    missing += [path for path in FILE.findall(text) if not (ROOT / path).exists()]
-    assert not missing, "\n".join(missing)
 
 
 def test_every_planted_bug_of_the_figures_exists_and_was_found() -> None:
