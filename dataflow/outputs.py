@@ -279,7 +279,7 @@ class _WorkerLog:
             async for end, record in records:
                 if record.op is Op.OUTPUT:
                     output = log.output(record, end)
-                    if not log.counts(end, output.head.of_line):
+                    if not log.counts(end, output.head.line):
                         return
                     yield output
         if by_step:

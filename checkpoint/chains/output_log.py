@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any, Final
 
-import msgspec
 import trio
 
 from checkpoint import limits
@@ -53,7 +52,7 @@ class OutputLog(ChainStore):
         self._sequence = sequence
         self._publish = publish
         self._chain = chain
-        self._history = history or msgspec.UNSET
+        self._history = history
         self._workers = workers
         self._segments = segments
         self._below = below
@@ -150,7 +149,7 @@ class OutputLog(ChainStore):
             sink=sink,
             publish=self._publish,
             line=self._history,
-            time=msgspec.UNSET if time is None else time,
+            time=time,
             workers=self._workers,
             **more,
         )

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-import msgspec
 import trio
 
 from checkpoint import limits
@@ -76,8 +75,8 @@ class OutputFollower:
         self._split = split
         self._directory = f"{published.region}.{split}"
         self._store = store
-        self._go_to(at.position, 0 if at.epoch is msgspec.UNSET else at.epoch)
-        self._step, self._line = at.digest, at.of_line
+        self._go_to(at.position, at.epoch)
+        self._step, self._line = at.digest, at.line
         """The last step that was read, and its line of history."""
         self._chain_begun = at.position > 0
         self._skipped = 0
@@ -206,10 +205,10 @@ class OutputFollower:
         """Return whether an output read up to `end` belongs to the present line; if not, a later poll reads
         again.
         """
-        checkpoint = await self._output.last_checkpoint(fresh=output.head.of_line > self._line)
+        checkpoint = await self._output.last_checkpoint(fresh=output.head.line > self._line)
         if await self._notice_restore(checkpoint):
             return False
-        line, of_line = 0 if checkpoint is None else checkpoint.line, output.head.of_line
+        line, of_line = 0 if checkpoint is None else checkpoint.line, output.head.line
         back = taken_back(checkpoint, of_line, output.step) if checkpoint and of_line <= line else None
         proved = self._proved
         if (

@@ -9,8 +9,6 @@ import errno
 from collections.abc import Callable
 from typing import Final, Literal, TypeAlias
 
-from msgspec import UNSET, UnsetType
-
 from dataflow import limits
 from dataflow.errors import SchemaError
 from dos_protocol.digests import Buffer, PrefixDigest, ResumePoint
@@ -71,6 +69,6 @@ class FileDigest:
             self.update(block)
 
 
-def resumed(point: ResumePoint | UnsetType, *, whole: bool) -> FileDigest:
+def resumed(point: ResumePoint, *, whole: bool) -> FileDigest:
     """Return the digest from which a restore continues: at the resume point, or at 0 if `whole`."""
-    return FileDigest() if whole or point is UNSET else FileDigest(point)
+    return FileDigest() if whole else FileDigest(point)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import trio
@@ -637,7 +636,7 @@ class ReplicaStream:
         time = _time_of(output, self._place)
         shared = {*map(split_of, range(head.workers))}
         back = any(output.step > self._rested.get(other, output.step) for other in shared)
-        if head.of_line > self._line or back or not shared <= self._logs.keys():
+        if head.line > self._line or back or not shared <= self._logs.keys():
             self._workers = head.workers
             raise _JoinsAnewError("the replica has other workers, or was restored")
         await self._merge.take(self._place.site, split, output)
@@ -646,7 +645,7 @@ class ReplicaStream:
 
 
 def _time_of(output: Output, place: ReplicaPlace) -> OutputTime:
-    if output.head.time is msgspec.UNSET:
+    if output.head.time is None:
         raise NoMarksError(place.region, place.sink, place.site)
     return output.head.time
 

@@ -118,11 +118,6 @@ class SourceReader(Operator):
     def exhausted(self) -> bool:
         """Whether every split is fully read."""
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing was ever read here."""
-        return False
-
     def time_now(self) -> SourceTime:
         """Return which splits currently hold event time back. Default: unread input may have any time."""
         return SourceTime(at_end=self.exhausted, is_known=False)

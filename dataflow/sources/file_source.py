@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
-from msgspec import UNSET
 
 from checkpoint import SplitPosition
 from dataflow import limits
@@ -318,7 +317,7 @@ class FileReader(base.SourceReader):
             at, path = self._at.get(name, _BEGINNING), self._path_of(name)
             whole = self._spec.verify == "whole" or path.endswith(GZIP_SUFFIX)
             begin = self._division[name].begin if name in self._division else at.position
-            split = OpenSplit(name, path, resumed(at.resume, whole=whole), at.version or "", begin)
+            split = OpenSplit(name, path, resumed(at.resume, whole=whole), at.version, begin)
             if at.position:
                 self._verify(split, at)
             self._open[name] = split
@@ -359,8 +358,7 @@ class FileReader(base.SourceReader):
 
     def _position_of(self, split: OpenSplit, *, done: bool = False) -> SplitPosition:
         digest, split.version = split.digest, self._file(split).version
-        version = split.version or UNSET
-        return SplitPosition(digest.size, digest.value, done, resume=digest.resume, version=version)
+        return SplitPosition(digest.size, digest.value, done, resume=digest.resume, version=split.version)
 
     # --- reading --------------------------------------------------------------------------------------------
 
@@ -648,10 +646,6 @@ class WatchReader(FileReader):
         self._at = dict(positions)
 
     @property
-    def is_idle(self) -> bool:
-        return not self._at
-
-    @property
     def exhausted(self) -> bool:
         return self._at_end
 
@@ -761,7 +755,7 @@ class WatchReader(FileReader):
             self._forget(path)
             at = _BEGINNING
         if at.position or at.done:  # it was replaced, also if by a longer one
-            check_version(path, at.position, at.version or "", version)
+            check_version(path, at.position, at.version, version)
         return not at.done and seen.size > 0
 
     def _is_whole_gzip(self, path: str, seen: FileSeen, last: FileSeen | None) -> bool:
@@ -842,7 +836,7 @@ class WatchReader(FileReader):
         chunk = super()._replayed(name, part)
         self._last, self._more = name, False
         seen = self._seen.get(name)
-        if seen is None or self._at[name].version not in (UNSET, seen.identity):
+        if seen is None or self._at[name].version not in ("", seen.identity):
             self._list_at_s = 0.0
         self._replayed_since_listing = True
         return chunk

@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from itertools import accumulate
 from typing import ClassVar, Final, NamedTuple, Protocol
 
-import msgspec
 import pyarrow as pa
 
 from checkpoint import InputPiece, SplitPosition
@@ -329,10 +328,6 @@ class PrefetchedReader(base.SourceReader):
         return self._buffer.backlog_bytes
 
     @property
-    def is_idle(self) -> bool:
-        return not self._at
-
-    @property
     def exhausted(self) -> bool:
         return self._buffer.is_over
 
@@ -385,9 +380,7 @@ class PrefetchedReader(base.SourceReader):
         first = min(at.position, piece.begin)  # below: a line of history branched off there
         begin = self._division[piece.split].begin if piece.split in self._division else first
         self._division[piece.split] = base.SplitDivision(begin, piece.end, piece.digest)
-        self._at[piece.split] = SplitPosition(
-            piece.end, piece.digest, line=piece.line or msgspec.UNSET, epoch=piece.epoch or msgspec.UNSET
-        )
+        self._at[piece.split] = SplitPosition(piece.end, piece.digest, line=piece.line, epoch=piece.epoch)
         if (mark := piece.mark) is not None:
             self._marks.marked("", piece.split, mark.mark, origin=mark.origin, version=mark.version)
 

@@ -584,7 +584,7 @@ class Trial:
             now[name] = SourceTime(end or not left, behind=left)
         for _, name, _ in self._waiting:
             now[name] = SourceTime(is_known=False)
-        return StepTime(now, idle=frozenset(self._schemas))
+        return StepTime(now)
 
     def _commit(self, taken: Sequence[OwnPart]) -> None:
         self._checkpoints += 1

@@ -80,8 +80,6 @@ class StepTime(NamedTuple):
     """What is known of the sources at the end of a step."""
 
     sources: Mapping[str, SourceTime]
-    idle: frozenset[str] = frozenset()
-    """Sources of which nothing was ever read."""
     recorded: Division | None = None
     """The recorded division of a replayed step."""
     seconds: float = 0.0
@@ -89,7 +87,7 @@ class StepTime(NamedTuple):
 
     def watermark_of(self, source: str) -> Watermark:
         """Return the watermark of a source. Only an `event_time` knows the times of its rows."""
-        return END if self.sources[source].at_end else IDLE if source in self.idle else UNKNOWN
+        return END if self.sources[source].at_end else UNKNOWN
 
 
 class CircuitTime:

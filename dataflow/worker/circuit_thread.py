@@ -202,8 +202,7 @@ class StepInput:
                     now[name] = self._circuit.sources[name].time_now()
             if name in now and now[name].at_end and self._circuit.time.flows:
                 taken[name][_AT_ITS_END] = (0, 0)
-        idle = self._circuit.ask_sources(_ENDS, lambda reader: reader.is_idle)
-        return taken, StepTime(now, frozenset(filter(idle.get, idle)), recorded, self._clock.seconds())
+        return taken, StepTime(now, recorded, self._clock.seconds())
 
     def idle_in(self) -> float | None:
         """Return the seconds until a step must announce that a split holds nothing back; None for never."""

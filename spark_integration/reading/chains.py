@@ -503,7 +503,7 @@ class OutputOrigin(ChainOrigin):
             async for end, record in records:
                 if record.op is Op.OUTPUT:
                     output = decode_output(record.ints, record.strings, where=self.chain, at=end)
-                    if output.head.of_line != self._line:
+                    if output.head.line != self._line:
                         return
                 yield end, record
 

@@ -244,7 +244,7 @@ class OutputDecoder(ChainDecoder):
             if record.op is not Op.OUTPUT:
                 continue
             output = decode_output(record.ints, record.strings, where=self._name, at=end)
-            if end > self._covered and output.head.of_line != self._line:
+            if end > self._covered and output.head.line != self._line:
                 continue  # a restore has taken it back: the checkpoint covers only what is below
             origin = {"_split": self._split, "_step": output.step, "_written": output.time_ms * 1000}
             if output.rows:

@@ -116,7 +116,7 @@ async def test_a_consumer_of_a_line_that_was_left_needs_what_follows_where_the_l
     for name, (at, line) in read.items():
         query = QueryRegistration(host, place, name, session=name, retain_s=0.0)
         await query.begin({"w0000": at}, {"w0000": line})
-        source = {"in": {"w0000": SplitPosition(at, line=line or msgspec.UNSET)}}
+        source = {"in": {"w0000": SplitPosition(at, line=line)}}
         await write_manifest(store, name.replace(" ", ""), [worker_checkpoint(at=1, sources=source)])
         await change_register(
             host, place, lambda register, name=name: with_consumer(register, name.replace(" ", ""), "in", 1)

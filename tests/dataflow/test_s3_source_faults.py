@@ -46,7 +46,7 @@ def any_version(self: Bucket, key: str, offset: int, length: int, version: str =
 
 def version_is_forgotten(self: FileReader, split: Any, *, done: bool = False) -> SplitPosition:
     """A checkpoint that does not name the version."""
-    return msgspec.structs.replace(_position_of(self, split, done=done), version=msgspec.UNSET)
+    return msgspec.structs.replace(_position_of(self, split, done=done), version="")
 
 
 def from_the_beginning(point: Any, *, whole: bool) -> FileDigest:

@@ -66,7 +66,7 @@ def write_steps(
             ends = []
             async with writer:
                 for step, rows in steps.items():
-                    head = OutputHead(sink=sink, publish=publish, line=line or msgspec.UNSET, workers=1)
+                    head = OutputHead(sink=sink, publish=publish, line=line, workers=1)
                     ints, strings = encode_output(
                         Output(step, step * time_ms, len(rows), 0, head, arrow(rows, schema))
                     )

@@ -392,7 +392,7 @@ def need_of(
 
 def _position(checkpoint: Checkpoint, source: str, split: str, output: OutputOf | None) -> int:
     found = [part.sources.get(source, {}).get(split) for part in checkpoint.workers.values()]
-    return min((on_line(at.position, at.of_line, split, output) for at in found if at is not None), default=0)
+    return min((on_line(at.position, at.line, split, output) for at in found if at is not None), default=0)
 
 
 def query_need(query: RegisteredQuery, split: str, output: OutputOf | None = None) -> int:

@@ -84,25 +84,20 @@ class CheckpointFlag(IntFlag):
     """Made by hand, with the positions of an older checkpoint."""
 
 
-class SplitPosition(msgspec.Struct, frozen=True):
+class SplitPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     """How far one split is read: `position` in the source's own unit, the digest of the content, the end."""
 
     position: int
     digest: int = 0
     done: bool = False
-    resume: ResumePoint | msgspec.UnsetType = msgspec.UNSET
+    resume: ResumePoint = ResumePoint(0, 0)
     """For a file: a point below `position` from which its digest can be computed (decision 0224)."""
-    version: str | msgspec.UnsetType = msgspec.UNSET
+    version: str = ""
     """For an object of a bucket: its version (ETag), which every later read must find (decision 0226)."""
-    line: int | msgspec.UnsetType = msgspec.UNSET
-    """For an output log of another region: the line of history of the last step read; not set for line 0."""
-    epoch: int | msgspec.UnsetType = msgspec.UNSET
+    line: int = 0
+    """For an output log of another region: the line of history of the last step read."""
+    epoch: int = 0
     """For an output log: the epoch of its segment. A later region of that name has higher ones."""
-
-    @property
-    def of_line(self) -> int:
-        """The line of history of the last step read of an output log."""
-        return 0 if self.line is msgspec.UNSET else self.line
 
 
 class WorkerCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -524,7 +519,7 @@ def _check_worker(
                     f"worker {worker}: invalid position {at.position} of split {split!r} of {source!r}",
                     checkpoint=checkpoint,
                 )
-            if at.resume and not _can_resume(at.resume, at.position):
+            if not _can_resume(at.resume, at.position):
                 raise ManifestError(
                     f"worker {worker}: the digest of split {split!r} of {source!r} at {at.position} cannot"
                     f" be resumed at {at.resume.size}",

@@ -61,7 +61,7 @@ class OutputTime(msgspec.Struct, frozen=True):
     high: int = BEFORE_ALL
 
 
-class OutputHead(msgspec.Struct, frozen=True, kw_only=True):
+class OutputHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The part of a record that describes its rows."""
 
     sink: str
@@ -71,22 +71,17 @@ class OutputHead(msgspec.Struct, frozen=True, kw_only=True):
 
     The output of a step corresponds to the inputs of all workers.
     """
-    begins: bool | msgspec.UnsetType = msgspec.UNSET
+    begins: bool = False
     """Set in a record without rows, which is no step: the worker joins the region after this step. The steps
     since the log's last one, if there are any, were made by other workers.
     """
-    line: int | msgspec.UnsetType = msgspec.UNSET
-    """The line of history to which the step belongs (`core/records/lines.py`); not set for line 0."""
-    time: OutputTime | msgspec.UnsetType = msgspec.UNSET
+    line: int = 0
+    """The line of history to which the step belongs (`core/records/lines.py`)."""
+    time: OutputTime | None = None
     """Set if the sink names the time of its rows. Every record has it, so trimming loses none."""
     workers: int
     """How many workers made this step: its rows are on the logs of the workers 0 to workers - 1. A reader has
     the whole step when it has the records of all of them."""
-
-    @property
-    def of_line(self) -> int:
-        """The line of history to which the step belongs."""
-        return 0 if self.line is msgspec.UNSET else self.line
 
 
 class Output(NamedTuple):
