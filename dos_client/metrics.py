@@ -39,16 +39,29 @@ _TOTALS: Final = {
         ("acknowledged_bytes", "acknowledged_bytes", "Bytes appended that became durable on a quorum"),
         ("waiting_s", "waiting_seconds", "Time that writers waited for a quorum, summed"),
         ("questions", "questions", "Reads and comparisons, each sent to at least one member"),
-        ("hedges", "hedges", "Requests sent only because another member was slow"),
+        (
+            "hedges",
+            "hedges",
+            "Requests sent only because another member was slow, at most about 5 in 100 questions",
+        ),
         ("faulty_copies", "faulty_copies", "Copies found to be damaged, or different from a quorum's"),
-        ("collected_objects", "collected_objects", "Copies deleted because they are no longer needed"),
+        (
+            "collected_objects",
+            "collected_objects",
+            "Copies deleted because only released checkpoints needed them",
+        ),
     )
 }
 """By attribute of `StoreCounters`."""
 _BY_MEMBER: Final = {
     attribute: Counter(f"dos_client_{name}", text, labels, registry=registry)
     for attribute, name, text, labels in (
-        ("sent_bytes", "sent_bytes", "Bytes of appends sent to a member", ["member"]),
+        (
+            "sent_bytes",
+            "sent_bytes",
+            "Bytes of appends sent to a member; more than were appended: data was sent again",
+            ["member"],
+        ),
         (
             "filled_bytes",
             "catch_up_bytes",
@@ -67,11 +80,11 @@ waiting_claims: Final = Gauge(
     "dos_client_waiting_claims", "Writers that are waiting for a quorum", registry=registry
 )
 member_lag_bytes: Final = Gauge(
-    "dos_client_member_lag_bytes", "Bytes appended that a member lacks", ["member"], registry=registry
+    "dos_client_member_lag_bytes", "Bytes appended and not durable on a member", ["member"], registry=registry
 )
 member_lag_seconds: Final = Gauge(
     "dos_client_member_lag_seconds",
-    "Age of the oldest byte that a member lacks",
+    "Upper bound of the age of the oldest of those bytes",
     ["member"],
     registry=registry,
 )

@@ -139,7 +139,11 @@ def _gauges(now: CoreGauges) -> Iterable[Metric]:
         ("sessions", "Connections that have greeted", now.welcome),
         ("directories", "Directories on the disk", now.directories),
         ("loaded_objects", "Objects in memory", now.objects),
-        ("damaged_directories", "Directories with a damaged object", now.damaged),
+        (
+            "damaged_directories",
+            "Directories known to hold a damaged object; the others are served",
+            now.damaged,
+        ),
         ("unsynced_bytes", "Appended bytes that are not on stable storage", now.unsynced_bytes),
         ("room_bytes", "Bytes that can be appended before the reserve of the disk", now.room_bytes),
         ("refuses_appends", "1 while the disk is full", int(now.refuses_appends)),
@@ -148,11 +152,15 @@ def _gauges(now: CoreGauges) -> Iterable[Metric]:
     ):
         yield GaugeMetricFamily(f"dos_server_{name}", text, value)
     labels = ["prefix", "what"]
-    limits = GaugeMetricFamily("dos_server_quota_limit", "Limits of the quotas", labels=labels)
+    limits = GaugeMetricFamily(
+        "dos_server_quota_limit",
+        "Limits of the quotas: bytes, objects, directories, connections, or requests (the burst)",
+        labels=labels,
+    )
     used = GaugeMetricFamily("dos_server_quota_used", "What is used of them", labels=labels)
     refused = CounterMetricFamily(
         "dos_server_quota_refusals",
-        "Requests that a quota has refused, or how often it delayed",
+        "Requests that a quota has refused; of requests, how often the burst was used up; 0 when it changes",
         labels=labels,
     )
     for one in now.quotas:

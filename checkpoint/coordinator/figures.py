@@ -22,6 +22,7 @@ from checkpoint.core.region import (
 
 _SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """The upper bounds of the histogram of checkpoints."""
+_WATERMARK: Final = "The watermark, in Unix time; `dos region status` names the split that holds it"
 
 
 class RegionFigures(Collector):
@@ -67,7 +68,9 @@ class RegionFigures(Collector):
             ("scalings", "Changes of the number of workers"),
         ):
             yield self._counter(name, text, self._counts[name])
-        yield self._counter("reset_seconds", "Time of resets, from the loss to the start", self._reset_s)
+        yield self._counter(
+            "reset_seconds", "Time of resets and take-overs, from loss to start", self._reset_s
+        )
         yield self._checkpoints()
         phases = CounterMetricFamily(
             "dos_region_checkpoint_phase_seconds",
@@ -98,7 +101,7 @@ class RegionFigures(Collector):
     def _of_status(self, status: RegionStatus) -> Iterable[Metric]:
         recovery = status.recovery
         values: list[tuple[str, str, float]] = [
-            ("incarnation", "The incarnation", status.incarnation),
+            ("incarnation", "The incarnation; it rises with every reset", status.incarnation),
             ("last_checkpoint", "The number of the last committed checkpoint", status.last_checkpoint),
             (
                 "last_checkpoint_timestamp_seconds",
@@ -107,12 +110,20 @@ class RegionFigures(Collector):
             ),
             (
                 "steps_since_checkpoint",
-                "Steps that ended after the last checkpoint",
+                "Steps that ended after the last checkpoint; 0 for long means that there is no input",
                 max(status.step - status.last_checkpoint_step, 0),
             ),
             ("reset_attempts", "Resets in a row without a checkpoint", status.reset_attempts),
-            ("waiting_seconds", "How long the region has waited for the store", status.waiting_s),
-            ("lag_bytes", "Appended and not durable", sum(worker.lag_bytes for worker in status.workers)),
+            (
+                "waiting_seconds",
+                "How long the region has waited for the store; 0 if it does not wait",
+                status.waiting_s,
+            ),
+            (
+                "lag_bytes",
+                "Bytes of the workers that are not durable",
+                sum(worker.lag_bytes for worker in status.workers),
+            ),
             ("standbys", "Processes that wait to become a worker", status.standbys),
         ]
         if recovery is not None:
@@ -136,8 +147,10 @@ class RegionFigures(Collector):
             for name, (_, here) in slowest_event_times(status).items()
             if here.watermark_us is not None
         ]
-        yield self._gauge("event_time_seconds", "The watermark, in Unix time", times, "operator")
-        yield self._gauge("rows_dropped", "Rows dropped by a rule", _dropped(status), "rule", "operator")
+        yield self._gauge("event_time_seconds", _WATERMARK, times, "operator")
+        yield self._gauge(
+            "rows_dropped", "Rows dropped since the region began", _dropped(status), "rule", "operator"
+        )
 
     def _gauge(
         self, name: str, text: str, values: Iterable[tuple[tuple[str, ...], float]], *labels: str

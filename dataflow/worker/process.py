@@ -142,7 +142,7 @@ class WorkerFigures(Collector):
     def collect(self) -> Iterable[Metric]:
         shared, of = self._shared, self._of
         for name, text, value in (
-            ("rows_in", "Rows read by sources", shared.rows_in),
+            ("rows_in", "Rows read by sources since the process began", shared.rows_in),
             ("rows_out", "Rows written by sinks", shared.rows_out),
             ("read_bytes", "Bytes read by sources", shared.bytes_in),
             ("busy_seconds", "Time in which the circuit worked rather than waited", shared.busy_s),
@@ -151,7 +151,11 @@ class WorkerFigures(Collector):
             yield _filled(CounterMetricFamily(f"dos_worker_{name}", text, labels=_LABELS), of, value)
         yield from _operators(of, shared.operators)
         for name, text, gauge in (
-            ("batch_seconds", "How long the circuit has worked on its batch", self._health.busy_for_s()),
+            (
+                "batch_seconds",
+                "How long the circuit has worked on its batch; 0 while it waits",
+                self._health.busy_for_s(),
+            ),
             ("incarnation", "The incarnation that runs or is being restored", shared.incarnation),
             ("step", "The last step that ended, numbered since the region began", shared.step),
             ("running", "1 while the incarnation runs", int(self._health.running)),
@@ -160,7 +164,7 @@ class WorkerFigures(Collector):
         ):
             yield _filled(GaugeMetricFamily(f"dos_worker_{name}", text, labels=_LABELS), of, gauge)
         if shared.backlog_bytes >= 0:
-            text = "Input that sources know and have not read, in the unit of the bytes read"
+            text = "Input that sources know and have not read, in bytes; absent if one does not know it"
             family = GaugeMetricFamily("dos_worker_backlog_bytes", text, labels=_LABELS)
             yield _filled(family, of, shared.backlog_bytes)
         counters, _ = _counters(self._health.sample)
@@ -180,9 +184,12 @@ def _operators(of: tuple[str, str], operators: Mapping[str, Mapping[str, int]]) 
     labels = (*_LABELS, "operator")
     rows = {
         name: CounterMetricFamily(f"dos_worker_operator_{name}", text, labels=labels)
-        for name, text in (("rows_in", "Rows that an operator got"), ("rows_out", "Rows that it passed on"))
+        for name, text in (
+            ("rows_in", "Rows that an operator got since the incarnation began"),
+            ("rows_out", "Rows that it passed on"),
+        )
     }
-    text = "Time in which the code of an operator ran on the circuit thread"
+    text = "Time of an operator's code on the circuit thread, without the operators that it passes rows to"
     busy = CounterMetricFamily("dos_worker_operator_busy_seconds", text, labels=labels)
     text = "What else an operator has counted since the incarnation began, such as keys"
     others = GaugeMetricFamily("dos_worker_operator", text, labels=(*_LABELS, "operator", "counter"))

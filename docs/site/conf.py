@@ -1,8 +1,9 @@
 """How Sphinx makes a site of the Markdown of this repository: `./run docs`.
 
-The Markdown is the source, as it is read in the repository; only the signatures on docs/api are added here.
-The source directory is the root of the repository, so that links between documents are the same in both. A
-link or an anchor that leads nowhere is an error.
+The Markdown is the source, as it is read in the repository. Added here are the signatures on docs/api, and
+the tables that have another source (tests/support/site_tables.py). The source directory is the root of the
+repository, so that links between documents are the same in both. A link or an anchor
+that leads nowhere is an error.
 """
 
 from pathlib import Path
@@ -51,7 +52,7 @@ CONTENTS = (
 
 
 def add_contents(app: Sphinx, document: str, source: list[str]) -> None:
-    """Append the navigation to the first page, and the signatures to docs/api."""
+    """Append the navigation to the first page and the signatures to docs/api; fill in tables."""
     del app
     if document == root_doc:
         source[0] += "".join(contents(title, each) for title, each in CONTENTS)
@@ -62,6 +63,10 @@ def add_contents(app: Sphinx, document: str, source: list[str]) -> None:
         from tests.dataflow.api_page import signatures  # only here: it imports all packages
 
         source[0] += signatures()
+    if "\n<!-- generated: " in source[0]:
+        from tests.support.site_tables import with_tables
+
+        source[0] = with_tables(source[0])
 
 
 def contents(title: str, documents: list[str]) -> str:

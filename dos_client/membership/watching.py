@@ -467,24 +467,37 @@ _last_look: Final = Gauge(
     registry=registry,
 )
 _generation: Final = Gauge("dos_watch_generation", "Generation of the store record", registry=registry)
-_members: Final = Gauge("dos_watch_members", "Members of the store by state", ["state"], registry=registry)
+_members: Final = Gauge(
+    "dos_watch_members",
+    "Members by state: present; filling (replaces a member, or is added); moved (answers only at another"
+    " address); unavailable",
+    ["state"],
+    registry=registry,
+)
 _silent_seconds: Final = Gauge(
     "dos_watch_member_silent_seconds",
-    "How long a member has been unavailable; 0 if it is present",
+    "How long a member has been unavailable, counted by this watcher; 0 if it is present",
     ["member"],
     registry=registry,
 )
 _spares: Final = Gauge(
-    "dos_watch_spares", "Spares of the store by state: usable or unusable", ["state"], registry=registry
+    "dos_watch_spares",
+    "Spares by state: usable or unusable; whether one is empty is verified while a member is unavailable",
+    ["state"],
+    registry=registry,
 )
 _actions: Final = Counter(
     "dos_watch_actions",
-    "Actions: replace, complete, follow, repair; begun, done or failed",
+    "Actions: replace, complete (what another run began), follow (to another address), repair; begun, done or"
+    " failed",
     ["action", "outcome"],
     registry=registry,
 )
 _failures: Final = Counter(
-    "dos_watch_failures", "Failed actions by the class of the error", ["action", "error"], registry=registry
+    "dos_watch_failures",
+    "Failed actions by the class of the error; the log has the message",
+    ["action", "error"],
+    registry=registry,
 )
 _problem: Final = Enum(
     "dos_watch_problem",
@@ -493,7 +506,9 @@ _problem: Final = Enum(
     registry=registry,
 )
 _holds_claim: Final = Gauge(
-    "dos_watch_holds_claim", "Whether this watcher holds the claim of the record log", registry=registry
+    "dos_watch_holds_claim",
+    "1 while this watcher changes the store: it holds the claim of the record log",
+    registry=registry,
 )
 
 _STATES: Final = ("present", "filling", "moved", "unavailable")

@@ -65,7 +65,11 @@ TRACKED = frozenset(subprocess.check_output(LISTED, cwd=ROOT, text=True).split()
 FOLDERS = frozenset(str(folder) for path in TRACKED for folder in PurePosixPath(path).parents)
 PLACES = frozenset(path[at:] for path in TRACKED for at, sign in enumerate("/" + path) if sign == "/")
 """Each file by its path and by every end of it, such as `core/walk.py`."""
-PAGES = sorted(path for path in TRACKED if path.endswith(".md") and "/vendor/" not in path)
+PAGES = sorted(
+    path
+    for path in TRACKED
+    if (path.endswith(".md") and "/vendor/" not in path) or path.startswith("tests/evidence/")
+)
 QUOTED = re.compile(r"`([\w./-]+)(?:::?(\w+))?(?:\[[^`]*\])?`")
 BLOCK = re.compile(r"^```.*?^```", re.M | re.S)
 
