@@ -51,7 +51,7 @@ from checkpoint.core.region import worker_directory  # noqa: E402
 from checkpoint.key_hash import hash_keys  # noqa: E402
 from checkpoint.maintenance.backup import BackupDone, back_up  # noqa: E402
 from checkpoint.maintenance.backup_target import open_target  # noqa: E402
-from checkpoint.maintenance.stopped_region import StoppedRegion, hold_manifest  # noqa: E402
+from checkpoint.maintenance.stopped_region import SavepointMaker, hold_manifest  # noqa: E402
 from dos_client import Store, init_store, open_store  # noqa: E402
 from journal import ChainWriter, Op, Record  # noqa: E402
 
@@ -150,7 +150,7 @@ async def measure(url: str, keys: int, changed: float, pairs: int) -> dict[str, 
 
 async def copied(store: Store, url: str) -> BackupDone:
     async with open_target(url) as target, target.place(REGION) as place:
-        return await back_up(store, REGION, place, StoppedRegion(store, REGION))
+        return await back_up(store, REGION, place, SavepointMaker(store, REGION, stopped=True))
 
 
 def put_plain(client: Any, key: str, data: bytes) -> None:

@@ -50,6 +50,7 @@ from journal import parse_segment_name
 from journal.inspecting import inspect_url
 from journal.showing import json_page
 
+_OFFERED: Final = {verb.name: verb for verb in VERBS.values() if verb.button}
 _PAGE: Final = Path(__file__).parent / "page"
 _COOKIE: Final = "dos_page"
 _BODY_BYTES_MAX: Final = 64 * 1024
@@ -208,7 +209,8 @@ class _Api:
         return answer
 
     async def about(self, _: Request) -> Response:
-        return JSONResponse({"url": self._readings.url, "readOnly": self._key.read_only})
+        changes = [] if self._key.read_only else [verb.form() for verb in _OFFERED.values()]
+        return JSONResponse({"url": self._readings.url, "readOnly": self._key.read_only, "changes": changes})
 
     async def events(self, request: Request) -> Response:
         region = request.query_params.get("region", "")
@@ -415,10 +417,9 @@ async def change(store: Store, region: str, name: str, given: Mapping[str, Any])
     """Request a change, wait until it is done, and return the driver's result. Raises LocalProtocolError,
     ChangeRefusedError, NoAnswerError (it may still be carried out), QuorumUnavailableError.
     """
-    verb = VERBS.get(name)
-    if verb is None or not verb.on_page:
-        offered = ", ".join(one.name for one in VERBS.values() if one.on_page)
-        raise LocalProtocolError(f"unknown change {name!r}", remedy=f"there are {offered}")
+    verb = _OFFERED.get(name)
+    if verb is None:
+        raise LocalProtocolError(f"unknown change {name!r}", remedy=f"there are {', '.join(_OFFERED)}")
     if problem := verb.problem_of(given):
         raise LocalProtocolError(problem)
     reply = await RequestClient(store, region).send(name, wait_s=verb.wait_s, **given)

@@ -9,8 +9,7 @@ name of the request. What a request does is decided by the region's driver; whic
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -18,7 +17,7 @@ import trio
 import typer
 
 from checkpoint import limits
-from checkpoint.chains.manifest_log import ManifestView, read_manifest, regions_of
+from checkpoint.chains.manifest_log import ManifestView, StoreHost, read_manifest, regions_of
 from checkpoint.core.records.inputs import check_input_name
 from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.requests import Answer
@@ -37,6 +36,7 @@ from checkpoint.errors import (
     RestoreRefusedError,
     SavepointRefusedError,
 )
+from checkpoint.maintenance.stopped_region import act_stopped
 from checkpoint.requests.client import Reply, RequestClient
 from dos_client import Store, open_store
 from dos_client.cli.kit import (
@@ -302,6 +302,30 @@ async def send_request(
         raise
 
 
+async def request_or_act(
+    call: Call, store: Store, name: str, what: str, fields: Mapping[str, Any], *, stopped: bool
+) -> Report:
+    """Send a request, or, if the region is `stopped`, act as its driver for at most --wait seconds. Return
+    the report. A refusal ends the command.
+    """
+    if not stopped:
+        return answered(call, await send_request(call, store, name, what, fields, may_be_stopped=True), what)
+    await read_manifest(store, name)
+    try:
+        with trio.fail_after(call.wait_s):
+            result = await act_stopped(StoreHost(store), name, what, fields)
+    except FencedError as error:
+        fail(str(error), NEGATIVE)
+    except trio.TooSlowError:
+        fail(
+            f"not done within {call.wait_s:g} s, but it may have been done since: {VERBS[what].shown_by},"
+            " `dos store status` shows the members that are unavailable",
+            NEGATIVE,
+        )
+    savepoint = {"savepoint": result["name"]} if "name" in result else {}
+    return Report({**result, **savepoint, "name": name, "stopped": True}, done_text(what, result))
+
+
 def done_text(what: str, result: Mapping[str, Any]) -> str:
     """Return in words that a request was done."""
     shown: dict[str, Any] = {
@@ -341,21 +365,3 @@ def _answer_json(answer: Answer) -> dict[str, Any]:
         "timeMs": answer.wall_time_ms,
         "result": answer.result,
     }
-
-
-@contextmanager
-def as_driver_of_stopped(wait_s: float, shown_by: str) -> Iterator[None]:
-    """Act as the driver of a stopped region in the context, for at most `wait_s` seconds. A refusal ends the
-    command. shown_by: the command that shows whether it was done.
-    """
-    try:
-        with trio.fail_after(wait_s):
-            yield
-    except FencedError as error:
-        fail(str(error), NEGATIVE)
-    except trio.TooSlowError:
-        fail(
-            f"not done within {wait_s:g} s, but it may have been done since: {shown_by}, `dos store status`"
-            " shows the members that are unavailable",
-            NEGATIVE,
-        )

@@ -26,7 +26,7 @@ from checkpoint.maintenance.backup import (
 )
 from checkpoint.maintenance.backup_restoring import RestoredBackup, restore_backup
 from checkpoint.maintenance.backup_target import BackupTarget, open_target
-from checkpoint.maintenance.stopped_region import maker_of
+from checkpoint.maintenance.stopped_region import SavepointMaker
 from dos_client.cli.kit import (
     REFUSED,
     UNREACHABLE,
@@ -133,7 +133,7 @@ async def backup(
     ):
 
         async def once(progress: Progress) -> BackupDone:
-            region = maker_of(store, name, stopped=stopped, patience_s=call.timeout_s)
+            region = SavepointMaker(store, name, stopped=stopped, patience_s=call.timeout_s)
             async with opened.place(name) as place:
                 return await back_up(store, name, place, region, keep=keep, progress=progress)
 

@@ -8,24 +8,20 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from checkpoint.chains.manifest_log import StoreHost, read_manifest
+from checkpoint.chains.manifest_log import read_manifest
 from checkpoint.chains.whole_checkpoints import damage_of
 from checkpoint.cli.arguments import (
     RegionName,
     Stopped,
     Why,
-    answered,
-    as_driver_of_stopped,
     complete_checkpoint,
     complete_savepoint,
     complete_target,
-    done_text,
-    send_request,
+    request_or_act,
 )
 from checkpoint.core.records.lines import find_target
 from checkpoint.core.records.manifest import (
     NO_NOTE,
-    SavepointNote,
     savepoint_name_problem,
     savepoint_why_problem,
 )
@@ -39,9 +35,7 @@ from checkpoint.core.records.views import (
 from checkpoint.maintenance.forking import Forked, Forking, fork_needs, fork_region, plan_fork
 from checkpoint.maintenance.garbage import held_by_savepoints
 from checkpoint.maintenance.retention import trimmed_since
-from checkpoint.maintenance.stopped_region import restore_stopped, savepoint_stopped
-from checkpoint.requests.client import requester
-from checkpoint.runtime import checkpoint_named, wall_time_ms
+from checkpoint.runtime import checkpoint_named
 from dos_client import Store
 from dos_client.cli.kit import (
     NEGATIVE,
@@ -112,27 +106,10 @@ async def savepoint(
     if drop and (checkpoint or why):
         fail("--drop takes the name of the savepoint alone, without --checkpoint and --why", REFUSED)
 
-    what = "drop_savepoint" if drop else "savepoint"
+    fields = {"name": savepoint_name, "checkpoint": checkpoint, "why": why}
     async with call.store(url) as store:
-        if not stopped:
-            fields = {"name": savepoint_name, "checkpoint": checkpoint, "why": why}
-            return answered(
-                call, await send_request(call, store, name, what, fields, may_be_stopped=True), what
-            )
-        note = None if drop else SavepointNote(by=requester(), wall_time_ms=wall_time_ms(), why=why)
-        done = await _savepoint_stopped(store, name, savepoint_name, checkpoint, note, call.wait_s)
-    found = {"name": name, "savepoint": savepoint_name, "checkpoint": done, "stopped": True}
-    return Report(found, done_text(what, {"name": savepoint_name, "checkpoint": done}))
-
-
-async def _savepoint_stopped(
-    store: Store, name: str, savepoint_name: str, checkpoint: int, note: SavepointNote | None, wait_s: float
-) -> int:
-    """Act as the driver of a stopped region, without a note to drop; return the savepoint's checkpoint."""
-    await read_manifest(store, name)
-    host, on = StoreHost(store), note is not None
-    with as_driver_of_stopped(wait_s, "`dos region savepoints` lists the savepoints"):
-        return await savepoint_stopped(host, name, savepoint_name, checkpoint, on=on, note=note or NO_NOTE)
+        what = "drop_savepoint" if drop else "savepoint"
+        return await request_or_act(call, store, name, what, fields, stopped=stopped)
 
 
 async def list_savepoints(
@@ -273,13 +250,8 @@ async def restore(
         if report["trimmed"] or report["damaged"]:
             rows = [trimmed_text(**row) for row in report["trimmed"]]
             fail("; ".join(rows + [damaged_text(row) for row in report["damaged"] or ()]), NEGATIVE)
-        if not stopped:
-            fields = {"name": named, "allow_republish": allow_republish}
-            return answered(
-                call, await send_request(call, store, name, "restore", fields, may_be_stopped=True), "restore"
-            )
-        done = await _restore_stopped(store, name, named, allow_republish=allow_republish, wait_s=call.wait_s)
-    return Report(done, done_text("restore", done))
+        fields = {"name": named, "allow_republish": allow_republish}
+        return await request_or_act(call, store, name, "restore", fields, stopped=stopped)
 
 
 async def _report(store: Store, name: str, to: str, *, verify: bool) -> dict[str, Any]:
@@ -290,14 +262,6 @@ async def _report(store: Store, name: str, to: str, *, verify: bool) -> dict[str
     found = await damage_of(store, name, target, rewound=True) if verify else None
     damaged = () if found is None else found.chains
     return rewind_report(kept[-1], target, trimmed=trimmed, damaged=damaged if verify else None)
-
-
-async def _restore_stopped(
-    store: Store, name: str, to: str, *, allow_republish: bool, wait_s: float
-) -> dict[str, Any]:
-    with as_driver_of_stopped(wait_s, "`dos checkpoint ls` shows it"):
-        checkpoint = await restore_stopped(StoreHost(store), name, to, allow_republish=allow_republish)
-    return {"name": name, "checkpoint": checkpoint.rolled_back_to, "step": checkpoint.step, "stopped": True}
 
 
 async def fork(

@@ -1,14 +1,15 @@
 """The verbs of a region: what a person may request of it while it runs. One row each, in `VERBS`.
 
 The row serves all who pass a request on or report its outcome: `RequestHandler`, `RegionControl`, `dos
-region` (`cli/arguments.py`), the page (`dos_ui/app.py`). To add a verb: its row, its event (`vocabulary.py`)
-with the outcome that settles it (`region.py`), and its handler in the table of `Coordinator`.
+region` (`cli/arguments.py`), the forms of the page (`dos_ui/page/region.js`). To add a verb: its row, its
+event (`vocabulary.py`) with the outcome that settles it (`region.py`), and its handler in the table of
+`Coordinator`.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, get_type_hints
+from typing import Any, Final, NamedTuple, TypeAlias, get_type_hints
 
 from checkpoint import limits
 from checkpoint.core.coordination.vocabulary import (
@@ -42,6 +43,17 @@ _STOPPING: Final = {RegionState.STOPPING: "the region is being stopped"}
 _STARTS: Final = "the region is already starting from its last checkpoint"
 
 
+class FormField(NamedTuple):
+    """A field of a request that the page of a region asks for.
+
+    kind: "name", "note" (may be empty), "workers" (a number), "target" (a checkpoint to restore), "yes".
+    """
+
+    name: str
+    text: str
+    kind: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb:
     """One verb. It is refused after the end of the region, and while too many requests are open."""
@@ -70,8 +82,21 @@ class Verb:
     """What the handle reports if no outcome is known in time, with fields of the event."""
     in_manifest: bool = False
     """Whether the manifest must also show the checkpoint of the result: an answer alone is not enough."""
-    on_page: bool = False
-    """Whether the page of a region offers it."""
+    shown_by: str = ""
+    """The command that shows whether it was done by a person who acts as the driver of a stopped region;
+    empty: only a driver does it.
+    """
+    button: str = ""
+    """What the page of a region calls it; empty: the page does not offer it."""
+    asks: tuple[FormField, ...] = ()
+    """What the page asks for."""
+    confirm: str = ""
+    """What the page has confirmed first, with `region` and fields of the request."""
+
+    def form(self) -> dict[str, Any]:
+        """Return what the page needs to offer the verb, as JSON."""
+        asks = [one._asdict() for one in self.asks]
+        return {"name": self.name, "button": self.button, "asks": asks, "confirm": self.confirm}
 
     def problem_of(self, given: Mapping[str, Any]) -> str:
         """Return why a person cannot give these fields of the request, empty if all fit."""
@@ -93,7 +118,7 @@ _ROWS: Final = (
         help="Commit a checkpoint now, and wait for it. It contains everything read before the request.",
         exit_0="committed, and the manifest shows it",
         in_manifest=True,
-        on_page=True,
+        button="Checkpoint now",
     ),
     Verb(
         name="reset",
@@ -124,7 +149,7 @@ _ROWS: Final = (
         "\n\nThe workers keep running and keep their state; `dos region resume` continues. A region that is"
         " started again is not paused.",
         exit_0="paused",
-        on_page=True,
+        button="Pause",
     ),
     Verb(
         name="resume",
@@ -132,7 +157,7 @@ _ROWS: Final = (
         done="resumed from checkpoint {checkpoint}: {state}",
         help="Resume a paused region.",
         exit_0="resumed",
-        on_page=True,
+        button="Resume",
     ),
     Verb(
         name="savepoint",
@@ -140,7 +165,9 @@ _ROWS: Final = (
         fields=("name", "checkpoint", "why"),
         wait_s=limits.drain_timeout_s,
         done="savepoint {name} of checkpoint {checkpoint} is created",
-        on_page=True,
+        shown_by="`dos region savepoints` lists the savepoints",
+        button="Create a savepoint",
+        asks=(FormField("name", "Name", "name"), FormField("why", "Note", "note")),
         refusal=LocalProtocolError,
         unsettled="committed no checkpoint that records savepoint {wanted.name!r}",
     ),
@@ -150,6 +177,7 @@ _ROWS: Final = (
         fields=("name",),
         wait_s=limits.drain_timeout_s,
         done="savepoint {name} of checkpoint {checkpoint} is dropped",
+        shown_by="`dos region savepoints` lists the savepoints",
         refusal=LocalProtocolError,
         unsettled="committed no checkpoint without savepoint {wanted.name!r}",
     ),
@@ -159,7 +187,14 @@ _ROWS: Final = (
         fields=("name", "allow_republish"),
         wait_s=_CHANGE_S,
         done="restored to checkpoint {checkpoint}, step {step}",
-        on_page=True,
+        shown_by="`dos checkpoint ls` shows it",
+        button="Restore",
+        asks=(
+            FormField("name", "Restore to", "target"),
+            FormField("allow_republish", "rows that were shown may come again", "yes"),
+        ),
+        confirm="All workers of {region} go back to {name}. Output after it is taken back, and input is read"
+        " again from there.",
         refusal=RestoreRefusedError,
         unsettled="may be restored to {wanted.to} or not",
     ),
@@ -170,7 +205,8 @@ _ROWS: Final = (
         wait_s=_CHANGE_S,
         done="the region has {workers} workers, after {seconds:.1f} s; no input was taken for"
         " {pauseSeconds:.1f} s of them",
-        on_page=True,
+        button="Scale",
+        asks=(FormField("workers", "Workers", "workers"),),
         refusal=NotScaledError,
         unsettled="has the workers that it had",
     ),

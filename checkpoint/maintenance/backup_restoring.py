@@ -36,7 +36,7 @@ from checkpoint.errors import BackupDamagedError, BackupRefusedError, DeletionRe
 from checkpoint.maintenance.backup import back_up, backups_of
 from checkpoint.maintenance.backup_target import BackupPlace, open_target
 from checkpoint.maintenance.deleting import delete_region, plan_deletion
-from checkpoint.maintenance.stopped_region import append_first, maker_of
+from checkpoint.maintenance.stopped_region import SavepointMaker, append_first
 from checkpoint.runtime import wall_time_ms
 from dos_client import Claim, DirectoryView, Store, open_store, randomness
 from dos_client.writing.claim import resume
@@ -320,7 +320,7 @@ async def copy_region(
         known = await backups_of(place)  # of a call that was interrupted
         if not known:
             async with open_store(source_url, token=token, client="copy of a region") as source:
-                maker = maker_of(source, region, stopped=False, patience_s=patience_s)
+                maker = SavepointMaker(source, region, stopped=False, patience_s=patience_s)
                 await back_up(source, region, place, maker, keep=1)
             known = await backups_of(place)
         record = known[-1]

@@ -19,7 +19,7 @@ from checkpoint.errors import (
     SavepointRefusedError,
 )
 from checkpoint.maintenance.retention import InputRows, read_by
-from checkpoint.maintenance.stopped_region import append_record, hold_manifest, maker_of
+from checkpoint.maintenance.stopped_region import SavepointMaker, append_record, hold_manifest
 from checkpoint.runtime import checkpoint_named, wall_time_ms
 from dos_client import Store
 from dos_protocol.names import check_name
@@ -74,7 +74,7 @@ async def fork_region(store: Store, wanted: Forking) -> Forked:
     """
     target, plan = await _planned(store, wanted, savepoint=f"fork-{secrets.token_hex(4)}")
     origin = plan.origin
-    savepoints = maker_of(store, wanted.region, stopped=wanted.stopped, patience_s=wanted.patience_s)
+    savepoints = SavepointMaker(store, wanted.region, stopped=wanted.stopped, patience_s=wanted.patience_s)
     why = wanted.why or f"region {wanted.new} began as a fork here"
     # First the savepoint: nothing that the fork needs is deleted from here on, however slow this is. If it is
     # stopped before the fork's record, the savepoint stays; `dos region savepoints` shows it as "missing".
@@ -187,7 +187,7 @@ async def drop_savepoint(
     ForkRefusedError, RegionFencedError.
     """
     with _as_refusal():
-        await maker_of(store, region, stopped=stopped, patience_s=patience_s).drop(savepoint)
+        await SavepointMaker(store, region, stopped=stopped, patience_s=patience_s).drop(savepoint)
 
 
 async def fork_needs(store: StorePort, region: str, savepoint: str, note: SavepointNote) -> bool | None:

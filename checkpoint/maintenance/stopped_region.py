@@ -5,9 +5,9 @@ checkpoint. A driver that starts meanwhile claims with a higher epoch, and this 
 point, nothing is lost: a record that is not acknowledged is found by the next opening, or never counts.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -185,35 +185,47 @@ def _voted(last: Checkpoint, retained: Collection[int]) -> int:
     return last.voted_as if last.voted_as in retained else last.number
 
 
-class SavepointMaker(Protocol):
-    """Makes and drops savepoints of one region."""
+async def act_stopped(host: ManifestHost, region: str, what: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Do a verb that has `shown_by` as the driver of a region that no driver runs, and return the result as
+    an answer has it. given: fields of the `Request`. Raises as `restore_stopped`, `savepoint_stopped`.
+    """
+    name, on = given["name"], what == "savepoint"
+    if what == "restore":
+        record = await restore_stopped(host, region, name, allow_republish=given["allow_republish"])
+        return {"checkpoint": record.rolled_back_to, "step": record.step}
+    said = {"why": given.get("why", ""), "fork": given.get("fork", "")}
+    note = SavepointNote(by=requester(), wall_time_ms=wall_time_ms(), **said) if on else NO_NOTE
+    number = await savepoint_stopped(host, region, name, given.get("checkpoint", 0), on=on, note=note)
+    return {"name": name, "checkpoint": number}
+
+
+class SavepointMaker:
+    """Makes and drops savepoints of one region: by a request to its driver, or, if it is `stopped`, as its
+    driver, which fences one that runs after all. patience_s: for the first answer of the driver.
+    """
+
+    def __init__(
+        self, store: Store, region: str, *, stopped: bool, patience_s: float = limits.request_patience_s
+    ) -> None:
+        self._store = store
+        self._region = region
+        self._client = None if stopped else RequestClient(store, region)
+        self._patience_s = patience_s
 
     async def make(self, name: str, *, why: str, checkpoint: int = 0, fork: str = "") -> int:
         """Make a savepoint of a checkpoint (0: the last), and return its number. Raises
         SavepointRefusedError, with nothing changed, and NoAnswerError.
         """
-        ...
-
-    async def drop(self, name: str) -> None:
-        """Drop a savepoint. Raises as `make`."""
-        ...
-
-
-class RunningRegion:
-    """Savepoints of a region whose driver answers requests."""
-
-    def __init__(self, store: Store, region: str, patience_s: float = limits.request_patience_s) -> None:
-        self._client = RequestClient(store, region)
-        self._patience_s = patience_s
-
-    async def make(self, name: str, *, why: str, checkpoint: int = 0, fork: str = "") -> int:
-        result = await self._ask("savepoint", name, checkpoint=checkpoint, why=why, fork=fork)
+        result = await self._do("savepoint", name, checkpoint=checkpoint, why=why, fork=fork)
         return int(result["checkpoint"])
 
     async def drop(self, name: str) -> None:
-        await self._ask("drop_savepoint", name)
+        """Drop a savepoint. Raises as `make`."""
+        await self._do("drop_savepoint", name)
 
-    async def _ask(self, what: str, name: str, **fields: Any) -> dict[str, Any]:
+    async def _do(self, what: str, name: str, **fields: Any) -> dict[str, Any]:
+        if self._client is None:
+            return await act_stopped(StoreHost(self._store), self._region, what, {"name": name, **fields})
         try:
             reply = await self._client.send(
                 what, patience_s=self._patience_s, wait_s=limits.drain_timeout_s, name=name, **fields
@@ -229,23 +241,3 @@ class RunningRegion:
                 f"the savepoint was {answer.verdict} by {answer.driver}: {answer.reason}"
             )
         return answer.result
-
-
-class StoppedRegion:
-    """Savepoints of a region that no driver runs. Fences a driver that runs after all."""
-
-    def __init__(self, store: Store, region: str) -> None:
-        self._host = StoreHost(store)
-        self._region = region
-
-    async def make(self, name: str, *, why: str, checkpoint: int = 0, fork: str = "") -> int:
-        note = SavepointNote(by=requester(), wall_time_ms=wall_time_ms(), why=why, fork=fork)
-        return await savepoint_stopped(self._host, self._region, name, checkpoint, on=True, note=note)
-
-    async def drop(self, name: str) -> None:
-        await savepoint_stopped(self._host, self._region, name, 0, on=False)
-
-
-def maker_of(store: Store, region: str, *, stopped: bool, patience_s: float) -> SavepointMaker:
-    """Return the maker of savepoints of a region, which runs or does not. patience_s: for a first answer."""
-    return StoppedRegion(store, region) if stopped else RunningRegion(store, region, patience_s)

@@ -108,7 +108,7 @@ function App() {
       <span class="quiet mono">${about?.url}</span>
     </header>
     <main id="main" tabindex="-1">
-      ${kind === "region" ? html`<${RegionView} key=${rest[0]} name=${rest[0]} readOnly=${about?.readOnly} Live=${Live} />`
+      ${kind === "region" ? html`<${RegionView} key=${rest[0]} name=${rest[0]} changes=${about?.changes} Live=${Live} />`
         : kind === "browse" ? html`<${Browse} path=${rest} />`
         : html`<${StoreView} />`}
     </main>`;

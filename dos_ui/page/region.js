@@ -4,7 +4,7 @@ import { Graph } from "./graph.js";
 import { PhaseChart, RateChart } from "./charts.js";
 import { ago, Badge, bytes, lastLine, Notice, number, post, rate, seconds, State, Table, useEvents } from "./parts.js";
 
-export function RegionView({ name, readOnly, Live }) {
+export function RegionView({ name, changes, Live }) {
   const { data, problems, live } = useEvents(`api/events?region=${encodeURIComponent(name)}`);
   const region = data.region;
   useEffect(() => { document.title = `${name} · DOS`; }, [name]);
@@ -25,7 +25,7 @@ export function RegionView({ name, readOnly, Live }) {
     ${lastStatus?.eventTimes.length > 0 && html`<${EventTimes} times=${lastStatus.eventTimes} />`}
     <${Checkpoints} region=${region} />
     ${lastStatus?.resets.length > 0 && html`<${Resets} resets=${lastStatus.resets} />`}
-    ${readOnly === false && status && html`<${Changes} name=${name} region=${region} />`}`;
+    ${changes?.length > 0 && status && html`<${Changes} name=${name} region=${region} changes=${changes} />`}`;
 }
 
 function Now({ region }) {
@@ -135,7 +135,8 @@ const Resets = ({ resets }) => html`<h2>Resets</h2>
     ["reason", (one) => lastLine(one.reason), "long"],
   ]} />`;
 
-function Changes({ name, region }) {
+// `changes`: the rows of the table of verbs (checkpoint/core/verbs.py) that this page offers.
+function Changes({ name, region, changes }) {
   const [key, setKey] = useState(sessionStorage.getItem("key") ?? "");
   const [busy, setBusy] = useState("");
   const [outcome, setOutcome] = useState(null);
@@ -151,53 +152,56 @@ function Changes({ name, region }) {
       .finally(() => setBusy(""));
   };
   const off = !key || busy !== "";
-  const paused = region.status.state === "PAUSED";
+  const useless = region.status.state === "PAUSED" ? "pause" : "resume";
+  const plain = changes.filter((one) => one.asks.length === 0 && one.name !== useless);
   return html`<h2>Change it</h2>
     <form class="row" onSubmit=${(event) => event.preventDefault()}>
       <label>Key of this page <input name="key" type="password" autocomplete="off" value=${key}
         onInput=${(event) => setKey(event.target.value.trim())} /></label>
-      <button disabled=${off} onClick=${() => request("checkpoint", {})}>Checkpoint now</button>
-      <button disabled=${off} onClick=${() => request(paused ? "resume" : "pause", {})}>${paused ? "Resume" : "Pause"}</button>
+      ${plain.map((one) => html`<button key=${one.name} disabled=${off}
+        onClick=${() => request(one.name, {})}>${one.button}</button>`)}
     </form>
-    <${Fields} label="Create a savepoint" off=${off} fields=${[["name", "Name"], ["why", "Note"]]}
-      onDone=${(given) => request("savepoint", given)} />
-    <${Fields} label="Scale" off=${off} fields=${[["workers", "Workers", region.status.workers.length]]}
-      onDone=${({ workers }) => request("scale", { workers: Number(workers) })} />
-    <${Restore} region=${region} off=${off} onDone=${(given) => request("restore", given)} />
+    ${changes.filter((one) => one.asks.length > 0).map((one) => html`<${Change} key=${one.name} change=${one}
+      region=${region} off=${off} onDone=${(given) => request(one.name, given)} />`)}
     <div aria-live="polite">${busy && html`<${Notice}>${busy}: under way…<//>`}
       ${outcome && html`<${Notice} kind=${outcome[0]}>${outcome[1]}<//>`}</div>`;
 }
 
-function Fields({ label, fields, off, onDone }) {
+function Change({ change, region, off, onDone }) {
+  const dialog = useRef(null);
+  const [typed, setTyped] = useState({});
+  const begins = { workers: region.status.workers.length, yes: false };
+  const given = Object.fromEntries(change.asks.map((one) => [one.name, typed[one.name] ?? begins[one.kind] ?? ""]));
+  const fill = (name, value) => setTyped((before) => ({ ...before, [name]: value }));
+  const send = () => onDone(Object.fromEntries(change.asks.map((one) =>
+    [one.name, one.kind === "workers" ? Number(given[one.name]) : given[one.name]])));
+  const text = (name) => (name === "region" ? region.name : given[name].replace(":", " "));
   return html`<form class="row" onSubmit=${(event) => {
       event.preventDefault();
-      onDone(Object.fromEntries(new FormData(event.target)));
+      if (change.confirm) dialog.current.showModal(); else send();
     }}>
-    ${fields.map(([name, text, value]) => html`<label>${text} <input name=${name} defaultValue=${value}
-      required=${name !== "why"} /></label>`)}
-    <button disabled=${off}>${label}</button></form>`;
+    ${change.asks.map((one) => html`<${Asked} key=${one.name} one=${one} region=${region} value=${given[one.name]}
+      onFill=${(value) => fill(one.name, value)} />`)}
+    <button disabled=${off}>${change.button}</button></form>
+    ${change.confirm && html`<dialog ref=${dialog} aria-label=${`Confirm: ${change.button}`}>
+      <p>${change.confirm.replace(/{(\w+)}/g, (_, name) => text(name))}</p>
+      <form method="dialog" class="row">
+        <button onClick=${send}>${change.button}</button>
+        <button>Cancel</button></form>
+    </dialog>`}`;
 }
 
-function Restore({ region, off, onDone }) {
-  const dialog = useRef(null);
-  const [target, setTarget] = useState("");
-  const [republish, setRepublish] = useState(false);
+function Asked({ one, region, value, onFill }) {
+  if (one.kind === "yes") return html`<label class="check"><input type="checkbox" name=${one.name} checked=${value}
+    onChange=${(event) => onFill(event.target.checked)} /> ${one.text}</label>`;
+  if (one.kind !== "target") return html`<label>${one.text} <input name=${one.name} value=${value}
+    type=${one.kind === "workers" ? "number" : "text"} required=${one.kind !== "note"}
+    onInput=${(event) => onFill(event.target.value)} /></label>`;
   const targets = [
     ...Object.keys(region.savepoints).map((name) => [`savepoint:${name}`, `savepoint ${name}`]),
     ...[...region.retained].reverse().map((number) => [`checkpoint:${number}`, `checkpoint ${number}`]),
   ];
-  return html`<form class="row" onSubmit=${(event) => { event.preventDefault(); dialog.current.showModal(); }}>
-      <label>Restore to <select required value=${target} onChange=${(event) => setTarget(event.target.value)}>
-        <option value="">choose</option>
-        ${targets.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select></label>
-      <label class="check"><input type="checkbox" checked=${republish}
-        onChange=${(event) => setRepublish(event.target.checked)} /> rows that were shown may come again</label>
-      <button disabled=${off}>Restore</button></form>
-    <dialog ref=${dialog} aria-label="Confirm the restore">
-      <p>All workers of ${region.name} go back to ${target.replace(":", " ")}. Output after it is taken back, and
-        input is read again from there.</p>
-      <form method="dialog" class="row">
-        <button onClick=${() => onDone({ name: target, allow_republish: republish })}>Restore</button>
-        <button>Cancel</button></form>
-    </dialog>`;
+  return html`<label>${one.text} <select required value=${value} onChange=${(event) => onFill(event.target.value)}>
+    <option value="">choose</option>
+    ${targets.map(([target, text]) => html`<option value=${target}>${text}</option>`)}</select></label>`;
 }

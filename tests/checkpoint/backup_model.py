@@ -22,7 +22,7 @@ from checkpoint.core.records.manifest import SplitPosition, WorkerCheckpoint
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import BackupDamagedError
 from checkpoint.maintenance.backup import back_up, backups_of
-from checkpoint.maintenance.stopped_region import StoppedRegion, hold_manifest
+from checkpoint.maintenance.stopped_region import SavepointMaker, hold_manifest
 from dos_client import randomness
 from dos_protocol.digests import prefix_digest
 from journal import ChainWriter, Op, Record, inspect_chain_at, parse_segment_name, read_records
@@ -229,7 +229,7 @@ class BackedUpRegion:
         await self.input.recorded(number)
 
     async def back_up(self, place, savepoints=None, **options):
-        savepoints = savepoints or StoppedRegion(self.store, REGION)
+        savepoints = savepoints or SavepointMaker(self.store, REGION, stopped=True)
         return await back_up(self.store, REGION, place, savepoints, **options)
 
     async def savepoints(self) -> dict[str, int]:

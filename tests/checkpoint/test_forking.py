@@ -40,7 +40,7 @@ from checkpoint.errors import (
 from checkpoint.maintenance import forking
 from checkpoint.maintenance.deleting import delete_region, plan_deletion
 from checkpoint.maintenance.forking import Forking, fork_needs, fork_region, plan_fork
-from checkpoint.maintenance.stopped_region import StoppedRegion, append_record, hold_manifest
+from checkpoint.maintenance.stopped_region import SavepointMaker, append_record, hold_manifest
 from dataflow.sources.prefetched import Reading
 from dataflow.sources.stored import LogSource
 from dataflow.worker.prefetching import Prefetcher
@@ -268,11 +268,11 @@ async def shop() -> AsyncIterator[tuple[Store, Servers[MemoryServer]]]:
         yield store, servers
 
 
-class CommitsFirst(StoppedRegion):
+class CommitsFirst(SavepointMaker):
     """The region commits another checkpoint, and releases the one before, just before a savepoint is made."""
 
     async def make(self, name: str, **how: Any) -> int:
-        await committed_by(self.store, "shop")
+        await committed_by(self._store, "shop")
         return await super().make(name, **how)
 
 
@@ -281,9 +281,7 @@ async def test_a_fork_of_the_last_checkpoint_does_not_race_with_retention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with shop() as (store, _):
-        maker = CommitsFirst(store, "shop")
-        maker.store = store
-        monkeypatch.setattr(forking, "maker_of", lambda *_given, **_how: maker)
+        monkeypatch.setattr(forking, "SavepointMaker", CommitsFirst)
         made = await fork_region(store, FORK)
         assert made.origin.checkpoint == 2
         (first,) = await retained_checkpoints(store, "test")

@@ -4,6 +4,7 @@ import pytest
 from rich.console import Console
 
 import dos
+from checkpoint import VERBS
 from checkpoint.core.records.consumers import input_register, output_register
 from checkpoint.core.records.inputs import input_directory, producer_directory
 from checkpoint.core.records.staged import staging_directory
@@ -241,3 +242,12 @@ def test_keys_choose_open_and_leave_a_region() -> None:
     view.press("back")
     view.press("sort")
     assert (view.region, view.sorted) == ("", True)
+
+
+def test_the_forms_of_the_page_ask_for_fields_that_their_requests_have() -> None:
+    samples = {"name": "good", "note": "", "target": "savepoint:good", "workers": 3, "yes": True}
+    for verb in VERBS.values():
+        assert verb.problem_of({one.name: samples[one.kind] for one in verb.asks}) == ""
+        verb.confirm.format(region="words", **{one.name: "" for one in verb.asks})
+    offered = [verb.name for verb in VERBS.values() if verb.button]
+    assert offered == ["checkpoint", "pause", "resume", "savepoint", "restore", "scale"]
