@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypedDict
 
 from prometheus_client import CollectorRegistry
 
 from checkpoint import (
     AutoScale,
     Launcher,
+    OnDamaged,
     Recovery,
     RegionEvent,
     RegionSpec,
@@ -374,43 +375,108 @@ class RegionHandle:
             logger.exception("%s: the observer raised on %s", self.name, event)
 
 
+class RegionOptions(TypedDict, total=False):
+    """The options that `run` and `run_local` have in common. None is the default of each that takes None.
+
+    - `name`: of the region, and of its directories in the store; default: the graph's.
+    - `workers`: copies of the circuit. On Spark, each is a job of one task that holds a slot while the region
+      runs. Default: as many as the region's last checkpoint has, 2 for a new region. With another number than
+      that, the state moves to the new workers first.
+    - `autoscale`: how the number of workers follows the load of each region; default: it changes only on
+      request. Workers that are added need free slots, or a cluster that adds executors.
+    - `token`: of the store, if it has access rights.
+    - `checkpoint_interval`: seconds between checkpoints; default: the `period` of the graph's
+      `consistent(...)`, or 1 second.
+    - `retain`: how many checkpoints stay restorable, at least 2; default 5. Data that only older ones need is
+      deleted from the store automatically.
+    - `recovery`: what follows the loss of a worker. "global", the default: all workers go back to the last
+      checkpoint. "local": only the lost one does, in another process, while the others keep their state and
+      their place in the input. A `consistent(recovery=...)` of the graph counts first.
+    - `restore`: an older checkpoint to go back to first: `savepoint:NAME`, `checkpoint:N`, or a time in ISO
+      8601. A program that is started again with the same value does not go back again: use `dos region
+      restore` for that. `allow_republish` confirms that rows of sinks come again that cannot be taken back.
+    - `on_damaged`: what follows if the last checkpoint is damaged on more members than the store tolerates.
+      "fail", the default: the region fails, and names what is damaged and what is whole. "previous": it goes
+      back to the newest older checkpoint that is whole; status, log and event (`FellBack`) name what is lost.
+    - `scratch`: a directory on the machines of the workers where they keep caches; default: none. Recovery is
+      faster with it but never requires it. State with `state_on="disk"` is stored there, or otherwise in the
+      directory for temporary files.
+    - `port_range`: the first and last port on which this driver, and each worker, may listen.
+      An executor that other machines reach under another name sets DOS_ADVERTISE_HOST.
+    - `start_timeout`: seconds to wait for executors, and for all workers to join; default: 300.
+    - `hand_over`: first launches all workers and checks that they can continue from the last checkpoint, and
+      then takes the region from the driver that runs it, so that it stands still for as short as possible. If
+      that fails before, the other driver continues undisturbed. Needs task slots beside the other driver's.
+    - `on_event`: called with each event of the region, in an internal thread.
+    - `listeners`: called on start, progress, resets and the end (`RegionListener`), in another thread.
+    - `metrics`: where the driver and each worker serve figures and health over HTTP (docs/metrics.md), as
+      HOST:PORT or HOST:FIRST-LAST: each takes the first port that is free; port 0 is any. The status has the
+      addresses. Default: DOS_METRICS, otherwise none.
+    """
+
+    name: str | None
+    workers: int | None
+    autoscale: AutoScale | None
+    token: bytes
+    checkpoint_interval: float | None
+    retain: int | None
+    recovery: Recovery | None
+    restore: str | None
+    allow_republish: bool
+    on_damaged: OnDamaged
+    scratch: "str | os.PathLike[str] | None"
+    port_range: tuple[int, int] | None
+    start_timeout: float
+    hand_over: bool
+    on_event: Callable[[RegionEvent], None] | None
+    listeners: Sequence[RegionListener]
+    metrics: str | None
+
+
+_OF_SPEC: Final = {
+    **{name: name for name in ("workers", "autoscale", "token", "retain", "recovery", "restore")},
+    **{name: name for name in ("allow_republish", "on_damaged", "port_range", "hand_over")},
+    "checkpoint_interval": "checkpoint_interval_s",
+    "start_timeout": "start_timeout_s",
+}
+"""Option -> the field of `RegionSpec`."""
+
+
+def _fields_of_spec(part: GraphPart, options: RegionOptions) -> dict[str, Any]:
+    given = {
+        _OF_SPEC[name]: value for name, value in options.items() if name in _OF_SPEC and value is not None
+    }
+    of_graph = part_options(part)
+    fields = {"workers": None, **of_graph, **given}
+    if "recovery" in of_graph:
+        fields["recovery"] = of_graph["recovery"]
+    return fields
+
+
 def start_part(
     part: GraphPart,
     make_launcher: Callable[[RegionSpec, RegionControl, RegionEvents], WorkerLauncher],
     undo: ExitStack,
+    options: RegionOptions,
     *,
-    checkpoint_interval: float | None,
-    retain: int | None,
-    recovery: Recovery | None = None,
-    restore: str | None = None,
-    on_event: Callable[[RegionEvent], None] | None,
-    listeners: Sequence[RegionListener],
     at_end: Callable[[], None] = lambda: None,
     metrics: str = "",
     **fields: Any,
 ) -> RegionHandle:
     """Start one part of an application as a region. `undo` ends it if a later step of the caller fails.
 
-    make_launcher: called when the coordinator listens, and before any worker is started. fields: further
-    fields of `RegionSpec`. Raises ValueError for a field out of range, BrokenConnectionError if no port is
-    free.
+    make_launcher: called when the coordinator listens, and before any worker is started. metrics: where to
+    serve figures, empty: nowhere. fields: further fields of `RegionSpec`. Raises ValueError for a field out
+    of range, BrokenConnectionError if no port is free.
     """
-    options = part_options(part)
-    if checkpoint_interval is not None:
-        options["checkpoint_interval_s"] = checkpoint_interval
-    if recovery is not None:
-        options.setdefault("recovery", recovery)
-    if retain is not None:
-        options["retain"] = retain
     monitor = RegionMonitor(part.name, metrics)
     undo.callback(monitor.close)
     spec = RegionSpec(
         name=part.name,
         metrics=monitor.address,
         job_key=secrets.token_bytes(_key_bytes),
-        restore=restore or "",
         **part.graph.plan().stored(),
-        **options,
+        **_fields_of_spec(part, options),
         **fields,
     )
     events = RegionEvents()
@@ -420,7 +486,7 @@ def start_part(
         events(event)
 
     control = RegionControl(spec, observer=observe, check=partial(check_places, part))
-    for listener in listeners:
+    for listener in options.get("listeners", ()):
         control.addListener(listener)
     control.listen()
     monitor.watch(control)
@@ -433,7 +499,7 @@ def start_part(
         monitor.close()
         at_end()
 
-    return RegionHandle(part.name, control, launcher, events, on_event=on_event, at_end=end)
+    return RegionHandle(part.name, control, launcher, events, on_event=options.get("on_event"), at_end=end)
 
 
 class Application:
@@ -545,8 +611,13 @@ class Application:
         return iter(self.parts)
 
 
-def check_autoscale(parts: Sequence[GraphPart], autoscale: AutoScale | None, workers: int | None) -> None:
-    """Raise ValueError, before anything is started, if a part cannot be scaled, or has too many workers."""
+def check_options(parts: Sequence[GraphPart], options: RegionOptions) -> None:
+    """Raise TypeError for an option that does not exist, ValueError if a part cannot be scaled, or has too
+    many workers. Nothing is started then.
+    """
+    if unknown := options.keys() - RegionOptions.__annotations__.keys():
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}: see RegionOptions")
+    autoscale, workers = options.get("autoscale"), options.get("workers")
     if autoscale is None:
         return
     for part in parts:
@@ -561,10 +632,11 @@ def start_application(
     name: str,
     parts: Sequence[GraphPart],
     make_launcher: Callable[[GraphPart, RegionSpec, RegionControl, RegionEvents], WorkerLauncher],
-    **options: Any,
+    options: RegionOptions,
+    **fields: Any,
 ) -> RegionHandle | Application:
     """Start each part of an application as a region; if one cannot be started, end those that were. Returns
-    the handle of the region, or an `Application` for several parts. `options` and errors: those of
+    the handle of the region, or an `Application` for several parts. `fields` and errors: those of
     `start_part`; ValueError for `restore` of several parts, which have no checkpoint in common.
     """
     if options.get("restore") and len(parts) > 1:
@@ -573,10 +645,11 @@ def start_application(
             f"{name!r} has {len(parts)} regions, and each has its own checkpoints: stop it, and restore"
             f" them with `dos region restore --stopped` ({names})"
         )
-    options |= {"application": name, "parts": tuple(part.name for part in parts)}
+    fields |= {"application": name, "parts": tuple(part.name for part in parts)}
     with ExitStack() as undo:
         handles = {
-            part.name: start_part(part, partial(make_launcher, part), undo, **options) for part in parts
+            part.name: start_part(part, partial(make_launcher, part), undo, options, **fields)
+            for part in parts
         }
         undo.pop_all()
     if len(parts) == 1:

@@ -17,27 +17,27 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Final, Unpack
 
 import cloudpickle
 
-from checkpoint import AutoScale, OnDamaged, Recovery, RegionEvent, RegionSpec
-from checkpoint.coordinator.control import RegionControl, RegionListener
+from checkpoint import RegionSpec
+from checkpoint.coordinator.control import RegionControl
 from checkpoint.errors import OrphanedError
-from checkpoint.limits import start_timeout_s
 from dataflow.graph.builder import Graph, GraphPart, parts_of
 from dataflow.handle import (
     Application,
     Monitoring,
     RegionEvents,
     RegionHandle,
-    check_autoscale,
+    RegionOptions,
+    check_options,
     monitoring_of,
     start_application,
 )
@@ -56,71 +56,33 @@ _error_chars_max: Final = 2_000
 def run_local(
     graph: Graph,
     *,
-    name: str | None = None,
-    workers: int | None = None,
-    autoscale: AutoScale | None = None,
     store: str,
-    token: bytes = b"",
-    checkpoint_interval: float | None = None,
-    retain: int | None = None,
-    recovery: Recovery | None = None,
-    restore: str | None = None,
-    allow_republish: bool = False,
-    on_damaged: OnDamaged = "fail",
-    scratch: "str | os.PathLike[str] | None" = None,
-    port_range: tuple[int, int] | None = None,
-    start_timeout: float = start_timeout_s,
-    hand_over: bool = False,
-    on_event: Callable[[RegionEvent], None] | None = None,
-    listeners: Sequence[RegionListener] = (),
     logs: "str | os.PathLike[str] | None" = None,
     worker_limits: WorkerLimits | None = None,
     standby: int = 1,
-    metrics: str | None = None,
+    **options: Unpack[RegionOptions],
 ) -> RegionHandle | Application:
-    """Run a graph as a region of local processes.
-
-    Parameters and result are those of `spark_integration.run`. The same store and name continue from the last
-    committed checkpoint.
+    """Run a graph as a region of local processes. The options and the result are those of
+    `spark_integration.run`. The same store and name continue from the last committed checkpoint.
 
     - `store`: the URL of an initialized store.
     - `logs`: directory for the output of the workers, a file for each attempt; default: the terminal.
     - `worker_limits`: limits of each worker, such as the size of its steps.
     - `standby`: processes of each region that have imported everything and wait to replace a lost worker
       (about 120 MB each).
-    - `metrics`: where the driver and each worker serve figures and health over HTTP (docs/metrics.md), as
-      HOST:PORT or HOST:FIRST-LAST: each takes the first port that is free; port 0 is any. Default:
-      DOS_METRICS.
+    - `options`: see `RegionOptions`.
 
     Raises GraphError, ValueError before anything is started.
     """
-    application = name or graph.name
+    application = options.get("name") or graph.name
     parts = parts_of(graph, application)
-    check_autoscale(parts, autoscale, workers)
-    shown = monitoring_of(metrics)
+    check_options(parts, options)
+    shown, scratch = monitoring_of(options.get("metrics")), options.get("scratch")
     make_launcher = partial(
         _launch, application, shown, scratch=scratch, logs=logs, limits=worker_limits, standby=standby
     )
     return start_application(
-        application,
-        parts,
-        make_launcher,
-        checkpoint_interval=checkpoint_interval,
-        retain=retain,
-        recovery=recovery,
-        restore=restore,
-        allow_republish=allow_republish,
-        on_damaged=on_damaged,
-        on_event=on_event,
-        listeners=listeners,
-        workers=workers,
-        hand_over=hand_over,
-        autoscale=autoscale,
-        store_url=store,
-        token=token,
-        start_timeout_s=start_timeout,
-        port_range=port_range,
-        metrics=shown.metrics,
+        application, parts, make_launcher, options, store_url=store, metrics=shown.metrics
     )
 
 

@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from dataflow import read_output as read_output
     from dataflow.handle import Application as Application
     from dataflow.handle import RegionHandle as RegionHandle
+    from dataflow.handle import RegionOptions as RegionOptions
     from dataflow.local import run_local as run_local
     from dataflow.sinks.base import SinkSpec as SinkSpec
     from dataflow.sinks.sql import SqlSink as SqlSink

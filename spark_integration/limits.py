@@ -3,9 +3,6 @@
 SLOTS_WARN_S = 30.0
 """After this time without enough executors, a warning names what is missing."""
 
-START_TIMEOUT_S = 300.0
-"""After this time without enough executors, or without every worker having joined, the region fails."""
-
 SLOTS_POLL_S = 0.5
 CANCEL_AGAIN_S = 0.5
 """Interval of cancels: Spark ignores a cancel by tag before it knows the job, so it is repeated."""

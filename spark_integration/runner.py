@@ -8,28 +8,30 @@ that start a store.
 
 import contextlib
 import logging
+import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import trio
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from checkpoint import AutoScale, OnDamaged, Recovery, RegionEvent, RegionSpec, RegionState
-from checkpoint.coordinator.control import RegionControl, RegionListener
-from checkpoint.limits import workers_default
+from checkpoint import RegionSpec, RegionState
+from checkpoint.coordinator.control import RegionControl
+from checkpoint.limits import start_timeout_s, workers_default
 from dataflow.graph.builder import Graph, GraphPart, parts_of
 from dataflow.handle import (
     Application,
     Monitoring,
     RegionEvents,
     RegionHandle,
-    check_autoscale,
+    RegionOptions,
+    check_options,
     monitoring_of,
     start_application,
 )
@@ -58,7 +60,7 @@ from spark_integration.errors import (
     UnfitConfError,
 )
 from spark_integration.launcher import SESSION_STOPPED, SparkLauncher, StandbySettings, TaskFunction
-from spark_integration.limits import SLOTS_POLL_S, SLOTS_WARN_S, START_TIMEOUT_S, STORE_ANSWER_S
+from spark_integration.limits import SLOTS_POLL_S, SLOTS_WARN_S, STORE_ANSWER_S
 from spark_integration.sessions import master_of, use_this_python, use_tls_of_driver
 from spark_integration.shipping import ship
 
@@ -159,29 +161,13 @@ def run(
     spark: SparkSession,
     graph: Graph,
     *,
-    name: str | None = None,
-    workers: int | None = None,
-    autoscale: AutoScale | None = None,
     store: str | None = None,
-    token: bytes = b"",
     data_dir: str | Path | None = None,
-    checkpoint_interval: float | None = None,
-    retain: int | None = None,
-    recovery: Recovery | None = None,
-    restore: str | None = None,
-    allow_republish: bool = False,
-    on_damaged: OnDamaged = "fail",
-    scratch: str | Path | None = None,
     coordinator_address: str | None = None,
-    port_range: tuple[int, int] | None = None,
     insecure: bool = False,
-    start_timeout: float = START_TIMEOUT_S,
     spare_slots: int = 1,
-    hand_over: bool = False,
-    on_event: Callable[[RegionEvent], None] | None = None,
-    listeners: Sequence[RegionListener] = (),
     standby: int = 0,
-    metrics: str | None = None,
+    **options: Unpack[RegionOptions],
 ) -> RegionHandle | Application:
     """Run a graph on Spark as a region.
 
@@ -192,47 +178,15 @@ def run(
     still runs the region under that name is fenced off; its handle then reports FENCED. With `hand_over` it
     continues until the workers of this call have joined.
 
-    - `name`: of the region, and of its directories in the store; default: the graph's.
-    - `workers`: copies of the circuit; each is a Spark job of one task that holds a slot while the region
-      runs. Default: as many as the region's last checkpoint has, 2 for a new region. With another number than
-      that, the state moves to the new workers first.
-    - `autoscale`: how the number of workers follows the load of each region; default: it changes only on
-      request. Workers that are added need free slots, or a cluster that adds executors.
     - `store`: `dos://host[:port][,host2...]`. Default on a local master: one server in this process, which
       keeps its data in `data_dir`, or in a temporary directory.
-    - `checkpoint_interval`: seconds between checkpoints; default: the `period` of the graph's
-      `consistent(...)`, or 1 second.
-    - `retain`: how many checkpoints stay restorable, at least 2; default 5. Data that only older ones need is
-      deleted from the store automatically.
-    - `recovery`: what follows the loss of a worker. "global", the default: all workers go back to the last
-      checkpoint. "local": only the lost one does, in another process, while the others keep their state and
-      their place in the input. A `consistent(recovery=...)` of the graph counts first.
-    - `restore`: an older checkpoint to go back to first: `savepoint:NAME`, `checkpoint:N`, or a time in ISO
-      8601. A program that is started again with the same value does not go back again: use `dos region
-      restore` for that. `allow_republish` confirms that rows of sinks come again that cannot be taken back.
-    - `on_damaged`: what follows if the last checkpoint is damaged on more members than the store tolerates.
-      "fail", the default: the region fails, and names what is damaged and what is whole. "previous": it goes
-      back to the newest older checkpoint that is whole; status, log and event (`FellBack`) name what is lost.
-    - `scratch`: a directory on the executors' machines where workers keep caches; default: none. Recovery is
-      faster with it but never requires it. State with `state_on="disk"` is stored there, or otherwise in the
-      directory for temporary files.
     - `coordinator_address`: the host at which workers connect to this driver; default: `spark.driver.host`.
-    - `port_range`: the first and last port on which this driver, and each worker, may listen.
-      An executor that other machines reach under another name sets DOS_ADVERTISE_HOST.
     - `insecure`: confirms that links between machines are not encrypted. Not needed with TLS (`DOS_TLS`).
-    - `start_timeout`: seconds to wait for executors, and for all workers to join.
     - `spare_slots`: slots that must be left to other jobs on a master of fixed size.
-    - `hand_over`: first launches all workers and checks that they can continue from the last checkpoint, and
-      then takes the region from the driver that runs it, so that it stands still for as short as possible. If
-      that fails before, the other driver continues undisturbed. Needs task slots beside the other driver's.
-    - `on_event`: called with each event of the region, in an internal thread.
-    - `listeners`: called on start, progress, resets and the end (`RegionListener`), in another thread.
     - `standby`: processes of each region that have imported everything and wait to replace a lost worker
       (about 120 MB each). Each holds a slot in addition to those of the workers. Without a free slot the
       region runs with fewer of them and logs a warning.
-    - `metrics`: where the driver and each worker serve figures and health over HTTP (docs/metrics.md), as
-      HOST:PORT or HOST:FIRST-LAST: each takes the first port that is free; port 0 is any. The status has the
-      addresses. Default: DOS_METRICS, otherwise none.
+    - `options`: name, workers, checkpoints, recovery and more: see `RegionOptions`.
 
     Raises before anything is started: GraphError, HostPathError, CannotShipError, UnfitConfError,
     NotEnoughSlotsError, StoreNotUsableError, InsecureNetworkError,
@@ -241,15 +195,21 @@ def run(
     """
     master = master_of(spark)
     _check_arguments(graph, standby)
-    application = name or graph.name
+    application = options.get("name") or graph.name
     parts = parts_of(graph, application)
-    first, shown = _first_workers(parts, autoscale, workers), monitoring_of(metrics)
+    check_options(parts, options)
+    shown, scratch, token = (
+        monitoring_of(options.get("metrics")),
+        options.get("scratch"),
+        options.get("token", b""),
+    )
     shipped = {part.name: ship(part.graph, f"the graph {part.graph.name!r}") for part in parts}
     if not master.one_machine:
         _refuse_host_paths(graph)
     host, listen_host = _addresses(spark, master, coordinator_address, insecure=insecure)
     _prepare_session(spark, master)
-    _check_confs_and_slots(spark, master, first * len(parts), spare_slots, start_timeout)
+    workers, timeout_s = _first_workers(options) * len(parts), options.get("start_timeout", start_timeout_s)
+    _check_confs_and_slots(spark, master, workers, spare_slots, timeout_s)
     with contextlib.ExitStack() as undo:
         used = choose_store(
             store, one_machine=master.one_machine, master=master.url, data_dir=data_dir, token=token
@@ -259,23 +219,10 @@ def run(
             application,
             parts,
             partial(_launch, spark, application, host, shipped, scratch, standby, spare_slots, shown),
-            checkpoint_interval=checkpoint_interval,
-            retain=retain,
-            recovery=recovery,
-            restore=restore,
-            allow_republish=allow_republish,
-            on_damaged=on_damaged,
-            on_event=on_event,
-            listeners=listeners,
+            options,
             at_end=_AfterLast(len(parts), used.close),
-            workers=workers,
-            hand_over=hand_over,
-            autoscale=autoscale,
             store_url=used.url,
-            token=token,
-            start_timeout_s=start_timeout,
             listen_host=listen_host,
-            port_range=port_range,
             metrics=shown.metrics,
         )
         undo.pop_all()
@@ -287,7 +234,7 @@ def _launch(
     application: str,
     host: str,
     shipped: Mapping[str, bytes],
-    scratch: str | Path | None,
+    scratch: str | os.PathLike[str] | None,
     standby: int,
     spare_slots: int,
     shown: Monitoring,
@@ -303,9 +250,10 @@ def _launch(
     return SparkLauncher(spark, spec.name, make_task, _end_reporter(control, events), control.move, settings)
 
 
-def _first_workers(parts: Sequence[GraphPart], autoscale: AutoScale | None, workers: int | None) -> int:
-    check_autoscale(parts, autoscale, workers)
-    return workers or (workers_default if autoscale is None else autoscale.limited(workers_default))
+def _first_workers(options: RegionOptions) -> int:
+    autoscale = options.get("autoscale")
+    usual = workers_default if autoscale is None else autoscale.limited(workers_default)
+    return options.get("workers") or usual
 
 
 def _check_arguments(graph: object, standby: int) -> None:
@@ -362,7 +310,7 @@ def _task_maker(
     application: str,
     coordinator: tuple[str, int],
     graph: bytes,
-    scratch: str | Path | None,
+    scratch: str | os.PathLike[str] | None,
     shown: Monitoring,
 ) -> Callable[[int | None, int], TaskFunction]:
     """Return what makes the task of an attempt of a worker; of a stand-by, if the worker is None."""

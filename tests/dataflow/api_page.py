@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, is_typeddict
 
 import dataflow
 import dos
@@ -87,7 +87,7 @@ def _grouped() -> tuple[dict[str, list[str]], dict[str, Any]]:
     """Return the names by group, and what each name is."""
     groups: dict[str, list[str]] = {
         "Regions": [
-            *("run", "run_local", "through", "RegionHandle", "AutoScale"),
+            *("run", "run_local", "through", "RegionOptions", "RegionHandle", "AutoScale"),
             *("edit_state", "bootstrap_state", "fork", "delete_region"),
         ],
         "Graphs": ["Graph"],
@@ -301,7 +301,7 @@ def _made(one: type, name: str, known: _Aliases) -> str:
     if any(isinstance(part, ast.FunctionDef) and part.name == "__init__" for part in node.body):
         return _call(name, vars(one)["__init__"], known, makes=True)
     shown = []
-    for part in node.body if is_dataclass(one) else ():
+    for part in node.body if is_dataclass(one) or is_typeddict(one) else ():
         if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
             text = known.text(_module_of(one), part.annotation)
             if text == "KW_ONLY":
