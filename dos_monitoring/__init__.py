@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from dos_monitoring.core.settings import LogChoice as LogChoice
     from dos_monitoring.core.settings import MetricsListen as MetricsListen
     from dos_monitoring.core.settings import SpanRecord as SpanRecord
-    from dos_monitoring.core.settings import TraceSettingsError as TraceSettingsError
     from dos_monitoring.core.settings import in_sequence as in_sequence
     from dos_monitoring.core.settings import parse_log_choice as parse_log_choice
     from dos_monitoring.core.settings import parse_metrics_listen as parse_metrics_listen

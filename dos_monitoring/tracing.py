@@ -58,7 +58,7 @@ class Tracer:
 def tracer_of_environment() -> Tracer | None:
     """Return where DOS_TRACE sends the spans of this process; None if it is not set.
 
-    Raises TraceSettingsError for a value without a meaning, MissingExtraError without the extra `otel`, and
+    Raises ValueError for a value without a meaning, MissingExtraError without the extra `otel`, and
     OSError for a file that cannot be written.
     """
     choice = parse_trace_choice(os.environ.get(TRACE_VARIABLE, ""))
@@ -66,7 +66,7 @@ def tracer_of_environment() -> Tracer | None:
 
 
 def appends_traced() -> int:
-    """Return N if spans of every Nth append are asked for, otherwise 0. Raises TraceSettingsError."""
+    """Return N if spans of every Nth append are asked for, otherwise 0. Raises ValueError."""
     return parse_appends_traced(os.environ.get(APPENDS_VARIABLE, ""))
 
 

@@ -36,10 +36,6 @@ class StoreNotUsableError(DosError):
     """The named servers are not available, or do not form one store; or none was named, without a default."""
 
 
-class InsecureNetworkError(DosError):
-    """The region would send clear text between machines, and this was not confirmed."""
-
-
 class WrongAddressError(DosError):
     """Workers on other machines cannot reach the driver at the chosen address. Nothing was started."""
 

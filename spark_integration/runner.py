@@ -189,9 +189,9 @@ def run(
     - `options`: name, workers, checkpoints, recovery and more: see `RegionOptions`.
 
     Raises before anything is started: GraphError, HostPathError, CannotShipError, UnfitConfError,
-    NotEnoughSlotsError, StoreNotUsableError, InsecureNetworkError,
-    WrongAddressError, ConnectSessionError, SessionStoppedError; TypeError for what is no session or graph;
-    ValueError for an argument out of range. Later errors are returned by the handle's `exception()`.
+    NotEnoughSlotsError, StoreNotUsableError, WrongAddressError, ConnectSessionError, SessionStoppedError;
+    DosError for links in clear text without `insecure`; TypeError for what is no session or graph; ValueError
+    for an argument out of range. Later errors are returned by the handle's `exception()`.
     """
     master = master_of(spark)
     _check_arguments(graph, standby)

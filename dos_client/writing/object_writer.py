@@ -454,7 +454,7 @@ def tracing_of(
     try:
         every = appends_traced()
         tracer = tracer_of_environment() if every else None
-    except (DosError, OSError) as error:
+    except (DosError, ValueError, OSError) as error:
         log.warning("appends to %s are not traced: %s", target.name, error)
         return None
     return None if tracer is None else AppendTracing(tracer, every, target, directory, members)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from dos_protocol.arguments import PORT_MAX, address_text, bare_host, is_wildcard
-from dos_protocol.errors import DosError
 
 TRACE_VARIABLE: Final = "DOS_TRACE"
 """The environment variable that asks for spans."""
@@ -19,10 +18,6 @@ APPENDS_VARIABLE: Final = "DOS_TRACE_APPENDS"
 Attribute: TypeAlias = str | int | float | bool
 TraceTarget: TypeAlias = Literal["otlp", "console", "file", "app"]
 _ALONE: Final[Mapping[str, TraceTarget]] = {"otlp": "otlp", "console": "console", "app": "app"}
-
-
-class TraceSettingsError(DosError, ValueError):
-    """A variable about spans has a value without a meaning. Nothing was started."""
 
 
 class TraceChoice(NamedTuple):
@@ -46,7 +41,7 @@ class SpanRecord:
 
 
 def parse_trace_choice(text: str) -> TraceChoice | None:
-    """Return what DOS_TRACE means; None for "". Raises TraceSettingsError."""
+    """Return what DOS_TRACE means; None for "". Raises ValueError with a message for the user."""
     kind, _, path = text.partition(":")
     if not text:
         return None
@@ -54,18 +49,18 @@ def parse_trace_choice(text: str) -> TraceChoice | None:
         return TraceChoice(target)
     if kind == "file" and path:
         return TraceChoice("file", path)
-    raise TraceSettingsError(
-        f"{TRACE_VARIABLE} names no place for spans: {text!r}",
-        remedy="set it to otlp, console, file:PATH, or app for the tracer provider of the program",
+    raise ValueError(
+        f"{TRACE_VARIABLE} names no place for spans: {text!r} (set it to otlp, console, file:PATH, or app for"
+        " the tracer provider of the program)"
     )
 
 
 def parse_appends_traced(text: str) -> int:
-    """Return what DOS_TRACE_APPENDS means; 0 for "". Raises TraceSettingsError."""
+    """Return what DOS_TRACE_APPENDS means; 0 for "". Raises ValueError with a message for the user."""
     if (text.isascii() and text.isdigit()) or not text:
         return int(text or 0)
-    raise TraceSettingsError(
-        f"{APPENDS_VARIABLE} is no number: {text!r}", remedy="set it to N for every Nth append of each object"
+    raise ValueError(
+        f"{APPENDS_VARIABLE} is no number: {text!r} (set it to N for every Nth append of each object)"
     )
 
 

@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from dos_protocol.arguments import bare_host, is_loopback, is_wildcard
-from spark_integration.errors import InsecureNetworkError, WrongAddressError
+from dos_protocol.errors import DosError
+from spark_integration.errors import WrongAddressError
 
 _LOCAL = re.compile(r"local(?:\[(?P<threads>\*|[0-9]+)(?:,[0-9*]+)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*([0-9]+)\s*,\s*([0-9]+)\s*,\s*([0-9]+)\s*\]")
@@ -204,13 +205,14 @@ def choose_addresses(
 ) -> tuple[str, str]:
     """Return (the host to which workers connect, the host to listen on), both without brackets.
 
-    Raises InsecureNetworkError, and WrongAddressError for an address that executors elsewhere cannot reach.
+    Raises DosError for clear text that was not confirmed, and WrongAddressError for an address that executors
+    elsewhere cannot reach.
     """
     if master.one_machine:
         host = bare_host(requested or LOOPBACK)
         return host, host
     if not insecure:
-        raise InsecureNetworkError(
+        raise DosError(
             f"{master.url} may place workers on several machines, and their links are not encrypted (both"
             " ends prove that they have the job's key, but the data can be read): set DOS_TLS, or pass"
             " insecure=True on a network that you trust"

@@ -15,7 +15,15 @@ from checkpoint.core.coordination.vocabulary import (
     SendControl,
     WorkerEnded,
 )
-from checkpoint.core.links.messages import Counters, Join, Progress, RequestCheckpoint, Restored, Vote
+from checkpoint.core.links.messages import (
+    VERSIONS,
+    Counters,
+    Join,
+    Progress,
+    RequestCheckpoint,
+    Restored,
+    Vote,
+)
 from checkpoint.core.records.manifest import WorkerCheckpoint
 from checkpoint.core.region import RegionState
 from journal.core.chain import Position
@@ -78,7 +86,7 @@ class CoordinatorHarness:
             host=host,
             exchange_host=host if address is None else address,
             exchange_port=1 + worker,
-            **fields,
+            **{"speaks": VERSIONS, **fields},
         )
         self.play(ControlReceived(link, join))
 

@@ -19,7 +19,15 @@ from checkpoint.core.coordination.vocabulary import (
     SavepointWanted,
     SendControl,
 )
-from checkpoint.core.links.messages import Committed, Join, RequestCheckpoint, Restore, Restored, Vote
+from checkpoint.core.links.messages import (
+    VERSIONS,
+    Committed,
+    Join,
+    RequestCheckpoint,
+    Restore,
+    Restored,
+    Vote,
+)
 from checkpoint.core.records import manifest as retention
 from checkpoint.core.records.manifest import Rolling, SavepointNote, WorkerCheckpoint, keep
 from checkpoint.core.region import SavepointSettled, coordinator_directory, worker_directory
@@ -120,7 +128,16 @@ class Driver:
         self.play(Begin())
         await self.log.open(OpenManifest(0, 0))
         self.play(self.events[-1])
-        join = Join(job="region", worker=0, attempt=1, pid=1, host="h", exchange_host="h", exchange_port=1)
+        join = Join(
+            job="region",
+            worker=0,
+            attempt=1,
+            pid=1,
+            host="h",
+            exchange_host="h",
+            exchange_port=1,
+            speaks=VERSIONS,
+        )
         (order,) = [e for e in self.play(ControlReceived(1, join)) if isinstance(e, Restore)]
         checkpoint = order.restore
         self.claim = await Host(self.model.store).claim(WORKER, order.incarnation)

@@ -33,6 +33,7 @@ from checkpoint.core.coordination.vocabulary import (
 )
 from checkpoint.core.coordination.workers import WORKERS, WorkerState
 from checkpoint.core.links.messages import (
+    VERSIONS,
     Committed,
     CompanionReport,
     Counters,
@@ -147,7 +148,17 @@ def test_a_stranger_a_wrong_worker_and_an_old_attempt_are_turned_away() -> None:
     region.play(ControlReceived(3, Progress(job="region", worker=0, counters=Counters())))
     region.play(
         ControlReceived(
-            100, Join(job="other", worker=0, attempt=1, pid=1, host="", exchange_host="", exchange_port=1)
+            100,
+            Join(
+                job="other",
+                worker=0,
+                attempt=1,
+                pid=1,
+                host="",
+                exchange_host="",
+                exchange_port=1,
+                speaks=VERSIONS,
+            ),
         )
     )
     effects = region.take(SendControl, CloseLink, MessageRefused)

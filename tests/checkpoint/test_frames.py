@@ -219,7 +219,22 @@ def test_an_end_that_shares_no_version_is_refused_by_name_at_either_end() -> Non
         old.received(dialler.hello())
     careless = Acceptor(job="app", key=KEY, nonce=b"a" * NONCE_BYTES, party=Party((1, 9)))
     challenge = msgspec.json.decode(bytes(careless.received(dialler.hello()).payload))
-    del challenge["speaks"], challenge["package"]
-    sent = ChannelFrame(FrameType.HANDSHAKE, job=dialler.hello().job, payload=msgspec.json.encode(challenge))
-    with pytest.raises(HandshakeError, match=named):
-        dialler.challenged(sent)
+    for speaks, match in (((1, 1), named), (None, "missing required field `speaks`")):
+        challenge = challenge | {"speaks": speaks, "package": ""}
+        if speaks is None:
+            del challenge["speaks"]
+        payload = msgspec.json.encode(challenge)
+        with pytest.raises(HandshakeError, match=match):
+            dialler.challenged(ChannelFrame(FrameType.HANDSHAKE, job=dialler.hello().job, payload=payload))
+
+
+def test_a_hello_that_states_no_versions_is_refused() -> None:
+    hello = LinkHello(role="control", job="app", worker=3, attempt=2)
+    frame = Dialler(hello, key=KEY, nonce=b"d" * NONCE_BYTES).hello()
+    stated = msgspec.json.decode(bytes(frame.payload))
+    del stated["speaks"]
+    acceptor = Acceptor(job="app", key=KEY, nonce=b"a" * NONCE_BYTES)
+    with pytest.raises(HandshakeError, match="which speaks version 0 of the messages"):
+        acceptor.received(
+            ChannelFrame(FrameType.HANDSHAKE, job=frame.job, payload=msgspec.json.encode(stated))
+        )

@@ -31,13 +31,13 @@ from checkpoint.core.links.handshake import (
     assignment,
     read_assignment,
 )
-from checkpoint.core.links.messages import Heartbeat, Join, Stop, Vote, check_address
+from checkpoint.core.links.messages import VERSIONS, Heartbeat, Join, Stop, Vote, check_address
 from checkpoint.errors import ChannelFrameError, ControlMessageError, HandshakeError, LinkClosedError
 from checkpoint.link import StandbyLinks, accept_link, connect_link, serve_links, wait_for_assignment
 from dos_protocol.errors import BrokenConnectionError, ClosedError
 
 KEY, OTHER = b"k" * 32, b"o" * 32
-HELLO = LinkHello(role="exchange", job="app", worker=3, attempt=2, incarnation=9)
+HELLO = LinkHello(role="exchange", job="app", worker=3, attempt=2, incarnation=9, speaks=VERSIONS)
 
 pytestmark = pytest.mark.trio
 
@@ -265,7 +265,9 @@ async def test_a_short_key_is_a_bug() -> None:
 
 
 async def test_control_messages_return_and_are_checked_against_their_frame() -> None:
-    join = Join(job="app", worker=3, attempt=1, pid=9, host="h", exchange_host="h", exchange_port=1)
+    join = Join(
+        job="app", worker=3, attempt=1, pid=9, host="h", exchange_host="h", exchange_port=1, speaks=VERSIONS
+    )
     frame = control_frame(join)
     assert decode_from_worker(frame) == join
     assert decode_from_coordinator(control_frame(Heartbeat(job="app"))) == Heartbeat(job="app")

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from checkpoint.core.links.messages import (
+    VERSIONS,
     Committed,
     Counters,
     Failed,
@@ -101,7 +102,11 @@ def message(cls, /, **fields):
 @pytest.fixture
 def worker():
     worker = Worker()
-    worker.report(Join(job="", worker=0, attempt=3, pid=1, host="h", exchange_host="h", exchange_port=1))
+    worker.report(
+        Join(
+            job="", worker=0, attempt=3, pid=1, host="h", exchange_host="h", exchange_port=1, speaks=VERSIONS
+        )
+    )
     return worker
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dos_protocol.errors import DosError
 from spark_integration.core.session_checks import (
     SlotsShortage,
     choose_addresses,
@@ -18,7 +19,7 @@ from spark_integration.core.session_checks import (
     read_master,
     standby_shortage,
 )
-from spark_integration.errors import InsecureNetworkError, WrongAddressError
+from spark_integration.errors import WrongAddressError
 
 
 @pytest.mark.parametrize(
@@ -233,5 +234,5 @@ def test_an_address_that_means_another_machine_on_each_machine_is_refused(host: 
 
 
 def test_clear_text_between_machines_has_to_be_confirmed() -> None:
-    with pytest.raises(InsecureNetworkError, match="insecure=True"):
+    with pytest.raises(DosError, match="insecure=True"):
         choose_addresses(CLUSTER, None, "10.0.0.9", insecure=False)

@@ -48,7 +48,8 @@ class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="Hello"):
     to_term: int = 0
     """With local recovery: the term of that worker, as the dialler knows it."""
     nonce: bytes = b""
-    speaks: Versions = (1, 1)
+    speaks: Versions = (0, 0)
+    """`Dialler` states it, and the nonce. A Hello without one is refused: no end has version 0."""
     package: str = ""
     """The version of the package, for messages."""
 
@@ -58,7 +59,7 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     nonce: bytes
     proof: bytes
-    speaks: Versions = (1, 1)
+    speaks: Versions
     package: str = ""
 
 

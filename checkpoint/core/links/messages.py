@@ -81,11 +81,11 @@ class Join(FromWorker, frozen=True, kw_only=True):
     host: str
     exchange_host: str
     exchange_port: int
+    speaks: Versions
     scratch: str = ""
     python: str = ""
     package: str = ""
     """The version of this package that it runs."""
-    speaks: Versions = (1, 1)
     metrics: str = ""
     """The address at which it serves its figures, empty if it does not."""
 
