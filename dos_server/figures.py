@@ -134,23 +134,19 @@ class ServerFigures(Collector):
 
 
 def _gauges(now: CoreGauges) -> Iterable[Metric]:
-    for name, text, value in (
-        ("open_connections", "Connections", now.sessions),
-        ("sessions", "Connections that have greeted", now.welcome),
-        ("directories", "Directories on the disk", now.directories),
-        ("loaded_objects", "Objects in memory", now.objects),
-        (
-            "damaged_directories",
-            "Directories known to hold a damaged object; the others are served",
-            now.damaged,
-        ),
-        ("unsynced_bytes", "Appended bytes that are not on stable storage", now.unsynced_bytes),
-        ("room_bytes", "Bytes that can be appended before the reserve of the disk", now.room_bytes),
-        ("refuses_appends", "1 while the disk is full", int(now.refuses_appends)),
-        ("rolled_back", "1 if the disk is known to have gone back in time", int(now.rolled_back)),
-        ("store_generation", "Generation of the store record; 0 without one", now.generation),
+    for name, text in (
+        ("open_connections", "Connections"),
+        ("sessions", "Connections that have greeted"),
+        ("directories", "Directories on the disk"),
+        ("loaded_objects", "Objects in memory"),
+        ("damaged_directories", "Directories known to hold a damaged object; the others are served"),
+        ("unsynced_bytes", "Appended bytes that are not on stable storage"),
+        ("room_bytes", "Bytes that can be appended before the reserve of the disk"),
+        ("refuses_appends", "1 while the disk is full"),
+        ("rolled_back", "1 if the disk is known to have gone back in time"),
+        ("store_generation", "Generation of the store record; 0 without one"),
     ):
-        yield GaugeMetricFamily(f"dos_server_{name}", text, value)
+        yield GaugeMetricFamily(f"dos_server_{name}", text, getattr(now, name))
     labels = ["prefix", "what"]
     limits = GaugeMetricFamily(
         "dos_server_quota_limit",
@@ -166,7 +162,7 @@ def _gauges(now: CoreGauges) -> Iterable[Metric]:
     for one in now.quotas:
         limits.add_metric([one.prefix, one.what], one.limit)
         used.add_metric([one.prefix, one.what], one.used)
-        refused.add_metric([one.prefix, one.what], one.refused)
+        refused.add_metric([one.prefix, one.what], one.refusals)
     yield from (limits, used, refused)
 
 

@@ -115,7 +115,7 @@ class QuotaGauge(NamedTuple):
     what: str
     limit: float
     used: int
-    refused: int
+    refusals: int
 
 
 @dataclass(eq=False)

@@ -45,20 +45,18 @@ from dos_server.limits import (
 
 
 class CoreGauges(NamedTuple):
-    """What metrics show. directories: on the disk; objects: in memory. damaged: directories known to hold a
-    damaged object. unsynced_bytes: accepted, not on stable storage. room_bytes: free above the reserve.
-    """
+    """What metrics show: the fields have the names of the metrics (`figures.py`)."""
 
+    open_connections: int
     sessions: int
-    welcome: int
     directories: int
-    objects: int
-    damaged: int
+    loaded_objects: int
+    damaged_directories: int
     unsynced_bytes: int
     room_bytes: int
     refuses_appends: bool
     rolled_back: bool
-    generation: int
+    store_generation: int
     quotas: tuple[QuotaGauge, ...] = ()
 
 
@@ -66,16 +64,16 @@ def gauges_of(tables: Tables, *, rolled_back: bool) -> CoreGauges:
     sessions = tables.sessions.values()
     broken = {one.name for one in tables.directories.values() if one.loading is LoadState.BROKEN}
     return CoreGauges(
-        sessions=len(sessions),
-        welcome=sum(one.state not in (SessionState.NEW, SessionState.CLOSED) for one in sessions),
+        open_connections=len(sessions),
+        sessions=sum(one.state not in (SessionState.NEW, SessionState.CLOSED) for one in sessions),
         directories=len(tables.directory_names),
-        objects=tables.objects,
-        damaged=len(tables.damaged_names | broken),
+        loaded_objects=tables.objects,
+        damaged_directories=len(tables.damaged_names | broken),
         unsynced_bytes=sum(one.unsynced_bytes for one in sessions),
         room_bytes=max(tables.space.room_bytes, 0),
         refuses_appends=tables.space.refusing,
         rolled_back=rolled_back,
-        generation=0 if tables.record is None else tables.record.generation,
+        store_generation=0 if tables.record is None else tables.record.generation,
         quotas=tables.quotas.gauges(),
     )
 

@@ -106,9 +106,8 @@ def test_a_server_that_hangs_is_not_alive(server: ServerProcess) -> None:
 
 
 def gauges(**changed: Any) -> CoreGauges:
-    return CoreGauges(1, 1, 1, 1, 0, 0, 100, refuses_appends=False, rolled_back=False, generation=1)._replace(
-        **changed
-    )
+    sound = {"refuses_appends": False, "rolled_back": False, "store_generation": 1}
+    return CoreGauges(1, 1, 1, 1, 0, 0, 100, **{**sound, **changed})
 
 
 def test_what_makes_a_server_unready_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -269,7 +269,7 @@ def test_above_the_rate_a_session_is_not_read_until_the_rate_permits_it() -> Non
     assert waited in (12, 13), "6 above the burst, at 10 in a second, and a moment until one more is allowed"
     assert not server.core.wants_tick()
     (gauge,) = quotas_of(server).gauges()
-    assert (gauge.what, gauge.limit, gauge.refused) == ("requests", 20, 1)
+    assert (gauge.what, gauge.limit, gauge.refusals) == ("requests", 20, 1)
 
 
 # --- the count ----------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def _of_registry(prefix: str) -> Iterator[Metric]:
 
 def of_server() -> Iterable[Metric]:
     figures = ServerFigures("1")
-    gauges = CoreGauges(0, 0, 0, 0, 0, 0, 0, refuses_appends=False, rolled_back=False, generation=0)
+    gauges = CoreGauges(0, 0, 0, 0, 0, 0, 0, refuses_appends=False, rolled_back=False, store_generation=0)
     figures.publish(gauges, 0)
     return figures.collect()
 
