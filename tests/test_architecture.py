@@ -116,6 +116,15 @@ IMPURE_BUILTINS = {"open", "print", "input", "hash", "id", "eval", "exec", "brea
 FUNCTION_LINES_MAX = 70
 """Without its docstring."""
 
+HALF_LINES_MAX = 120
+HALVES = {
+    "dos/blocking.py": "a public face",
+    "dos/testing.py": "a public face",
+    "spark_integration/worker_task.py": "the entry point on an executor, imported after its host was checked",
+    "dos_cli/standard_streams.py": "to be merged into `__main__`",
+}
+"""Shorter files with one importer, which is in their folder, and why they may be files."""
+
 
 def source_files(*packages: str) -> list[Path]:
     return sorted(path for package in packages or MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
@@ -405,6 +414,22 @@ def test_functions_stay_short_enough_to_be_read_at_once() -> None:
         and lines_without_docstring(node) > FUNCTION_LINES_MAX
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_short_file_is_a_private_half_of_its_neighbor() -> None:
+    """A reader who follows a call should not have to change the file for lines that nobody else uses."""
+    files = {name_of(path): path for path in source_files() if path.name != "__init__.py"}
+    importers: dict[str, set[Path]] = {name: set() for name in files}
+    for path in source_files():
+        for name in {module for _, module in imports_of(path)} & files.keys() - {name_of(path)}:
+            importers[name].add(path)
+    halves = {
+        str(path.relative_to(ROOT))
+        for name, path in files.items()
+        if [importer.parent for importer in importers[name]] == [path.parent]
+        and len(path.read_text(encoding="utf-8").splitlines()) < HALF_LINES_MAX
+    }
+    assert halves == HALVES.keys(), "merge it into its importer, or take it from the list"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
