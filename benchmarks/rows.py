@@ -2,8 +2,11 @@
 this directory.
 """
 
+import csv
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +23,7 @@ DOCS = ROOT / "docs"
 PAGE = DOCS / "benchmarks.md"
 sys.path.insert(0, str(ROOT))
 """`examples` and `tests` are not installed."""
+TABLE = re.compile(r"^\|.*\n\|[-|]+\|\n(?:\|.*\n?)*", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,8 @@ class Section:
     """The section of `./run bench NAME`, between two comments of docs/benchmarks.md or of another page.
 
     Text that a person adds after a third comment is kept when the figures are updated. A section of one table
-    has a title, a text above the table, and the names of its columns.
+    has a title, a text above the table, and the names of its columns. The page has the text; tables are CSV
+    files in docs/benchmarks, from which the site of the documentation makes tables.
     """
 
     name: str
@@ -130,9 +135,33 @@ class Section:
         text = f"{{begin}}\n## {self.title}\n\n{self.text}\n\n{head}{{rows}}\n{{end}}"
         return self.filled(text, rounds, rows=table_lines(rows), kills=rounds)
 
+    def apart(self, text: str) -> tuple[str, dict[Path, str]]:
+        """Return the text of a section as a page has it, with links instead of tables, and their files."""
+        files = dict[Path, str]()
+
+        def linked(table: re.Match[str]) -> str:
+            path = DOCS / "benchmarks" / f"{self.name}{f'-{len(files) + 1}' if files else ''}.csv"
+            files[path] = csv_of(table[0])
+            link = path.relative_to(self.page.parent).as_posix()
+            return f"Figures: [{path.name}]({link})\n\n<!-- generated: docs/benchmarks/{path.name} -->\n"
+
+        return TABLE.sub(linked, text), files
+
     def write(self, text: str) -> None:
-        """Update the section in its page. Raises ValueError if the page has no such section."""
+        """Update the section in its page, and its files. Raises ValueError if the page has none."""
+        text, files = self.apart(text)
         self.page.write_text(self.put_into(self.page.read_text(), text))
+        for path, figures in files.items():
+            path.write_text(figures)
+
+
+def csv_of(table: str) -> str:
+    """Return the CSV of a table in Markdown."""
+    head, _, *rows = table.splitlines()
+    written = io.StringIO()
+    cells = ([cell.strip() for cell in line[1:-1].split(" | ")] for line in (head, *rows))
+    csv.writer(written, lineterminator="\n").writerows(cells)
+    return written.getvalue()
 
 
 def rounds_text(rounds: int) -> str:

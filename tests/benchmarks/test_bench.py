@@ -55,10 +55,12 @@ def test_the_page_keeps_every_section_and_has_the_text_of_the_program() -> None:
 def test_a_section_of_one_table_has_the_title_and_the_columns_that_the_page_has(name: str) -> None:
     section = bench.BENCHES[name].section
     assert section is not None
-    written = section.table([], 3).splitlines()
+    text, files = section.apart(section.table([Row("what", "figure", "beside", "aim")], 3))
     found = section.found_in(PAGE.read_text(encoding="utf-8")).splitlines()
-    assert written[:2] == found[:2]
-    assert next(line for line in written if line.startswith("| ")) in found
+    assert text.splitlines()[:2] == found[:2]
+    ((path, figures),) = files.items()
+    assert path.read_text(encoding="utf-8").splitlines()[0] == figures.splitlines()[0]
+    assert f"<!-- generated: docs/benchmarks/{path.name} -->" in found
 
 
 def test_a_section_is_written_whoever_asks_for_it_and_its_rows_are_in_no_other_table(

@@ -157,9 +157,6 @@ def test_the_readmes_stream_continues_where_it_stopped_and_names_the_reason_if_i
                     through.feed.awaitTermination()
                 assert "InputClosedError" in str(through.exception())
             through.stop()
-        run_example("docs/spark.md", "tables", {"spark": spark, "orders": names["lines"]}, **places)
-        for started in spark.streams.active:
-            started.stop()
 
 
 def read(spark: SparkSession, tmp_path: Path) -> list[Any]:
