@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +45,7 @@ from checkpoint.core.region import (
 from journal.core.chain import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.manifest_samples import a_checkpoint, numbered_checkpoint, worker_checkpoint
+from tests.support.site_tables import rows_of
 
 CHECKPOINT = CheckpointCommitted(
     checkpoint=5,
@@ -56,7 +56,6 @@ CHECKPOINT = CheckpointCommitted(
     worker_phases_s={0: {"sync": 0.125}, 1: {"sync": 0.01}},
 )
 RESET = ResetReport(time=1.0, worker=1, reason="killed", seconds=0.5, bytes=10, incarnation=4, checkpoint=5)
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 def status(*rows_in: int, attempt: int = 1, incarnation: int = 3, counted: int = 0) -> RegionStatus:
@@ -181,12 +180,9 @@ def test_reports_are_kept_up_to_a_limit() -> None:
 
 
 def names_in(table: str) -> set[str]:
-    """The names in the first column of a table of the docs, after its marker."""
-    pages = "".join((DOCS / f"{page}.md").read_text("utf-8") for page in ("operating-regions", "going-back"))
-    text = pages.split(f"<!-- names: {table} -->")[1].split("<!-- end -->")[0]
-    return {
-        name for row in re.findall(r"^\| (`.*?`) \|", text, re.MULTILINE) for name in re.findall(r"\w+", row)
-    }
+    """The names in the first column of a table of docs/reference."""
+    _, *rows = rows_of(f"docs/reference/{table}.csv")
+    return {name for row in rows for name in re.findall(r"\w+", row[0])}
 
 
 def test_the_docs_explain_every_name_of_a_report_and_no_other() -> None:
