@@ -235,12 +235,7 @@ class StepDiffersError(DosError):
     """Local recovery: a step that was made again has other rows than were used of it. The region resets."""
 
 
-class CircuitStoppedError(DosError):
-    """The circuit of this worker had an internal error. The process ends and another attempt begins."""
-
-
 __all__ = [
-    "CircuitStoppedError",
     "DeliveryError",
     "DirectoryError",
     "GraphError",

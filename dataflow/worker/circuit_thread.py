@@ -22,6 +22,7 @@ from checkpoint import (
     ChannelFrame,
     CompleteStep,
     Division,
+    Failed,
     FailureKind,
     FrameFlag,
     FrameType,
@@ -914,7 +915,7 @@ class CircuitLoop:
             ran_last = "" if run is None else run.operator
             self.drop()
             if not reported:
-                self._post(_failure(number, error, operator, ran_last))
+                self._post(CircuitFailed(number, _failure(error, operator, ran_last)))
         finally:
             self._shared.running.begin("")  # while the loop waits, no operator runs
 
@@ -975,18 +976,22 @@ class CircuitLoop:
             self._post(Published(run.number, message.checkpoint, message.final))
 
 
-def _failure(incarnation: int, error: BaseException, operator: str, ran_last: str) -> CircuitFailed:
+def _failure(error: BaseException, operator: str, ran_last: str) -> Failed:
     by_rows = operator or isinstance(error, CONVERSIONS)
     if by_rows and not isinstance(error, (OperatorError, *_WITH_RULES)):
         error = operator_error(operator or ran_last, "", error)
     if isinstance(error, OperatorError):
-        reported: FailureKind = "reset" if error.wants_reset else "operator"
-        trace = error.traceback_text
-        return CircuitFailed(incarnation, reported, error.cause_text, error.operator, error.position, trace)
+        return Failed(
+            kind="reset" if error.wants_reset else "operator",
+            operator=error.operator,
+            position=error.position,
+            message=error.cause_text,
+            traceback=error.traceback_text,
+        )
     kind: FailureKind = "manifest" if isinstance(error, _FOR_A_PERSON) else "internal"
     logger.error("the circuit stopped (%s): %s", kind, error, exc_info=error)
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if operator and not notes:
         notes = f" (operator {operator!r})"
     text = "".join(traceback.format_exception(error))
-    return CircuitFailed(incarnation, kind, f"{text_of(error)}{notes}", traceback=text)
+    return Failed(kind=kind, message=f"{text_of(error)}{notes}", traceback=text)

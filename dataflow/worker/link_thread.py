@@ -52,7 +52,7 @@ from checkpoint.limits import stop_grace_s
 from checkpoint.link import Link, serve_links
 from checkpoint.participant import Participant, open_participant
 from dataflow import limits
-from dataflow.errors import CircuitStoppedError, UserFault
+from dataflow.errors import UserFault
 from dataflow.limits import WorkerLimits
 from dataflow.worker.directories import Directories, FormerFiles
 from dataflow.worker.exchange import Exchange, PeerSuspected
@@ -602,9 +602,9 @@ class Links:
         if not isinstance(message, CircuitFailed):
             incarnation.deliver(message)
         elif incarnation.is_ending:
-            logger.error("worker %d failed as it ended: %s", self._spec.worker, message.message)
+            logger.error("worker %d failed as it ended: %s", self._spec.worker, message.report.message)
         else:
-            nursery.start_soon(self._report_circuit, message)
+            nursery.start_soon(self._report_circuit, message.report)
 
     # --- the run ------------------------------------------------------------------------------------------
 
@@ -747,23 +747,15 @@ class Links:
         with suppress(StaleIncarnationError):  # a newer order has arrived; the report is obsolete
             await self._report(failure, control)
 
-    async def _report_circuit(self, report: CircuitFailed) -> None:
+    async def _report_circuit(self, report: Failed) -> None:
         # The links stay open until the coordinator decides. If they closed, peers would report a lost worker,
         # perhaps before this report arrives: the region would reset, fail on the same row again, and never
         # report the actual error.
         assert self._control is not None
         with suppress(StaleIncarnationError):
-            await self._control.report(
-                Failed(
-                    kind=report.kind,
-                    message=report.message,
-                    operator=report.operator,
-                    position=report.position,
-                    traceback=report.traceback,
-                )
-            )
-            if report.kind == "internal":
-                raise CircuitStoppedError(report.message)
+            await self._control.report(report)
+            if report.kind == "internal":  # the process ends, and another attempt begins
+                raise DosError(report.message)
 
     async def _report(self, error: Exception, control: Participant) -> None:
         """Report the error that ended an incarnation. Raises it if it is internal, which ends the process."""

@@ -15,7 +15,7 @@ from checkpoint import (
     ChannelFrame,
     Division,
     EventTime,
-    FailureKind,
+    Failed,
     Layout,
     OutputIdentity,
     OutputTime,
@@ -324,11 +324,7 @@ class CircuitFailed:
     """The circuit failed and cannot continue in this incarnation."""
 
     incarnation: int
-    kind: FailureKind
-    message: str
-    operator: str = ""
-    position: str = ""
-    traceback: str = ""
+    report: Failed
 
 
 ToLinks: TypeAlias = (

@@ -16,6 +16,7 @@ import pyarrow as pa
 import trio
 
 import dataflow
+from checkpoint import Failed
 from checkpoint.core.records.layout import even_layout
 from dataflow import (
     CallSink,
@@ -275,7 +276,7 @@ class OneWorker:
             post=self.posted.append,
         )
 
-    def live(self) -> list[CircuitFailed]:
+    def live(self) -> list[Failed]:
         """Run until everything is done or something failed. Return the failures that were reported."""
         specs = self.plan.specs.items()
         feeds = {name: PrefetchBuffer() for name, spec in specs if isinstance(spec, PrefetchedSource)}
@@ -296,7 +297,7 @@ class OneWorker:
             trio.run(self._make_durable, taken)
         self._turn(PublishCheckpoint(1, 1, final=False, step=1))
         self.loop.drop()
-        return [one for one in self.posted if isinstance(one, CircuitFailed)]
+        return [one.report for one in self.posted if isinstance(one, CircuitFailed)]
 
     async def _make_durable(self, taken: CheckpointTaken) -> None:
         """Call the sinks as the link thread does."""
@@ -306,10 +307,7 @@ class OneWorker:
                     nursery.start_soon(journals.synced, name, writer, self._running)
             taken.voted(self._running)
         except Exception as error:
-            failed = failure_of(first_error(error))
-            self.posted.append(
-                CircuitFailed(1, failed.kind, failed.message, failed.operator, failed.position)
-            )
+            self.posted.append(CircuitFailed(1, failure_of(first_error(error))))
 
     def _turn(self, message: ToCircuit | None, times: int = 1) -> None:
         for _ in range(times):

@@ -23,7 +23,7 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
-from checkpoint import limits
+from checkpoint import Failed, limits
 from dataflow import (
     CallSink,
     Count,
@@ -39,9 +39,6 @@ from dataflow.sinks.base import SinkSpec, SinkWriter
 from dataflow.sinks.call import CallWriter
 from dataflow.sources.base import SourceReader, SourceSpec
 from dataflow.worker import companion, partitioning
-from dataflow.worker.messages import (
-    CircuitFailed,
-)
 from dos_protocol.errors import text_of
 from journal.limits import record_body_bytes_max
 from tests.dataflow.every_kind import (
@@ -280,9 +277,7 @@ def test_a_source_that_cannot_describe_a_position_hides_no_error(tmp_path: Path)
     assert failure.position == "a position that its source cannot describe: SystemExit: "
 
 
-def failure_of_rows(
-    rows: list[dict[str, Any]], added: Callable[[Stream], Stream], folder: Path
-) -> CircuitFailed:
+def failure_of_rows(rows: list[dict[str, Any]], added: Callable[[Stream], Stream], folder: Path) -> Failed:
     graph = Graph("failures")
 
     def positioned(split: str, at: int) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -27,7 +27,6 @@ from checkpoint.core.coordination.vocabulary import (
 )
 from checkpoint.core.region import RegionEvent, RegionSpec
 from checkpoint.errors import OrphanedError
-from dataflow.errors import CircuitStoppedError
 from dataflow.worker.failures import first_error
 from dataflow.worker.spec import Clock
 from dos_protocol.errors import DosError
@@ -191,7 +190,7 @@ def check_orphans(region: "ShellRegion") -> None:
 # --- a process --------------------------------------------------------------------------------------------
 
 
-_MAY_END = (DosError, OrphanedError, CircuitStoppedError)
+_MAY_END = (DosError, OrphanedError)
 """Errors that may end a process of a region: an unavailable store, an invalid peer, a lost coordinator. Any
 other error is a bug of a shell."""
 

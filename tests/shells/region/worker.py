@@ -125,7 +125,7 @@ class Worker(RegionProcess):
     def _post(self, message: ToLinks) -> None:
         """Pass a message from the circuit to the links, as threads do by trio's token."""
         if isinstance(message, CircuitFailed):
-            self.note(f"the circuit failed ({message.kind}): {message.message}")
+            self.note(f"the circuit failed ({message.report.kind}): {message.report.message}")
             self.region.guarded(self.region.circuit_failed, message)
         self.cluster.timers.after(0.0, lambda: self._deliver(message))
 

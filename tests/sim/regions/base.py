@@ -121,14 +121,15 @@ class RegionBase:
         """Raises ViolationError unless an invalid row or a newer incarnation explains the failure."""
         terms = (term for (_, of), term in self.record.terms.items() if of == worker)
         superseded = failure.incarnation < max([*self.record.opened, *terms])
-        if failure.kind == "operator" and _INVALID_ROW in failure.message:
+        kind, text = failure.report.kind, failure.report.message
+        if kind == "operator" and _INVALID_ROW in text:
             self.saw("a row failed")
-        elif failure.message.startswith("SinkFencedError") and superseded:
+        elif text.startswith("SinkFencedError") and superseded:
             self.saw("an old worker was fenced from its output")
-        elif _TRIMMED in failure.message and superseded:
+        elif _TRIMMED in text and superseded:
             self.saw("an old worker found its input trimmed")
         else:
-            raise ViolationError("O7", f"a circuit failed ({failure.kind}): {failure.message}")
+            raise ViolationError("O7", f"a circuit failed ({kind}): {text}")
 
     def check_end(self, end: End) -> None:
         """Record the end of a driver. Raises ViolationError if no fault explains it."""

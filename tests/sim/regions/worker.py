@@ -559,19 +559,11 @@ class Worker(Process):
             incarnation.deliver(message)
 
     def _circuit_failed(self, failure: CircuitFailed) -> None:
-        self.note(f"the circuit failed ({failure.kind}): {failure.message}")
+        report = msgspec.structs.replace(failure.report, worker=self.index)
+        self.note(f"the circuit failed ({report.kind}): {report.message}")
         self.region.circuit_failed(failure, self.index)
-        failed = Failed(
-            job="",
-            worker=self.index,
-            kind=failure.kind,
-            operator=failure.operator,
-            position=failure.position,
-            message=failure.message,
-            traceback=failure.traceback,
-        )
-        if self.report(failed) and failure.kind == "internal":
-            self.soon(lambda: self.die(failure.message))
+        if self.report(report) and report.kind == "internal":
+            self.soon(lambda: self.die(report.message))
 
     # The links' thread
 
