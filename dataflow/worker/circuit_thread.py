@@ -1,18 +1,19 @@
 """The circuit thread of a worker, the only one that runs user code; nothing here waits for a store.
 
-`CircuitLoop` takes the messages of the link thread. `CircuitIncarnation` turns the decisions of
+`CircuitLoop` makes the calls of the link thread. `CircuitIncarnation` turns the decisions of
 `core/schedule.py` into calls of the circuit, and their results into messages. Its parts decide nothing:
 `StepInput` reads the rows of a step, `StageOutput` makes the frames that end a stage, `CheckpointTaking`
 collects what a checkpoint contains.
 """
 
 import logging
+import queue
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum, auto
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +27,12 @@ from checkpoint import (
     FailureKind,
     FrameFlag,
     FrameType,
+    Layout,
+    OutputIdentity,
     Sources,
     SplitPosition,
+    TakenPart,
+    WorkerCheckpoint,
     job_digest,
 )
 from checkpoint.chains.state_blocks import decode_block, encode_block
@@ -42,45 +47,119 @@ from dataflow.limits import WorkerLimits
 from dataflow.operators.base import HASH_COLUMN
 from dataflow.sinks.log import LogWriter
 from dataflow.sources.base import SourceReader, SplitDivision
-from dataflow.sources.prefetched import PrefetchedReader
+from dataflow.sources.prefetched import PrefetchBuffer, PrefetchedReader
 from dataflow.state.operator_directory import Handover, OperatorDirectory
 from dataflow.state.scratch import SnapshotSpool
 from dataflow.worker.circuit import Circuit, OwnPart, Sends, StepTime
 from dataflow.worker.companion import CircuitPulse
 from dataflow.worker.directories import PostedChanges
 from dataflow.worker.failures import CONVERSIONS, LOSSES, operator_error
+from dataflow.worker.layout_change import LayoutChange
 from dataflow.worker.messages import (
-    Arrived,
     BlockLoaded,
-    CheckpointRequested,
     CheckpointTaken,
     CircuitFailed,
-    DivisionsDurable,
-    Inbox,
-    LinksEnded,
-    LoadStateBlock,
     OutputMade,
     PausedAt,
-    PauseRequested,
     PeerHeld,
-    PeerRestarts,
     Post,
-    PublishCheckpoint,
     Published,
-    RestoreCircuit,
     Shared,
     SourceWaits,
     StageEnded,
-    Started,
-    StateComplete,
     StateLoaded,
-    ToCircuit,
     ToLinks,
 )
 from dataflow.worker.partitioning import decode_batch, encode_batch, frames_of
 from dataflow.worker.spec import Clock, Identity
 from dos_protocol.digests import digest64
 from dos_protocol.errors import ClosedError, CorruptDataError, RemoteProtocolError, text_of
+
+# --- the mailbox of the circuit thread ----------------------------------------------------------------------
+
+P = ParamSpec("P")
+
+
+class CircuitCall(NamedTuple):
+    """A call of a method of the incarnation with this number. Dropped if that one does not run any more."""
+
+    incarnation: int
+    method: Callable[..., None]
+    arguments: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreCircuit:
+    """Begin a new incarnation. Sources and sinks go to the positions in `part`; None: to the beginning."""
+
+    incarnation: int
+    step: int
+    """The step of the checkpoint, 0 for the beginning. The first step to run is the next one."""
+    checkpoint: int
+    part: WorkerCheckpoint | None
+    layout: Layout
+    store_id: bytes
+    feeds: Mapping[str, PrefetchBuffer] = field(default_factory=dict)
+    """Prefetch buffers of the sources that are in the store."""
+    change: LayoutChange | None = None
+    """If the layout is another one than in the checkpoint: what this worker has to do."""
+    local: bool = False
+    """Whether the region has local recovery."""
+    completes: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)
+    """Workers whose output this one completes -> what the checkpoint stores of their sinks."""
+    owner: OutputIdentity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """A shared number has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinksEnded:
+    """The link thread has ended, so the process ends. `error` is None after an orderly STOP."""
+
+    reason: str
+    error: BaseException | None = None
+
+
+ToCircuit: TypeAlias = CircuitCall | RestoreCircuit | Woken | LinksEnded
+
+
+class Inbox:
+    """An ordered queue of messages to the circuit thread. `put` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[ToCircuit] = queue.SimpleQueue()
+
+    def put(self, message: ToCircuit) -> None:
+        self._queue.put(message)
+
+    def call(
+        self,
+        incarnation: int,
+        method: "Callable[Concatenate[CircuitIncarnation, P], None]",
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> None:
+        """Let the circuit thread call a method of `CircuitIncarnation`. Returns before it is called."""
+        self.put(CircuitCall(incarnation, method, arguments, named))
+
+    def take(self, timeout_s: float | None = None) -> ToCircuit | None:
+        """Return the next message. Wait at most `timeout_s` seconds for it, then return None."""
+        try:
+            return self._queue.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def take_nowait(self) -> ToCircuit | None:
+        """Return the next message, None if there is none."""
+        try:
+            return self._queue.get_nowait()
+        except queue.Empty:
+            return None
+
 
 # --- what arrives -------------------------------------------------------------------------------------------
 
@@ -318,10 +397,10 @@ class StageOutput:
             parts = sends.get(channel, [[] for _ in range(self._workers)])
             time = [self._circuit.time.to_send(step, channel)] if self._circuit.time.flows else []
             self._keep(channel, step, [*parts[self._me.worker], *time], barrier)
-            for worker, queue in frames.items():
+            for worker, queued in frames.items():
                 with self._circuit.calling(self._circuit.exchange(channel), f"the end of step {step}"):
-                    queue += self._frames(channel, step, parts[worker], time, barrier)
-        return {worker: tuple(queue) for worker, queue in frames.items()}
+                    queued += self._frames(channel, step, parts[worker], time, barrier)
+        return {worker: tuple(queued) for worker, queued in frames.items()}
 
     def rows(self, stage: int, sends: Sends) -> Records:
         """Return (peer, channel) -> the rows that a stage sends, for local recovery; nothing without it."""
@@ -440,7 +519,9 @@ NO_DIRECTORIES: Final[Mapping[str, Handover]] = MappingProxyType({})
 
 
 class CircuitIncarnation:
-    """An incarnation of the circuit. Order of calls: `load`*, `loaded`, `start`, `advance` in a loop."""
+    """An incarnation of the circuit. Order of calls: `load`*, `loaded`, `start`, `advance` in a loop. All
+    raise what ends the circuit.
+    """
 
     def __init__(
         self,
@@ -455,6 +536,8 @@ class CircuitIncarnation:
     ) -> None:
         """Position sources and sinks at the checkpoint. Raises InputChangedError, CorruptDataError."""
         self.number = order.incarnation
+        self.running = False
+        """Whether it runs steps. Before, frames that peers send early are kept: not all workers are here."""
         self._me = identity
         self._shared = shared
         self._post = post
@@ -552,20 +635,25 @@ class CircuitIncarnation:
         self._shared.step = order.step
         self._shared.exhausted = False
 
-    def load(self, block: LoadStateBlock) -> None:
-        """Restore one stored block. Raises CorruptDataError, and OperatorError if a migration fails."""
-        if block.operator not in self._circuit.stateful:
-            return  # the fingerprint agrees: an earlier version of this operator had state, this one has none
-        label = f"the state of operator {block.operator!r} in checkpoint {block.checkpoint}"
-        decoded = decode_block(block.data, where=label)
-        if block.part is None:
-            self._circuit.restore(block.operator, decoded, block.checkpoint)
-        else:
-            assert self._change is not None
-            self._circuit.restore_part(block.operator, decoded, block.part, self._change.share)
+    def load(self, checkpoint: int, operator: str, data: bytes, part: TakenPart | None = None) -> None:
+        """Restore one stored block of an operator's state. Blocks arrive oldest first. part: it is of a
+        worker of the former layout, and what belongs to this worker now is taken over. Answers `BlockLoaded`.
+        """
+        # If an earlier version of the operator had state and this one has none, the fingerprints agree.
+        if operator in self._circuit.stateful:
+            label = f"the state of operator {operator!r} in checkpoint {checkpoint}"
+            decoded = decode_block(data, where=label)
+            if part is None:
+                self._circuit.restore(operator, decoded, checkpoint)
+            else:
+                assert self._change is not None
+                self._circuit.restore_part(operator, decoded, part, self._change.share)
+        self._post(BlockLoaded(self.number))
 
     def loaded(self, directories: Mapping[str, Handover] = NO_DIRECTORIES) -> None:
-        """Take the operators' files after all blocks are restored, and start them. Raises OperatorError."""
+        """Take the operators' files after all blocks are restored, and start the operators. Answers
+        `StateLoaded`.
+        """
         if self._change is not None and self._change.moves:
             self._circuit.parts_restored(self._change.share)
         self._handovers = tuple(directories.values())
@@ -576,36 +664,39 @@ class CircuitIncarnation:
             self._circuit.hand_directory(name, OperatorDirectory(handover.path, log, self._me.scratch))
         self._circuit.restored()
         self._shared.operators = self._circuit.counters()  # no step may follow to report them
+        self._post(StateLoaded(self.number))
+        if self._change is not None:
+            self._take_first_checkpoint(self._change)
 
-    def take_first_checkpoint(self) -> None:
-        """If the layout changes, or a line of history begins: take its first checkpoint, before any step."""
-        if self._change is None:
-            return
-        step, checkpoint = self._schedule.produced, self._change.checkpoint
+    def _take_first_checkpoint(self, change: LayoutChange) -> None:
+        """Take the first checkpoint of a layout, or of a line of history, before any step."""
+        step, checkpoint = self._schedule.produced, change.checkpoint
         for stage in range(1, len(self._stages)):
             self._checkpoints.collect(stage, step, checkpoint)
         positions = self._circuit.ask_sources("a checkpoint", lambda reader: reader.positions())
         sources = positions | self._circuit.time.positions()
         self._post(self._checkpoints.finish(step, Barrier(checkpoint), sources))
 
-    def start(self, order: Started) -> None:
-        """Run steps: all workers are at the checkpoint. Recorded steps are replayed first."""
-        self._divisions = {division.step: division for division in order.divisions}
+    def start(self, divisions: Sequence[Division]) -> None:
+        """Run steps: all workers are at the checkpoint. The steps of these divisions are replayed first."""
+        self.running = True
+        self._divisions = {division.step: division for division in divisions}
         if self._divisions:
             self._schedule.replay_until = max(self._divisions)
             if self._at_most_once:
                 logger.warning("at-most-once: input of %d recorded steps is skipped", len(self._divisions))
         self._note_exhausted()
 
-    # --- messages -----------------------------------------------------------------------------------------
+    # --- orders and peers ---------------------------------------------------------------------------------
 
-    def request_checkpoint(self, order: CheckpointRequested) -> None:
-        self._schedule.request_checkpoint(order.checkpoint, final=order.final)
+    def request_checkpoint(self, checkpoint: int, *, final: bool) -> None:
+        """Attach this checkpoint to the next STEP_END."""
+        self._schedule.request_checkpoint(checkpoint, final=final)
 
-    def pause(self, order: PauseRequested) -> None:
-        """Stop taking input from the next step on, or resume if `order.pause` is 0."""
-        self._schedule.paused = order.pause > 0
-        self._pause_to_report = order.pause
+    def pause(self, number: int) -> None:
+        """Stop taking input from the next step on, and answer `PausedAt`; 0: resume."""
+        self._schedule.paused = number > 0
+        self._pause_to_report = number
         self._report_paused()
 
     def _report_paused(self) -> None:
@@ -614,24 +705,33 @@ class CircuitIncarnation:
             self._post(PausedAt(self.number, self._pause_to_report, self._schedule.produced))
             self._pause_to_report = 0
 
-    def divisions_durable(self, order: DivisionsDurable) -> None:
-        """Note that the output of the steps up to `order.step` may become visible."""
-        self._durable = max(self._durable, order.step)
+    def divisions_durable(self, step: int) -> None:
+        """Note that the input divisions of all workers are durable up to this step: its output may become
+        visible and, with local recovery, it may run.
+        """
+        self._durable = max(self._durable, step)
 
-    def committed(self, order: PublishCheckpoint) -> None:
-        """Publish what the sinks prepared for the checkpoint."""
+    def publish(self, checkpoint: int, *, final: bool, step: int) -> None:
+        """Publish what the sinks prepared for a committed checkpoint at this step. Answers `Published`."""
         for name, writer in self._circuit.sinks.items():
-            with self._circuit.calling(name, f"checkpoint {order.checkpoint}"):
-                writer.publish(order.checkpoint)
-        self._used.purge(order.step)
+            with self._circuit.calling(name, f"checkpoint {checkpoint}"):
+                writer.publish(checkpoint)
+        self._used.purge(step)
+        self._post(Published(self.number, checkpoint, final))
 
-    def peer_restarts(self, peer: int) -> Held:
-        """Forget what a peer sent and no stage has used; return what was used. The peer sends from there."""
+    def peer_restarts(self, peer: int, link: int) -> None:
+        """Answer `PeerHeld`, with the number of the new link that a peer has opened (local recovery): it
+        sends again what was not used.
+        """
+        self._post(PeerHeld(self.number, peer, link, self.forget_unused(peer)))
+
+    def forget_unused(self, peer: int) -> Held:
+        """Forget what a peer sent and no stage has used; return what was used."""
         used = {channel: alignment.restart(peer) for channel, alignment in self._aligned.items()}
         return Held(used, self._used.of(peer))
 
     def arrived(self, frame: ChannelFrame) -> None:
-        """Take a frame from a peer. Raises RemoteProtocolError."""
+        """Take a frame from a peer."""
         if frame.type not in (FrameType.DATA, FrameType.WATERMARK, FrameType.STEP_END):
             return  # RESET, DURABLE and EOF are handled on the link thread
         alignment = self._aligned.get(frame.channel)
@@ -823,18 +923,6 @@ _FOR_A_PERSON = (InputChangedError, InputListChangedError, SinkOwnedError, Corru
 _WITH_RULES = (*_FOR_A_PERSON, *LOSSES, ClosedError, RemoteProtocolError)
 
 
-class LoopState(Enum):
-    """What a `CircuitLoop` waits for."""
-
-    # No incarnation, or it failed: its messages are dropped until a `RestoreCircuit`.
-    IDLE = auto()
-    # Sources and sinks are positioned at the checkpoint; state blocks arrive.
-    LOADING = auto()
-    # The state is loaded; frames that peers send early are kept, and no step runs before all are here.
-    LOADED = auto()
-    RUNNING = auto()
-
-
 class CircuitLoop:
     """The message loop of one worker process. It runs until the link thread ends."""
 
@@ -858,8 +946,8 @@ class CircuitLoop:
         self._inbox = inbox
         self._shared = shared
         self._post = post
-        self._state = LoopState.IDLE
         self._run: CircuitIncarnation | None = None
+        """None before the first `RestoreCircuit`, and after a failure until the next one."""
         self._waiting = False
         """The incarnation has nothing to do until a message arrives or `_wakes_in` seconds are over."""
         self._wakes_in: float | None = None
@@ -881,13 +969,13 @@ class CircuitLoop:
     @property
     def busy(self) -> bool:
         """Whether there may be work to do without a message."""
-        return self._state is LoopState.RUNNING and not self._waiting
+        return self._run is not None and self._run.running and not self._waiting
 
     def _next_message(self) -> ToCircuit | None:
         """Return a message, None if there is work to do instead; otherwise wait for a message."""
         if self.busy:
             return self._inbox.take_nowait()
-        return self._inbox.take(self._wakes_in if self._state is LoopState.RUNNING else None)
+        return self._inbox.take(self._wakes_in)
 
     def _advance(self) -> None:
         assert self._run is not None
@@ -904,8 +992,11 @@ class CircuitLoop:
         try:
             if message is None:
                 self._advance()
-            else:
-                self._handle(message)
+            elif isinstance(message, RestoreCircuit):
+                self._restoring(message)
+            elif isinstance(message, CircuitCall) and self._run is not None and message.incarnation == number:
+                message.method(self._run, *message.arguments, **message.named)
+                self._pulse.running = self._run.running
         except BaseException as error:
             run = self._run
             operator = "" if run is None else run.blame(error)
@@ -921,18 +1012,12 @@ class CircuitLoop:
 
     def drop(self) -> None:
         """End the incarnation, if there is one, and close its files."""
-        self._state = LoopState.IDLE
         self._pulse.running = False
         self._waiting = False
+        self._wakes_in = None
         if self._run is not None:
             self._run.close()
             self._run = None
-
-    def _handle(self, message: ToCircuit) -> None:
-        if isinstance(message, RestoreCircuit):
-            self._restoring(message)
-        elif self._run is not None and getattr(message, "incarnation", 0) == self._run.number:
-            self._in_incarnation(self._run, message)
 
     def _restoring(self, order: RestoreCircuit) -> None:
         self.drop()
@@ -945,35 +1030,7 @@ class CircuitLoop:
             post=self._post,
             clock=self._clock,
         )
-        self._state = LoopState.LOADING
         self.incarnations += 1
-
-    def _in_incarnation(self, run: CircuitIncarnation, message: ToCircuit) -> None:
-        if isinstance(message, Arrived):
-            run.arrived(message.frame)
-        elif isinstance(message, LoadStateBlock):
-            run.load(message)
-            self._post(BlockLoaded(run.number))
-        elif isinstance(message, StateComplete):
-            run.loaded(message.directories)
-            self._state = LoopState.LOADED
-            self._post(StateLoaded(run.number))
-            run.take_first_checkpoint()
-        elif isinstance(message, Started):
-            run.start(message)
-            self._state = LoopState.RUNNING
-            self._pulse.running = True
-        elif isinstance(message, PeerRestarts):
-            self._post(PeerHeld(run.number, message.peer, message.link, run.peer_restarts(message.peer)))
-        elif isinstance(message, DivisionsDurable):
-            run.divisions_durable(message)
-        elif isinstance(message, CheckpointRequested):
-            run.request_checkpoint(message)
-        elif isinstance(message, PauseRequested):
-            run.pause(message)
-        elif isinstance(message, PublishCheckpoint):
-            run.committed(message)
-            self._post(Published(run.number, message.checkpoint, message.final))
 
 
 def _failure(error: BaseException, operator: str, ran_last: str) -> Failed:

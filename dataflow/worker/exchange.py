@@ -27,9 +27,10 @@ from dataflow import limits
 from dataflow.core.peer_links import Admission, Held, PeerLinks, Sent
 from dataflow.errors import PeerLostError, StepDiffersError, StepsMissingError
 from dataflow.graph.plan import GraphPlan
+from dataflow.worker.circuit_thread import CircuitIncarnation, Inbox
 from dataflow.worker.failures import first_error
 from dataflow.worker.layout_change import after_step
-from dataflow.worker.messages import Arrived, Inbox, PeerHeld, PeerRestarts, Shared, StageEnded
+from dataflow.worker.messages import PeerHeld, Shared, StageEnded
 from dataflow.worker.spec import ADVERTISE_HOST, WorkerSpec
 from dos_protocol.errors import BrokenConnectionError, DosError
 
@@ -118,7 +119,7 @@ class Exchange:
         self._wake()
 
     def held(self, message: PeerHeld) -> None:
-        """Take the circuit's answer to `PeerRestarts`."""
+        """Take the circuit's answer to `peer_restarts`."""
         answer = self._answers.pop(message.link, None)
         if answer is not None:
             answer.send_nowait(message.held)
@@ -332,7 +333,7 @@ class Exchange:
         """Tell the dialler what the circuit has used of it. The circuit forgets the rest: it comes again."""
         to_here, answer = trio.open_memory_channel[Held](1)
         self._answers[number] = to_here
-        self._inbox.put(PeerRestarts(self._peers.term, peer, number))
+        self._inbox.call(self._peers.term, CircuitIncarnation.peer_restarts, peer, number)
         await link.send(self._peers.have(peer, await answer.receive()))
 
     async def _return_at(self, peer: int, link: Link) -> None:
@@ -351,7 +352,7 @@ class Exchange:
             self._wake()  # AT is due for what was produced since HAVE; perhaps no later step follows
         self._shared.peers_at = max(self._shared.peers_at, self._peers.peers_at)
         if for_circuit is not None:
-            self._inbox.put(Arrived(self._peers.term, for_circuit))
+            self._inbox.call(self._peers.term, CircuitIncarnation.arrived, for_circuit)
 
 
 async def dial_peer(spec: WorkerSpec, worker: int, peer: Peer, hello: LinkHello, timeout_s: float) -> Link:

@@ -54,6 +54,7 @@ from checkpoint.participant import Participant, open_participant
 from dataflow import limits
 from dataflow.errors import UserFault
 from dataflow.limits import WorkerLimits
+from dataflow.worker.circuit_thread import CircuitIncarnation, Inbox, LinksEnded, RestoreCircuit, Woken
 from dataflow.worker.directories import Directories, FormerFiles
 from dataflow.worker.exchange import Exchange, PeerSuspected
 from dataflow.worker.failures import failure_of, first_error, reported_first
@@ -68,29 +69,18 @@ from dataflow.worker.layout_change import (
 )
 from dataflow.worker.messages import (
     BlockLoaded,
-    CheckpointRequested,
     CheckpointTaken,
     CircuitFailed,
-    DivisionsDurable,
-    Inbox,
-    LinksEnded,
-    LoadStateBlock,
     OfDirectories,
     OutputMade,
     PausedAt,
-    PauseRequested,
     PeerHeld,
-    PublishCheckpoint,
     Published,
-    RestoreCircuit,
     Shared,
     SourceWaits,
     StageEnded,
-    Started,
-    StateComplete,
     StateLoaded,
     ToLinks,
-    Woken,
 )
 from dataflow.worker.prefetching import feeds_of
 from dataflow.worker.spec import WorkerSpec
@@ -264,7 +254,7 @@ class LinkIncarnation:
             self._exchange,
             peers=self._workers - 1,
             gates=order.is_local or self._plan.delivery == "at-most-once",
-            durable=lambda step: self._inbox.put(DivisionsDurable(self.number, step)),
+            durable=lambda step: inbox.call(self.number, CircuitIncarnation.divisions_durable, step),
         )
         self._exchange.on_durable = self._outputs.on_peer_durable
         self._circuit_ordered = trio.Event()
@@ -298,7 +288,8 @@ class LinkIncarnation:
         self._outputs.replays_until(order.replay_until_step, everywhere=not self._order.takes_over)
         if self._order.is_local:  # also for peers that connect later
             self._exchange.announce(FrameType.DURABLE, order.replay_until_step)
-        self._inbox.put(Started(self.number, self._journals.divisions(order.replay_until_step)))
+        divisions = self._journals.divisions(order.replay_until_step)
+        self._inbox.call(self.number, CircuitIncarnation.start, divisions)
 
     def committed(self, order: Committed) -> None:
         """Note that a checkpoint is committed and that it released older ones."""
@@ -479,9 +470,10 @@ class LinkIncarnation:
         async with aclosing(stored) as blocks:
             async for part, block in blocks:
                 await self._block_room.acquire()
-                self._inbox.put(LoadStateBlock(self.number, *block, part))
+                self._inbox.call(self.number, CircuitIncarnation.load, *block, part)
         former = FormerFiles.of(store, self._order, self._change, self._plan)
-        self._inbox.put(StateComplete(self.number, await self._directories.rebuild(former)))
+        directories = await self._directories.rebuild(former)
+        self._inbox.call(self.number, CircuitIncarnation.loaded, directories)
         await self._loaded.wait()
 
     async def _serve(self, journals: Journals) -> None:
@@ -689,14 +681,18 @@ class Links:
         elif isinstance(order, Host):
             self._host(order.hosted, order.attempt)
         elif isinstance(order, RequestCheckpoint):
-            self._inbox.put(CheckpointRequested(number, order.checkpoint, order.final))
+            self._inbox.call(
+                number, CircuitIncarnation.request_checkpoint, order.checkpoint, final=order.final
+            )
         elif isinstance(order, Committed):
             incarnation.committed(order)
             self._unpublished, self._published = order.checkpoint, trio.Event()
-            self._inbox.put(PublishCheckpoint(number, order.checkpoint, order.final, order.step))
+            self._inbox.call(
+                number, CircuitIncarnation.publish, order.checkpoint, final=order.final, step=order.step
+            )
         else:
             self._shared.pausing = order.pause > 0
-            self._inbox.put(PauseRequested(number, order.pause))
+            self._inbox.call(number, CircuitIncarnation.pause, order.pause)
 
     async def _begin(self, order: Restore, control: Participant, store: Store, nursery: trio.Nursery) -> None:
         # First, so that the circuit stops reading input for the old incarnation.

@@ -1,10 +1,11 @@
-"""Messages between the two threads of a worker, and the few numbers that they share. No logic.
+"""Messages from the circuit thread of a worker to its link thread, and what both share. No logic.
 
-The *circuit thread* (the main thread) runs operators and user code, the *link thread* runs trio. Both drop
-messages of another incarnation. So a slow user function delays no heartbeat, and a reset never waits for it.
+The *circuit thread* (the main thread) runs operators and user code, the *link thread* runs trio. The link
+thread calls methods of `CircuitIncarnation` through its `Inbox`; the answers are messages, because the link
+thread queues them further. Both drop what belongs to another incarnation. So a slow user function delays no
+heartbeat, and a reset never waits for it.
 """
 
-import queue
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,165 +14,19 @@ from typing import Any, TypeAlias
 
 from checkpoint import (
     ChannelFrame,
-    Division,
     EventTime,
     Failed,
-    Layout,
-    OutputIdentity,
     OutputTime,
     Sources,
     SplitPosition,
-    TakenPart,
-    WorkerCheckpoint,
 )
 from dataflow.core.peer_links import Held, Records
 from dataflow.core.schedule import NO_CHECKPOINT, Barrier
 from dataflow.sinks.base import SinkWriter
-from dataflow.sources.prefetched import PrefetchBuffer
-from dataflow.state.operator_directory import Handover
 from dataflow.state.scratch import SnapshotSpool
 from dataflow.worker.companion import RunningOperator
 from dataflow.worker.failures import naming
-from dataflow.worker.layout_change import LayoutChange
 from journal import Record
-
-# --- to the circuit thread ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreCircuit:
-    """Begin a new incarnation. Sources and sinks go to the positions in `part`; None: to the beginning."""
-
-    incarnation: int
-    step: int
-    """The step of the checkpoint, 0 for the beginning. The first step to run is the next one."""
-    checkpoint: int
-    part: WorkerCheckpoint | None
-    layout: Layout
-    store_id: bytes
-    feeds: Mapping[str, PrefetchBuffer] = field(default_factory=dict)
-    """Prefetch buffers of the sources that are in the store."""
-    change: LayoutChange | None = None
-    """If the layout is another one than in the checkpoint: what this worker has to do."""
-    local: bool = False
-    """Whether the region has local recovery."""
-    completes: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)
-    """Workers whose output this one completes -> what the checkpoint stores of their sinks."""
-    owner: OutputIdentity | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LoadStateBlock:
-    """One stored block of an operator's state. Blocks arrive oldest first."""
-
-    incarnation: int
-    checkpoint: int
-    operator: str
-    data: bytes
-    part: TakenPart | None = None
-    """It is state of a worker of the former layout: only what belongs to this worker now is taken over."""
-
-
-@dataclass(frozen=True, slots=True)
-class StateComplete:
-    """All blocks are sent; the answer is `StateLoaded`. `directories`: operator -> its files."""
-
-    incarnation: int
-    directories: Mapping[str, Handover] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """All workers are at the checkpoint: run. `divisions` belong to the steps to replay exactly."""
-
-    incarnation: int
-    divisions: tuple[Division, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointRequested:
-    """Attach this checkpoint to the next STEP_END."""
-
-    incarnation: int
-    checkpoint: int
-    final: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PublishCheckpoint:
-    """A checkpoint is committed: sinks publish."""
-
-    incarnation: int
-    checkpoint: int
-    final: bool
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class PauseRequested:
-    """Stop taking input and answer with `PausedAt`; `pause` 0 means resume."""
-
-    incarnation: int
-    pause: int
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A frame from a peer."""
-
-    incarnation: int
-    frame: ChannelFrame
-
-
-@dataclass(frozen=True, slots=True)
-class PeerRestarts:
-    """Local recovery: a peer has opened a new link. It sends again what was not used; answer `PeerHeld`."""
-
-    incarnation: int
-    peer: int
-    link: int
-    """A number that the answer repeats."""
-
-
-@dataclass(frozen=True, slots=True)
-class DivisionsDurable:
-    """The input divisions of all workers are durable up to this step: its output may become visible and, with
-    local recovery, it may run.
-    """
-
-    incarnation: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Woken:
-    """A shared number has changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinksEnded:
-    """The link thread has ended, so the process ends. `error` is None after an orderly STOP."""
-
-    reason: str
-    error: BaseException | None = None
-
-
-ToCircuit: TypeAlias = (
-    RestoreCircuit
-    | LoadStateBlock
-    | StateComplete
-    | Started
-    | CheckpointRequested
-    | PublishCheckpoint
-    | PauseRequested
-    | Arrived
-    | PeerRestarts
-    | DivisionsDurable
-    | Woken
-    | LinksEnded
-)
-
-# --- to the link thread -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +62,9 @@ class StageEnded:
 
 @dataclass(frozen=True, slots=True)
 class PeerHeld:
-    """Local recovery: what was used of a peer's steps. Everything else that it had sent is forgotten."""
+    """Local recovery: what was used of a peer's steps. Everything else that it had sent is forgotten. `link`:
+    as in the call of `peer_restarts`.
+    """
 
     incarnation: int
     peer: int
@@ -341,30 +198,6 @@ ToLinks: TypeAlias = (
     | CircuitFailed
 )
 Post: TypeAlias = Callable[[ToLinks], None]
-
-
-class Inbox:
-    """An ordered queue of messages to the circuit thread. `put` may be called from any thread."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[ToCircuit] = queue.SimpleQueue()
-
-    def put(self, message: ToCircuit) -> None:
-        self._queue.put(message)
-
-    def take(self, timeout_s: float | None = None) -> ToCircuit | None:
-        """Return the next message. Wait at most `timeout_s` seconds for it, then return None."""
-        try:
-            return self._queue.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-
-    def take_nowait(self) -> ToCircuit | None:
-        """Return the next message, None if there is none."""
-        try:
-            return self._queue.get_nowait()
-        except queue.Empty:
-            return None
 
 
 @dataclass(slots=True)

@@ -23,10 +23,10 @@ from prometheus_client.registry import Collector
 
 from checkpoint import BUSY, Counters
 from dataflow import limits
-from dataflow.worker.circuit_thread import CircuitLoop
+from dataflow.worker.circuit_thread import CircuitLoop, Inbox
 from dataflow.worker.companion import CircuitPulse, RunningOperator
 from dataflow.worker.link_thread import LinkThread
-from dataflow.worker.messages import Inbox, Shared
+from dataflow.worker.messages import Shared
 from dataflow.worker.spec import Identity, WorkerSpec, WorkerSummary
 from dos_client import metrics
 from dos_monitoring import (

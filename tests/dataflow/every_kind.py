@@ -46,21 +46,17 @@ from dataflow.sinks.sql import SqlSink
 from dataflow.sources.prefetched import PrefetchBuffer, PrefetchedSource
 from dataflow.state.operator_directory import Handover
 from dataflow.worker import journals
-from dataflow.worker.circuit_thread import CircuitLoop
-from dataflow.worker.companion import RunningOperator
-from dataflow.worker.failures import failure_of, first_error
-from dataflow.worker.messages import (
-    CheckpointRequested,
-    CheckpointTaken,
-    CircuitFailed,
+from dataflow.worker.circuit_thread import (
+    CircuitCall,
+    CircuitIncarnation,
+    CircuitLoop,
     Inbox,
-    PublishCheckpoint,
     RestoreCircuit,
-    Shared,
-    Started,
-    StateComplete,
     ToCircuit,
 )
+from dataflow.worker.companion import RunningOperator
+from dataflow.worker.failures import failure_of, first_error
+from dataflow.worker.messages import CheckpointTaken, CircuitFailed, Shared
 from dataflow.worker.spec import Identity
 from tests.support.s3 import BUCKET
 
@@ -288,14 +284,14 @@ class OneWorker:
                 (self._folder / name).mkdir(exist_ok=True)
                 files[name] = Handover(self._folder / name, 1 << 30)
         self._turn(RestoreCircuit(1, 0, 0, None, even_layout(1), b"s" * 16, feeds))
-        self._turn(StateComplete(1, files))
-        self._turn(Started(1, ()))
+        self._call(CircuitIncarnation.loaded, files)
+        self._call(CircuitIncarnation.start, ())
         self._turn(None, times=4)
-        self._turn(CheckpointRequested(1, 1, final=False))
+        self._call(CircuitIncarnation.request_checkpoint, 1, final=False)
         self._turn(None, times=6)
         for taken in [one for one in self.posted if isinstance(one, CheckpointTaken)]:
             trio.run(self._make_durable, taken)
-        self._turn(PublishCheckpoint(1, 1, final=False, step=1))
+        self._call(CircuitIncarnation.publish, 1, final=False, step=1)
         self.loop.drop()
         return [one.report for one in self.posted if isinstance(one, CircuitFailed)]
 
@@ -308,6 +304,9 @@ class OneWorker:
             taken.voted(self._running)
         except Exception as error:
             self.posted.append(CircuitFailed(1, failure_of(first_error(error))))
+
+    def _call(self, method: Callable[..., None], *arguments: Any, **named: Any) -> None:
+        self._turn(CircuitCall(1, method, arguments, named))
 
     def _turn(self, message: ToCircuit | None, times: int = 1) -> None:
         for _ in range(times):

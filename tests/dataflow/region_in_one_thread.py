@@ -21,22 +21,16 @@ from checkpoint.core.records.outputs import OutputDecision, OutputSequence
 from dataflow.graph.builder import Graph
 from dataflow.limits import WorkerLimits
 from dataflow.state.operator_directory import Handover
-from dataflow.worker.circuit_thread import CircuitIncarnation
+from dataflow.worker.circuit_thread import CircuitIncarnation, RestoreCircuit
 from dataflow.worker.companion import RunningOperator
 from dataflow.worker.messages import (
-    CheckpointRequested,
     CheckpointTaken,
     DirectoryCheckpoint,
-    DivisionsDurable,
     FilesChanged,
-    LoadStateBlock,
     OutputMade,
-    PublishCheckpoint,
-    RestoreCircuit,
     Shared,
     SourceWaits,
     StageEnded,
-    Started,
     ToLinks,
 )
 from dataflow.worker.spec import Clock, Identity
@@ -79,7 +73,7 @@ class WorkerState:
     """Operator -> checkpoint -> the changes, or a snapshot, that make its files."""
     paths: dict[str, Path] = field(default_factory=dict)
     run: CircuitIncarnation | None = None
-    commits: deque[PublishCheckpoint] = field(default_factory=deque)
+    commits: deque[StoredCheckpoint] = field(default_factory=deque)
     """In transit: a commit precedes its notification, and a reset may come between."""
     inbound: dict[int, deque[ChannelFrame]] = field(default_factory=dict)
 
@@ -152,14 +146,14 @@ class OneThreadRegion:
             )
             side.blocks = [block for block in side.blocks if block[0] <= checkpoint]
             for number, operator, data in side.blocks:
-                side.run.load(LoadStateBlock(self.incarnation, number, operator, data))
+                side.run.load(number, operator, data)
             side.run.loaded(self._directories(index, checkpoint))
         until = min(self._last_recorded(side, step) for side in self.sides)
         for side in self.sides:
             assert side.run is not None
             divisions = tuple(side.divisions[n] for n in range(step + 1, until + 1))
             self.steps_replayed += len(divisions)
-            side.run.start(Started(self.incarnation, divisions))
+            side.run.start(divisions)
         self._tell_durable()
 
     def _directories(self, index: int, checkpoint: int) -> dict[str, Handover]:
@@ -196,7 +190,7 @@ class OneThreadRegion:
         for side in self.sides:
             if final or all_workers or self.choose(3):
                 assert side.run is not None
-                side.run.request_checkpoint(CheckpointRequested(self.incarnation, self.last_number, final))
+                side.run.request_checkpoint(self.last_number, final=final)
 
     def _post_of(self, index: int) -> Callable[[ToLinks], None]:
         def post(message: ToLinks) -> None:
@@ -241,7 +235,7 @@ class OneThreadRegion:
         step = min(self._last_recorded(side, begin) for side in self.sides)
         for side in self.sides:
             assert side.run is not None
-            side.run.divisions_durable(DivisionsDurable(self.incarnation, step))
+            side.run.divisions_durable(step)
 
     def _show(self, side: WorkerState) -> None:
         """Output by step, as far as divisions are durable at all workers."""
@@ -294,7 +288,7 @@ class OneThreadRegion:
             self.checkpoint_requested = True
         self.checkpoint = StoredCheckpoint(number, last.step, last.barrier.final, parts)
         for side in self.sides:
-            side.commits.append(PublishCheckpoint(self.incarnation, number, last.barrier.final, last.step))
+            side.commits.append(self.checkpoint)
 
     # --- time advances ------------------------------------------------------------------------------------
 
@@ -316,7 +310,8 @@ class OneThreadRegion:
     @staticmethod
     def _hear_commit(side: WorkerState) -> bool:
         assert side.run is not None
-        side.run.committed(side.commits.popleft())
+        at = side.commits.popleft()
+        side.run.publish(at.number, final=at.final, step=at.step)
         return True
 
     def _arrive(self, index: int, peer: int) -> bool:

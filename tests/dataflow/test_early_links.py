@@ -12,10 +12,10 @@ from trio.testing import wait_all_tasks_blocked
 from checkpoint import FrameType
 from dataflow import FileSource, Graph, LogSink
 from dataflow.limits import WorkerLimits
-from dataflow.worker.circuit_thread import CircuitLoop
+from dataflow.worker.circuit_thread import CircuitLoop, Inbox
 from dataflow.worker.layout_change import CopiedState
 from dataflow.worker.link_thread import LinkIncarnation
-from dataflow.worker.messages import Inbox, Shared
+from dataflow.worker.messages import Shared
 from dataflow.worker.spec import Identity
 from tests.dataflow.linked_workers import REGION
 from tests.dataflow.test_resumed_exchange import AcceptedLink, order_of_0

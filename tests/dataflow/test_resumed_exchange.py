@@ -19,8 +19,9 @@ from dataflow.core.peer_links import Held, PeerLinks, Sent
 from dataflow.errors import PeerLostError, StepsMissingError
 from dataflow.limits import WorkerLimits
 from dataflow.worker import exchange as worker_exchange
+from dataflow.worker.circuit_thread import Inbox
 from dataflow.worker.exchange import Exchange, PeerSuspected
-from dataflow.worker.messages import Inbox, PeerHeld, Shared, StageEnded
+from dataflow.worker.messages import PeerHeld, Shared, StageEnded
 from tests.dataflow.linked_workers import REGION, frames_for
 
 pytestmark = pytest.mark.trio

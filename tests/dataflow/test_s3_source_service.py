@@ -14,8 +14,8 @@ from dataflow.errors import (
 from dataflow.limits import WorkerLimits
 from dataflow.sources import input_files
 from dataflow.sources.input_files import GzipBytes
-from dataflow.worker.circuit_thread import CircuitLoop, LoopState
-from dataflow.worker.messages import Inbox, Shared
+from dataflow.worker.circuit_thread import CircuitLoop, Inbox
+from dataflow.worker.messages import Shared
 from dataflow.worker.spec import Identity
 from dos_client.errors import BadUrlError
 from journal.archive.bucket import Bucket
@@ -114,9 +114,9 @@ def test_a_list_that_fails_between_two_steps_is_reported_as_any_failure() -> Non
         shared=Shared(),
         post=posted.append,
     )
-    loop._run, loop._state = Waiting(), LoopState.RUNNING  # type: ignore[assignment]
+    loop._run = Waiting()  # type: ignore[assignment]
     loop.turn(None)
-    assert [(failed.kind, failed.message) for failed in posted] == [
+    assert [(failed.report.kind, failed.report.message) for failed in posted] == [
         ("internal", "InputUnavailableError: the list failed (operator 'lines')")
     ]
 

@@ -13,9 +13,10 @@ from dataflow import CallSink, RateSource, consistent, limits
 from dataflow.core.regions import Consistent
 from dataflow.errors import PeerLostError, StepDiffersError, StepsMissingError
 from dataflow.graph.builder import Graph
+from dataflow.worker.circuit_thread import Inbox
 from dataflow.worker.exchange import Exchange
 from dataflow.worker.failures import failure_of, first_error
-from dataflow.worker.messages import Inbox, Shared
+from dataflow.worker.messages import Shared
 from dataflow.worker.spec import WorkerSpec
 from journal import EpochUsedTwiceError
 

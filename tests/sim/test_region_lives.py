@@ -664,13 +664,13 @@ def steps_that_are_made_again_are_not_retained() -> Planted:
 
 @planted("local_recovery")
 def a_worker_states_one_step_too_many() -> Planted:
-    original = CircuitIncarnation.peer_restarts
+    original = CircuitIncarnation.forget_unused
 
-    def peer_restarts(self: CircuitIncarnation, peer: int) -> Held:
+    def forget_unused(self: CircuitIncarnation, peer: int) -> Held:
         held = original(self, peer)
         return held._replace(used={channel: step + 1 for channel, step in held.used.items()})
 
-    return mock.patch.object(CircuitIncarnation, "peer_restarts", peer_restarts)
+    return mock.patch.object(CircuitIncarnation, "forget_unused", forget_unused)
 
 
 @planted("local_recovery")

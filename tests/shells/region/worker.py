@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from checkpoint.errors import OrphanedError
-from dataflow.worker.circuit_thread import CircuitLoop
+from dataflow.worker.circuit_thread import CircuitLoop, LinksEnded
 from dataflow.worker.link_thread import Links
-from dataflow.worker.messages import CircuitFailed, LinksEnded, Shared, ToLinks
+from dataflow.worker.messages import CircuitFailed, Shared, ToLinks
 from dataflow.worker.spec import Identity, WorkerSpec
 from tests.shells.region.process import CircuitClock, RegionProcess
 from tests.sim.regions.worker import Mailbox

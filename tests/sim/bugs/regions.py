@@ -25,7 +25,6 @@ from dataflow.core.schedule import Schedule
 from dataflow.sinks.files import FileWriter
 from dataflow.worker.circuit_thread import CircuitIncarnation
 from dataflow.worker.journals import Journals
-from dataflow.worker.messages import Arrived
 from dos_protocol.errors import ClosedError, DosError, FencedError
 from journal import ORIGIN, LostBytesError, take_over
 from journal.core.chain import below
@@ -219,7 +218,7 @@ def frames_of_any_incarnation() -> list[Patch]:
                 arrived = incarnation._links._peers.take(hello.worker, frame)
                 worker.shared.peers_at = max(worker.shared.peers_at, incarnation._links._peers.peers_at)
                 if arrived is not None:
-                    worker.inbox.put(Arrived(incarnation.number, arrived))
+                    worker.inbox.call(incarnation.number, CircuitIncarnation.arrived, arrived)
         except DosError:
             channel.close()
 

@@ -13,7 +13,7 @@ from checkpoint import WorkerCheckpoint
 from checkpoint.core.records.manifest import SplitPosition
 from dataflow.sources.prefetched import PrefetchBuffer, Reading
 from dataflow.sources.stored import InputSource
-from dataflow.worker.messages import Woken
+from dataflow.worker.circuit_thread import Woken
 from dos_client.errors import QuorumUnavailableError
 from dos_protocol.errors import BrokenConnectionError
 

@@ -17,9 +17,10 @@ from dataflow import limits
 from dataflow.core.peer_links import Admission, Held, PeerLinks, Sent
 from dataflow.core.schedule import DurableSteps
 from dataflow.errors import PeerLostError, StepDiffersError, StepsMissingError
+from dataflow.worker.circuit_thread import CircuitIncarnation
 from dataflow.worker.journals import Journals
 from dataflow.worker.layout_change import after_step
-from dataflow.worker.messages import Arrived, DivisionsDurable, PeerHeld, PeerRestarts, StageEnded
+from dataflow.worker.messages import PeerHeld, StageEnded
 from dos_protocol.errors import BrokenConnectionError, DosError
 from tests.sim.engine.environment import Process, Signal, Task
 from tests.sim.engine.network import Network, Wire
@@ -246,7 +247,7 @@ class PlainLinks:
                 arrived = self._peers.take(hello.worker, frame)
                 shared.peers_at = max(shared.peers_at, self._peers.peers_at)
                 if arrived is not None:
-                    self._worker.inbox.put(Arrived(self._order.incarnation, arrived))
+                    self._worker.inbox.call(self._order.incarnation, CircuitIncarnation.arrived, arrived)
         except DosError as error:
             channel.close()
             self._fail(PeerLostError(hello.worker, str(error.args[0])))
@@ -330,7 +331,8 @@ class ResumedLinks:
             channel.close()
 
     def _note_durable(self) -> None:
-        self._worker.inbox.put(DivisionsDurable(self._peers.term, self._durable.everywhere))
+        everywhere = self._durable.everywhere
+        self._worker.inbox.call(self._peers.term, CircuitIncarnation.divisions_durable, everywhere)
 
     # Tasks
 
@@ -467,7 +469,7 @@ class ResumedLinks:
         self._incoming[peer] = channel
         self._numbers += 1
         number = self._numbers
-        worker.inbox.put(PeerRestarts(self._peers.term, peer, number))
+        worker.inbox.call(self._peers.term, CircuitIncarnation.peer_restarts, peer, number)
         while number not in self._answers:
             await worker.wait(self._changed)
         channel.send(self._peers.have(peer, self._answers.pop(number)))
@@ -490,4 +492,4 @@ class ResumedLinks:
             self._note_durable()
         worker.shared.peers_at = max(worker.shared.peers_at, self._peers.peers_at)
         if for_circuit is not None:
-            worker.inbox.put(Arrived(self._peers.term, for_circuit))
+            worker.inbox.call(self._peers.term, CircuitIncarnation.arrived, for_circuit)

@@ -42,38 +42,36 @@ from checkpoint.core.links.participation import (
     ReportWanted,
     SendReport,
 )
+from checkpoint.core.records.layout import TakenPart
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import ManifestError, StaleIncarnationError
 from dataflow import limits
 from dataflow.errors import StepDiffersError, StepsMissingError
-from dataflow.worker.circuit_thread import CircuitLoop
+from dataflow.worker.circuit_thread import (
+    CircuitIncarnation,
+    CircuitLoop,
+    Inbox,
+    LinksEnded,
+    RestoreCircuit,
+    ToCircuit,
+    Woken,
+)
 from dataflow.worker.companion import RunningOperator
 from dataflow.worker.failures import failure_of
 from dataflow.worker.journals import FloorCollector, Journals
 from dataflow.worker.layout_change import CopiedState, LayoutChange, after_step, create_journals, part_of
 from dataflow.worker.messages import (
     BlockLoaded,
-    CheckpointRequested,
     CheckpointTaken,
     CircuitFailed,
-    Inbox,
-    LinksEnded,
-    LoadStateBlock,
     OutputMade,
     PausedAt,
-    PauseRequested,
     PeerHeld,
-    PublishCheckpoint,
     Published,
-    RestoreCircuit,
     Shared,
     StageEnded,
-    Started,
-    StateComplete,
     StateLoaded,
-    ToCircuit,
     ToLinks,
-    Woken,
 )
 from dataflow.worker.spec import Clock, Identity
 from dos_client.errors import MissingDataError
@@ -235,7 +233,7 @@ class WorkerIncarnation:
         self._worker.region.saw("steps replayed" if divisions else "nothing to replay")
         if self._order.takes_over:
             self._worker.region.saw("a worker is taken over")
-        self._worker.inbox.put(Started(self.number, divisions))
+        self._worker.inbox.call(self.number, CircuitIncarnation.start, divisions)
         if isinstance(self._links, ResumedLinks):
             self._links.started(order.replay_until_step, everywhere=not self._order.takes_over)
 
@@ -355,18 +353,18 @@ class WorkerIncarnation:
         try:
             stored = self._copies.restored(store, self._order, journals.blocks, self._change)
             async for part, block in stored:
-                await self._put(LoadStateBlock(self.number, *block, part))
+                await self._load_block(*block, part)
         finally:
             store.close()
-        worker.inbox.put(StateComplete(self.number))
+        worker.inbox.call(self.number, CircuitIncarnation.loaded)
         while not self._loaded:
             await worker.wait(self._changed)
 
-    async def _put(self, block: LoadStateBlock) -> None:
+    async def _load_block(self, checkpoint: int, operator: str, data: bytes, part: TakenPart | None) -> None:
         while self._blocks_out >= limits.state_blocks_ahead:
             await self._worker.wait(self._changed)
         self._blocks_out += 1
-        self._worker.inbox.put(block)
+        self._worker.inbox.call(self.number, CircuitIncarnation.load, checkpoint, operator, data, part)
 
     async def _serve(self, journals: Journals) -> None:
         """Process the messages of the circuit in order: record, then send."""
@@ -668,15 +666,15 @@ class Worker(Process):
             elif isinstance(order, View):
                 self.incarnation.links.view(order)
             elif isinstance(order, RequestCheckpoint):
-                self.inbox.put(CheckpointRequested(self.incarnation.number, order.checkpoint, order.final))
+                request = CircuitIncarnation.request_checkpoint
+                self.inbox.call(self.incarnation.number, request, order.checkpoint, final=order.final)
             elif isinstance(order, Committed):
                 self.incarnation.committed(order)
-                self.inbox.put(
-                    PublishCheckpoint(self.incarnation.number, order.checkpoint, order.final, order.step)
-                )
+                number, publish = self.incarnation.number, CircuitIncarnation.publish
+                self.inbox.call(number, publish, order.checkpoint, final=order.final, step=order.step)
             elif isinstance(order, Pause):
                 self.shared.pausing = order.pause > 0
-                self.inbox.put(PauseRequested(self.incarnation.number, order.pause))
+                self.inbox.call(self.incarnation.number, CircuitIncarnation.pause, order.pause)
 
     def _begin(self, order: Restore) -> None:
         """End the previous incarnation and begin the next."""

@@ -12,11 +12,9 @@ from checkpoint.errors import ChannelFrameError
 from dataflow.core.peer_links import PeerLinks
 from dataflow.limits import WorkerLimits
 from dataflow.worker.messages import (
-    CheckpointRequested,
     CheckpointTaken,
     OutputMade,
     PausedAt,
-    PauseRequested,
     StageEnded,
     ToLinks,
 )
@@ -142,12 +140,12 @@ class Play:
         for number in numbers:
             run = self.side(number).run
             assert run is not None
-            run.request_checkpoint(CheckpointRequested(self.workers.incarnation, checkpoint, final=False))
+            run.request_checkpoint(checkpoint, final=False)
 
     def pause(self, order: int) -> None:
         for side in self.workers.sides:
             assert side.run is not None
-            side.run.pause(PauseRequested(self.workers.incarnation, order))
+            side.run.pause(order)
 
     def hold(self, way: Way) -> None:
         self.side(max(way))
