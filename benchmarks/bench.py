@@ -158,13 +158,10 @@ Everything ran on it: clients, servers and Spark.
 
 `./run bench NAME` measures one section. A section without a date has no figures.
 
-- **One server**: load generator, server and what it is compared with share one machine, over loopback.
-  Answers are counted, not verified.
-  - *Stream*: one object, at most 16 MiB unsynced. Compared with a copy of as many bytes from a socket to a
-    file, with `fdatasync` every 64 MB.
-  - *Redis*: `APPEND` of the same bytes, with as many requests in flight, on the same disk. All strings share
-    one log. In DOS each object has a file; without a group log (`dos serve --group-log 0`) each also has a
-    sync of its own.
+- **One server**: everything shares one machine, over loopback. Answers are counted, not verified.
+  - *Stream*: at most 16 MiB unsynced; compared with a copy from a socket to a file, `fdatasync` every 64 MB.
+  - *Redis*: `APPEND` of the same bytes, with as many requests in flight. All strings share one log; in DOS
+    each object has a file, and without a group log (`dos serve --group-log 0`) a sync of its own.
   - *Claims*: 100 connections; a step is a claim of a directory, or the append of its first record.
   - *One at a time*: compared with a process that writes 100 B, syncs and replies.
   - *GET*: eight requests of 1 MiB in flight; compared with `sendfile`, which verifies nothing.
@@ -189,15 +186,10 @@ Everything ran on it: clients, servers and Spark.
   - *Recovery*: from the SIGKILL of one of two processes with state until output is visible that contains
     later input, at 5,000 rows/s. The process is a worker, while a stand-by is ready; Spark's executor in
     `local-cluster[2,1,1024]`; or a TaskManager, started again at once.
-  - *Phases*: notice the loss; take the manifest over; gather the workers; claim, open, load (of the slowest
-    worker); start; first output.
   - *Latency*: from before a batch is sent until its step is visible, or its checkpoint committed; of Spark,
     until `foreachBatch` has it.
-- **Predicted recoveries**: two workers count keys, copy lines to files of the stated size, and write 1,000
-  generated rows per second. A worker is killed while a stand-by is ready. *Measured*: from the detection
-  until these rows are written as far as before. *Predicted*: what `status.recovery` said just before.
-- **Local recovery**: *count without failures*: keys from files, twelve times, from the first checkpoint to
-  the end.
+- **Predicted recoveries**: two workers count keys, copy lines to files of the stated size, and write rows. A
+  worker is killed while a stand-by is ready. *Measured*: until the rows are written as far as before.
 - **Dataflow library**: keys are drawn uniformly. A measurement ends with the input, or 60 s after its first
   rows. PyFlink has no vectorized function with state on a stream without windows, so a vectorized scalar
   function before its SQL is measured.

@@ -89,7 +89,6 @@ def _diagram(table: Mapping[Enum, Mapping[Enum, Enum]]) -> str:
 TABLES = {
     "frame vector": frame_vector,
     "key vectors": key_vectors,
-    "control messages": control_messages,
     "worker diagram": lambda: _diagram(WORKERS),
 }
 

@@ -1,4 +1,4 @@
-"""The worked session of docs/protocol/wire.md, replayed against a real server from the bytes in the file.
+"""docs/protocol/worked-session.txt, replayed against a real server from the bytes in the file.
 
 Nothing of ours reads or builds a frame here: what is compared is the file and the server.
 """
@@ -16,7 +16,7 @@ from tests.support.servers import NO_LOG, ServerProcess
 
 pytestmark = pytest.mark.process
 
-WIRE = Path(__file__).parent.parent.parent / "docs" / "protocol" / "wire.md"
+SESSION = Path(__file__).parent.parent.parent / "docs" / "protocol" / "worked-session.txt"
 WELCOME, DURABILITY_ACK = 129, 131
 _BLOCK = re.compile(r"^(client|server), \*\*(\w+)\*\*[^\n]*\n\n((?:    [0-9a-f ]+\n)+)", re.MULTILINE)
 
@@ -30,7 +30,7 @@ class DocumentedFrame(NamedTuple):
 
 
 def documented_session() -> list[DocumentedFrame]:
-    text = WIRE.read_text(encoding="utf-8")
+    text = SESSION.read_text(encoding="utf-8")
     section = text.split("<!-- table: worked session -->")[1].split("<!-- end -->")[0] + "\n"
     found = [
         DocumentedFrame(sender, name, bytes.fromhex(digits))
@@ -83,7 +83,7 @@ def test_the_worked_session_is_what_a_server_answers(tmp_path: Path, options: tu
         socket.create_connection(one_server.address, timeout=30) as sock,
     ):
         for sender, name, documented in documented_session():
-            assert documented[24:32] == digest(documented), f"the digest of {name} in wire.md"
+            assert documented[24:32] == digest(documented), f"the digest of {name} in the file"
             if sender == "client":
                 sock.sendall(documented)
                 continue

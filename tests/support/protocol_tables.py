@@ -28,7 +28,8 @@ from tests.support.worked_session import session_text
 
 ROOT = Path(__file__).parent.parent.parent
 WIRE = ROOT / "docs" / "protocol" / "wire.md"
-PAGES = (ROOT / "protocol.md", WIRE, WIRE.with_name("store.md"), WIRE.with_name("journals.md"))
+SESSION = WIRE.with_name("worked-session.txt")
+PAGES = (ROOT / "protocol.md", WIRE, SESSION, WIRE.with_name("store.md"), WIRE.with_name("journals.md"))
 SEALED = (STORE_RECORD, STAMPS_LAYOUT, WITNESSED_LAYOUT, LIFE, CLAIM)
 _PAYLOADS = {"": "none", "info": "one entry", "entries": "entries"}
 

@@ -1,6 +1,6 @@
 """Tables of the site of the documentation (`./run docs`) that are no Markdown: a page has the line
-`<!-- generated: NAME -->`. They are evidence, from the CSV file NAME beside the tests, and the metrics of a
-kind of process, from the code that serves them.
+`<!-- generated: NAME -->`. They are CSV files (evidence beside the tests, figures of benchmarks, names in
+JSON), and from the code the metrics of a kind of process and the control messages of regions.
 """
 
 import csv
@@ -19,6 +19,7 @@ from dos_client import metrics
 from dos_client.membership import watching  # its metrics are in the registry of the client
 from dos_server.core.server_core import CoreGauges
 from dos_server.figures import ServerFigures
+from tests.checkpoint.protocol_tables import control_messages
 
 ROOT: Final = Path(__file__).parents[2]
 MARKED: Final = re.compile(r"^<!-- generated: (.+) -->$", re.M)
@@ -31,6 +32,10 @@ def with_tables(text: str) -> str:
 
 
 def table(name: str) -> str:
+    if name == "control messages":
+        return control_messages()
+    if name.endswith(".txt"):
+        return (ROOT / name).read_text(encoding="utf-8")
     head, *rows = rows_of(name)
     lines = (head, ("---",) * len(head), *rows)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
