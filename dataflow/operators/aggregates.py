@@ -8,26 +8,21 @@ mean NaN, and is larger than all other numbers.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-import numpy as np
 import pyarrow as pa
 
-from checkpoint import TakenPart
-from checkpoint.chains.state_blocks import block_schema, make_block
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import kind_of
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
 from dataflow.operators.base import (
-    DELETED_COLUMN,
     Operator,
     OperatorContext,
     OperatorSpec,
     ReplicaProblem,
-    StatefulOperator,
     StateTable,
 )
 from dataflow.schema import type_text
@@ -42,14 +37,8 @@ from dataflow.state.accumulators import (
     ValueExtremeAccumulator,
     sketch_library,
 )
-from dataflow.state.base import Share
 from dataflow.state.key_index import (
-    KeyIndex,
-    SlotArray,
-    Slots,
-    TouchedSlots,
     hashes_of,
-    in_pieces,
     weights_of,
 )
 from dataflow.state.keyed_table import KeyedTable
@@ -384,92 +373,16 @@ class CountSpec(OperatorSpec):
         return CountOperator(self.keys, context.output)
 
 
-class CountOperator(StatefulOperator):
-    """Counts rows by key. State per slot: the count, and whether it changed since the last checkpoint."""
+class CountOperator(AggregateOperator):
+    """Counts rows by key. A row may stand for several equal ones (`_weight`)."""
 
-    # No `KeyedTable`, which maintains three more arrays per slot: a count of 0 is its tombstone.
     def __init__(self, keys: Sequence[str], output: pa.Schema) -> None:
-        self._key_names = tuple(keys)
-        self._output = output
-        key_schema = pa.schema([output.field(name) for name in keys])
-        self._blocks = block_schema(key_schema, pa.schema([output.field(COUNT_COLUMN)]))
-        self._index = KeyIndex(key_schema.types)
-        self._counts = SlotArray(np.int64)
-        self._changed = SlotArray(np.bool_)
-        self._touched = TouchedSlots()
-        self._zeros = 0
-        """How many slots have a count of 0."""
+        super().__init__(AggregateSpec(tuple(keys), ((COUNT_COLUMN, Count()),)), output, output)
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        slots = self._index.find_or_add([batch.column(name) for name in self._key_names], hashes_of(batch))
-        counts = self._counts.reach(len(self._index))
+        slots = self._table.find_or_add([batch.column(name) for name in self._keys], hashes_of(batch))
+        (counts,) = self._accumulators
+        assert isinstance(counts, CountAccumulator)
         weights = weights_of(batch)
-        np.add.at(counts, slots, 1 if weights is None else weights)
-        self._touched.add(slots)
+        counts.add(slots, 1 if weights is None else weights)
         return ()
-
-    def end_step(self) -> Sequence[pa.RecordBatch]:
-        touched = self._touched.take(len(self._index))
-        if not len(touched):
-            return ()
-        self._changed.reach(len(self._index))[touched] = True
-        self._note_zeros(touched)
-        columns = [*self._index.keys(touched), pa.array(self._counts.values[touched])]
-        return [pa.RecordBatch.from_arrays(columns, schema=self._output)]
-
-    def checkpoint(self) -> pa.RecordBatch:
-        changed = self._changed.reach(len(self._index))
-        slots: Slots = np.flatnonzero(changed[: len(self._index)])
-        changed[slots] = False
-        return self._block(slots)
-
-    def snapshot(self) -> pa.RecordBatch:
-        return self._block(self._counted())
-
-    def snapshot_pieces(self) -> Iterator[pa.RecordBatch]:
-        slots = self._counted()
-        for piece in in_pieces(slots, self._index.hashes(slots)):
-            yield self._block(piece)
-
-    def _counted(self) -> Slots:
-        return np.flatnonzero(self._counts.reach(len(self._index))[: len(self._index)])
-
-    def _block(self, slots: Slots) -> pa.RecordBatch:
-        counts = self._counts.values[slots]
-        deleted = counts == 0
-        values = [pa.array(counts, mask=deleted)]
-        return make_block(self._blocks, self._index.keys(slots), self._index.hashes(slots), values, deleted)
-
-    def restore(self, block: pa.RecordBatch) -> None:
-        self._load(block)
-
-    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
-        slots = self._load(share.of_part(block, part))
-        self._changed.reach(len(self._index))[slots] = True
-
-    def parts_restored(self, share: Share) -> None:
-        slots = self._counted()
-        lost = slots[~share.owns(self._index.hashes(slots))]
-        self._counts.values[lost] = 0
-        self._note_zeros(lost)
-        self._changed.reach(len(self._index))[lost] = True
-
-    def _load(self, block: pa.RecordBatch) -> Slots:
-        slots = self._index.find_or_add([block.column(name) for name in self._key_names], hashes_of(block))
-        counts = block.column(COUNT_COLUMN).fill_null(0).to_numpy()
-        deleted = block.column(DELETED_COLUMN).to_numpy(zero_copy_only=False)
-        self._counts.reach(len(self._index))[slots] = np.where(deleted, 0, counts)
-        self._note_zeros(slots)
-        return slots
-
-    def _note_zeros(self, changed: Slots) -> None:
-        """Count the zeros again, if there are or were any: half a millisecond for a million slots."""
-        if self._zeros or not self._counts.values[changed].all():
-            slots = len(self._index)
-            self._zeros = slots - int(np.count_nonzero(self._counts.reach(slots)[:slots]))
-
-    def counters(self) -> dict[str, int]:
-        return {
-            "keys": len(self._index) - self._zeros,
-            "state_bytes": self._index.bytes_held + self._counts.values.nbytes,
-        }

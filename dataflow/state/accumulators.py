@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from checkpoint.key_hash import hash_keys
 from dataflow.errors import UserFault
-from dataflow.state.key_index import SlotArray, Slots, grown
+from dataflow.state.key_index import SlotArray, Slots, Weights, grown
 from dataflow.state.keyed_table import SlotValues
 from dos_protocol.lazy_names import MissingExtraError, install_command
 
@@ -287,7 +287,11 @@ class CountAccumulator(Accumulator):
     def update(self, slots: Slots, column: pa.Array | None) -> None:
         if column is not None:
             slots, _ = present(slots, column)
-        np.add.at(self._counts.values, slots, 1)
+        self.add(slots, 1)
+
+    def add(self, slots: Slots, numbers: Weights | int) -> None:
+        """Count rows, or for each slot a number of rows."""
+        np.add.at(self._counts.values, slots, numbers)
 
     def results(self, slots: Slots) -> pa.Array:
         return pa.array(self._counts.values[slots])

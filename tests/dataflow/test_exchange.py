@@ -101,8 +101,8 @@ def test_every_type_of_key_is_merged_sent_and_counted(column: pa.Array, beside: 
             counts.process(decode_batch(bytes(encode_batch(piece)), wire))
     (made,) = counts.end_step()
     assert sorted(made.column("count").to_pylist()) == [1, 2]
-    twin = CountOperator(keys, output)
-    twin.restore(decode_block(*encode_block(counts.checkpoint())))
+    twin = CountOperator(keys, output).tables()[""]
+    twin.restore(decode_block(*encode_block(counts.tables()[""].checkpoint())))
     assert twin.snapshot().num_rows == 2
 
 

@@ -112,34 +112,19 @@ def test_a_count_is_a_counter_that_reports_what_changed(
         assert operator.counters()["keys"] == sum(1 for count in model.values() if count)
         changed |= set(order)
         if number in checkpoints:
-            block = operator.checkpoint()
+            block = operator.tables()[""].checkpoint()
             assert set(block.column("word").to_pylist()) == changed
             changed.clear()
             blocks += encode_block(block)
             twin = CountOperator(["word"], OUTPUT)
             for data in blocks:
-                twin.restore(decode_block(data))
-            whole = {row["word"]: row["count"] for row in twin.snapshot().to_pylist()}
+                twin.tables()[""].restore(decode_block(data))
+            whole = {row["word"]: row["count"] for row in twin.tables()[""].snapshot().to_pylist()}
             assert whole == {word: count for word, count in model.items() if count}
-            assert twin.checkpoint().num_rows == 0, "what was restored has not changed"
+            assert twin.tables()[""].checkpoint().num_rows == 0, "what was restored has not changed"
             operator = twin
-    rows = operator.snapshot()
+    rows = operator.tables()[""].snapshot()
     assert (np.diff(rows.column("_hash").to_numpy().astype(object)) >= 0).all()
-
-
-def test_a_count_that_falls_to_zero_is_a_tombstone() -> None:
-    operator = CountOperator(["word"], OUTPUT)
-    operator.process(keyed(["a", "b"], [2, 1]))
-    operator.end_step()
-    operator.checkpoint()
-    operator.process(keyed(["a"], [-2]))
-    operator.end_step()
-    block = operator.checkpoint()
-    assert block.to_pylist()[0]["_deleted"] is True
-    assert block.to_pylist()[0]["count"] is None
-    twin = CountOperator(["word"], OUTPUT)
-    twin.restore(block)
-    assert twin.snapshot().num_rows == 0
 
 
 def test_rows_without_a_weight_count_once_each() -> None:
