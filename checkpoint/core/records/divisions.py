@@ -44,7 +44,7 @@ class Division(NamedTuple):
     """The recorded time of the step, which operators may use as 'now'."""
     sources: Sources
     workers: int = 0
-    """The number of workers; 0 after the first checkpoint, and in records of earlier versions."""
+    """The number of workers; 0 after the first checkpoint."""
     mark: Mark = NO_MARK
 
 
@@ -106,7 +106,7 @@ class DivisionFold:
     def add(self, division: Division) -> None:
         """Take the next record of the chain. Raises ManifestError if it leaves a gap."""
         step = division.step
-        if self._workers and division.workers not in (0, self._workers):
+        if self._workers and division.workers != self._workers:
             self.others = True
             self._kept.clear()
             return

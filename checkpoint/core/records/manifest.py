@@ -48,7 +48,7 @@ class Edit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavepointNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who made a savepoint, when and why. For people; a program that does not know it drops it."""
+    """Who made a savepoint, when and why, for people."""
 
     by: str = ""
     """user@host, or host:pid of the driver whose program made it."""
