@@ -23,12 +23,12 @@ from dataclasses import asdict
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Final, Unpack
+from typing import Any, Final, Unpack
 
 import cloudpickle
 
 from checkpoint import RegionSpec
-from checkpoint.coordinator.control import RegionControl
+from checkpoint.coordinator.control import RegionControl, RegionListener
 from checkpoint.errors import OrphanedError
 from dataflow.graph.builder import Graph, GraphPart, parts_of
 from dataflow.handle import (
@@ -45,7 +45,6 @@ from dataflow.limits import WorkerLimits
 from dataflow.worker.companion import begin_companion
 from dataflow.worker.process import run_worker
 from dataflow.worker.spec import WorkerSpec
-from dataflow.worker.standby import Standby
 from dos_monitoring import LogChoice, begin_logs, log_choice_of_environment
 
 logger = logging.getLogger("dos.dataflow")
@@ -124,6 +123,87 @@ def _launch(
     launcher = ProcessLauncher(spec_of, control.worker_ended, logs=log_dir, standby=standby)
     control.addListener(launcher.standby)
     return launcher
+
+
+# --- processes that stand by --------------------------------------------------------------------------------
+
+Process = subprocess.Popen[bytes]
+
+
+class Standby(RegionListener):
+    """At most `count` stand-bys: processes that have imported everything and wait for a worker's
+    specification on standard input. Every method may be called from any thread. A process ends when its
+    standard input ends without data, so none outlives this process.
+    """
+
+    # They are started when the region runs, again after a reset, or commits a checkpoint: they take no
+    # processor time from workers that are starting.
+    def __init__(self, begin: Callable[[], Process], count: int) -> None:
+        self._begin = begin
+        self._count = count
+        self._lock = threading.Lock()
+        self._waiting: list[Process] = []
+        self._over = False
+
+    def take(self) -> Process | None:
+        """Return a live stand-by, which then belongs to the caller; None if there is none."""
+        with self._lock:
+            while self._waiting:
+                process = self._waiting.pop(0)
+                if process.poll() is None:
+                    return process
+                _close_input(process)
+                logger.warning("a stand-by ended with exit code %s", process.returncode)
+        return None
+
+    @property
+    def waiting(self) -> int:
+        """How many wait. Never blocks."""
+        return sum(process.poll() is None for process in [*self._waiting])
+
+    def fill(self) -> None:
+        """Start the missing processes."""
+        with self._lock:
+            while not self._over and len(self._waiting) < self._count:
+                try:
+                    self._waiting.append(self._begin())
+                except OSError as error:  # only makes the next reset slower
+                    logger.warning("cannot start a stand-by: %s", error)
+                    return
+
+    def end(self) -> None:
+        """End all processes, and start no more."""
+        with self._lock:
+            self._over = True
+            processes, self._waiting = self._waiting, []
+        for process in processes:
+            process.kill()  # closing its input is not enough while it imports
+            process.wait()
+            _close_input(process)
+
+    def onStart(self, start: dict[str, Any]) -> None:  # noqa: N802
+        del start
+        self.fill()
+
+    def onReset(self, reset: dict[str, Any]) -> None:  # noqa: N802
+        del reset
+        self.fill()
+
+    def onProgress(self, progress: dict[str, Any]) -> None:  # noqa: N802
+        del progress  # a checkpoint is committed: workers that were added have started
+        self.fill()
+
+    def onTerminated(self, end: dict[str, Any]) -> None:  # noqa: N802
+        del end
+        self.end()
+
+
+def _close_input(process: Process) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+# --- the launcher -------------------------------------------------------------------------------------------
 
 
 class ProcessLauncher:

@@ -1,7 +1,6 @@
 """Messages between producers and entry points, and between entry points. Pure.
 
-A message is one CONTROL frame of JSON on a link (`checkpoint/link.py`). Each part of a batch is one DATA
-frame with an Arrow stream, after the message that announces it.
+A message is one CONTROL frame of JSON on a link; the parts of a batch follow as DATA frames of Arrow streams.
 
     dialler                                     entry point
     Ask()                                  ->

@@ -1,18 +1,8 @@
 """The base classes of operators: an immutable *spec* that describes an operator, and a running *instance*.
 
-A spec is picklable; an operator is opened from it on a worker and never leaves that worker. The circuit
-calls:
-
-| when | call |
-|---|---|
-| first, if there is a checkpoint | `restore` of each state table, per stored block, oldest first |
-| before the first step | `restored`, once, after all stored blocks, if any, were restored |
-| for each batch of a step | `process`, in an order that a replay repeats |
-| when all batches of the step have arrived | `end_step`, then `on_punctuation` if event time advanced |
-| at a checkpoint, after the step | `drain` (finish and emit the rest), `checkpoint` of each state table |
-
-After a failure the instance is closed, and a new one is opened and restored. What an operator produces must
-not depend on the worker or on a clock: the same input gives the same output.
+A spec is picklable; an operator is opened from it on a worker and never leaves that worker. After a failure
+the instance is closed, and a new one is opened and restored. What an operator produces must not depend on the
+worker or on a clock: the same input gives the same output.
 """
 
 from abc import ABC, abstractmethod
@@ -78,7 +68,17 @@ class OperatorContext:
 
 
 class Operator:
-    """A running operator. The base class has no state; a stateless operator overrides only `process`."""
+    """A running operator. The base class has no state; a stateless operator overrides only `process`. The
+    circuit calls:
+
+    | when | call |
+    |---|---|
+    | first, if there is a checkpoint | `restore` of each state table, per stored block, oldest first |
+    | before the first step | `restored`, once, after all stored blocks, if any, were restored |
+    | for each batch of a step | `process`, in an order that a replay repeats |
+    | when all batches of the step have arrived | `end_step`, then `on_punctuation` if event time advanced |
+    | at a checkpoint, after the step | `drain` (finish and emit the rest), `checkpoint` of each state table |
+    """
 
     may_repeat: ClassVar[bool] = True
     """Whether `process_of` may be called again after it has raised, with parts of the batch, to find the row

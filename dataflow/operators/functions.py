@@ -1,16 +1,4 @@
-"""map, flat_map and filter: user functions of rows (simple) or of batches (fast).
-
-| `takes` | argument | map | flat_map | filter |
-|---|---|---|---|---|
-| "row" | a dict of the columns | a row | any number of rows | a truth value |
-| "batch" | a `pa.RecordBatch`, never empty | columns | columns, or None for no rows | a boolean array |
-| "pandas" | a DataFrame | a DataFrame | a DataFrame, or None for no rows | a boolean Series |
-
-Columns are a `RecordBatch`, a `pa.Table`, a dict of arrays or, for a schema of one column, an array or a
-Series. A row is a dict by column name, a tuple in the order of the columns or, for a schema of one column,
-the value. Values of another type are converted if no value changes by that (`values/`). With a broadcast
-table, the table is the second argument; with side outputs, the last argument is `emit(port, row)`.
-"""
+"""map, flat_map and filter: user functions of rows (simple) or of batches (fast)."""
 
 import os
 import threading
@@ -209,7 +197,19 @@ UserFunction: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class FunctionSpec(OperatorSpec):
-    """The common part of map, flat_map and filter."""
+    """The common part of map, flat_map and filter.
+
+    | `takes` | argument | map | flat_map | filter |
+    |---|---|---|---|---|
+    | "row" | a dict of the columns | a row | any number of rows | a truth value |
+    | "batch" | a `pa.RecordBatch`, never empty | columns | columns, or None for no rows | a boolean array |
+    | "pandas" | a DataFrame | a DataFrame | a DataFrame, or None for no rows | a boolean Series |
+
+    Columns are a `RecordBatch`, a `pa.Table`, a dict of arrays or, for a schema of one column, an array or a
+    Series. A row is a dict by column name, a tuple in the order of the columns or, for a schema of one
+    column, the value. Values of another type are converted if no value changes by that (`values/`). With a
+    broadcast table, the table is the second argument; with side outputs, the last is `emit(port, row)`.
+    """
 
     kind: ClassVar[OperatorKind]
     function: UserFunction

@@ -1,17 +1,7 @@
 """What all state tables have in common: their blocks, and how state moves to the workers of another layout.
 
 A worker restores its own state, then receives the stored blocks of other workers, part by part. All that
-changes by that is in its next checkpoint, so nothing refers to the workers before:
-
-| state | rule |
-|---|---|
-| by key | the rows whose `_hash` is in the ranges of the part; own rows outside of its ranges are given up |
-| rows that wait, by key | the same, with new numbers: numbers are unique in one worker only |
-| rows that wait, without a key | stay with their worker; those of a leaving worker go to its heir |
-| broadcast tables | whole, from the first part, on a new worker; they are equal everywhere |
-| watermarks | the least of the parts, on a new worker; before an exchange they begin anew (`Circuit`) |
-| totals since the region began | stay with their worker; the heir of a leaving worker adds its totals |
-| a user's operator | as its class declares (`redistribute`) |
+changes by that is in its next checkpoint, so nothing refers to the workers before.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -88,7 +78,19 @@ class GatheredParts:
 
 
 class StateTable(Protocol):
-    """State that is stored as blocks. `Operator.tables` maps a name suffix to each table."""
+    """State that is stored as blocks. `Operator.tables` maps a name suffix to each table. What moves to a
+    worker of another layout:
+
+    | state | rule |
+    |---|---|
+    | by key | the rows whose `_hash` is in the ranges of the part; own rows outside of its own are given up |
+    | rows that wait, by key | the same, with new numbers: numbers are unique in one worker only |
+    | rows that wait, without a key | stay with their worker; those of a leaving worker go to its heir |
+    | broadcast tables | whole, from the first part, on a new worker; they are equal everywhere |
+    | watermarks | the least of the parts, on a new worker; before an exchange they begin anew (`Circuit`) |
+    | totals since the region began | stay with their worker; the heir of a leaving worker adds its totals |
+    | a user's operator | as its class declares (`redistribute`) |
+    """
 
     def checkpoint(self) -> pa.RecordBatch:
         """Return the changes since the last checkpoint, sorted by `_hash`, and mark them as stored."""

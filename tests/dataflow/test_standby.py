@@ -14,8 +14,7 @@ import pytest
 
 from checkpoint.core.region import ResetReport, WorkerJoined
 from dataflow import local
-from dataflow.local import ProcessLauncher
-from dataflow.worker.standby import Standby
+from dataflow.local import ProcessLauncher, Standby
 from tests.dataflow.support import last_counts, true_counts
 from tests.dataflow.test_region_processes import finished, hurry, kill, running, slow_word_count, texts
 
