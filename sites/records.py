@@ -25,7 +25,7 @@ from journal import (
     change_state,
     read_state,
 )
-from sites.core.deployed import CHAIN, Deployed, decode_deployed, deployment_directory, encode_deployed
+from sites.core.deployed import CHAIN, Deployed, deployment_directory
 from sites.core.deployment import RegionReplica
 from sites.core.description import Description
 from sites.core.observed import (
@@ -36,8 +36,8 @@ from sites.core.observed import (
     Report,
     SiteReport,
     StreamReport,
-    decode_report,
-    encode_report,
+    decode_record,
+    encode_record,
     is_doubtful,
     reader_directory,
     site_directory,
@@ -66,7 +66,7 @@ async def read_deployed(store: Store, application: str) -> Deployed:
 def _decoded(found: StateRecord | None, place: StatePlace) -> Deployed:
     if found is None:
         return Deployed()
-    return decode_deployed(found.record.strings, where=place.directory, at=found.end)
+    return decode_record(Deployed, found.record.strings, where=place.directory, at=found.end)
 
 
 async def change_deployed(
@@ -90,7 +90,7 @@ async def change_deployed(
         after = change(present)
         record = None
         if after is not present:
-            record = Record(Op.DEPLOYMENT, ints=(now_ms(),), strings=(encode_deployed(after),))
+            record = Record(Op.DEPLOYMENT, ints=(now_ms(),), strings=(encode_record(after),))
         results[record] = after
         return record
 
@@ -114,7 +114,7 @@ async def write_report(
     store: Store, application: str, report: ReaderReport | SiteReport, *, patience_s: float = PATIENCE_S
 ) -> None:
     """Replace the report of a reader or a site. Raises as `change_deployed` does."""
-    record = Record(Op.REPORT, ints=(now_ms(),), strings=(encode_report(report),))
+    record = Record(Op.REPORT, ints=(now_ms(),), strings=(encode_record(report),))
     await _replaced(store, _place(application, report), lambda _: record, patience_s)
 
 
@@ -207,7 +207,7 @@ async def _read_one(store: Store, directory: str, kind: type[Report], found: lis
     try:
         state = await read_state(store, StatePlace(directory, REPORTS_CHAIN, Op.REPORT))
         if state is not None:
-            found.append(decode_report(kind, state.record.strings, where=directory, at=state.end))
+            found.append(decode_record(kind, state.record.strings, where=directory, at=state.end))
     except (UnsettledStateError, QuorumUnavailableError) as error:
         logger.warning("a report is not used: %s", error)
 

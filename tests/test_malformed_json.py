@@ -27,8 +27,8 @@ from dos_server.core.quotas import decode_quotas
 from journal import Op, Record
 from journal.core.chain import start_of
 from journal.core.errors import ChainError
-from sites.core.deployed import decode_deployed
-from sites.core.observed import SiteReport, decode_report
+from sites.core.deployed import Deployed
+from sites.core.observed import SiteReport, decode_record
 from tests.test_repository import ROOT
 
 BAD: Final = {
@@ -61,8 +61,8 @@ DECODERS: Final[dict[str, tuple[type[DosError], Callable[[bytes], Any]]]] = {
     "closed input": (CorruptDataError, lambda data: decode_ends([data], where="x", at=0)),
     "output": (CorruptDataError, lambda data: decode_output([1, 1, 0, 0], [data, b""], where="x", at=0)),
     "segment": (ChainError, lambda data: start_of(Record(Op.SEGMENT_START, strings=(data,)), "x")),
-    "deployment": (CorruptDataError, lambda data: decode_deployed([data], where="x", at=0)),
-    "report": (CorruptDataError, lambda data: decode_report(SiteReport, [data], where="x", at=0)),
+    "deployment": (CorruptDataError, lambda data: decode_record(Deployed, [data], where="x", at=0)),
+    "report": (CorruptDataError, lambda data: decode_record(SiteReport, [data], where="x", at=0)),
     "tokens": (LocalProtocolError, lambda data: decode_tokens(data, "x")),
     "quotas": (LocalProtocolError, lambda data: decode_quotas(data, "x")),
 }

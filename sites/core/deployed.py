@@ -16,16 +16,22 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from dos_protocol.errors import MALFORMED_JSON, CorruptDataError
 from dos_protocol.names import check_name
 from sites.core.collection import Collected, Dependents, Remaining, replicas_in, utilities
 from sites.core.deployment import Deployment, RegionReplica, Replicas, StreamReplica
 from sites.core.description import Description
-from sites.core.observed import REPORT_S, Observation, ReaderReport, SiteReport, StreamReport, observation
+from sites.core.observed import (
+    REPORT_S,
+    Observation,
+    ReaderReport,
+    SiteRecord,
+    SiteReport,
+    StreamReport,
+    observation,
+)
 from sites.core.revival import YOUNG_S, ReplicaStart, Revival, apply_revivals
 from sites.errors import NotDeployedError
 
-DEPLOYED_VERSION: Final = 1
 CHAIN: Final = "deployment"
 YOUNG_MS: Final = round(1000 * (YOUNG_S + 2 * REPORT_S))
 """So long after its revival a stream is not taken to be late: a replica takes some seconds to start, and what
@@ -55,18 +61,17 @@ class RevivedStream(NamedTuple):
     at_ms: int
 
 
-class Deployed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Deployed(SiteRecord, frozen=True, kw_only=True, omit_defaults=True):
     """The whole state. replicas: region -> its sites, with those that were collected. starts: replica -> the
     replica whose checkpoint it restores if it cannot continue its own; one that is left out begins with its
     inputs if they are all retained. forgotten: sites that are gone. young: streams that were revived just
     now.
     """
 
-    version: int = DEPLOYED_VERSION
     number: int = 0
-    replicas: dict[str, tuple[str, ...]] = {}
+    replicas: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     streams: tuple[StreamReplica, ...] = ()
-    starts: dict[str, str] = {}
+    starts: dict[str, str] = msgspec.field(default_factory=dict)
     forgotten: tuple[str, ...] = ()
     revived_ms: int = 0
     young: tuple[RevivedStream, ...] = ()
@@ -83,28 +88,6 @@ class Deployed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             if one.site == site:
                 found[one.node] = sorted(stream for stream in self.streams if stream.reader == one)
         return found
-
-
-_encoder = msgspec.json.Encoder()
-_decoder: "msgspec.json.Decoder[Deployed]" = msgspec.json.Decoder(Deployed)
-
-
-def encode_deployed(deployed: Deployed) -> bytes:
-    return _encoder.encode({"version": deployed.version, **msgspec.to_builtins(deployed)})
-
-
-def decode_deployed(strings: Sequence[bytes], *, where: str, at: int) -> Deployed:
-    """Return the state in the record DEPLOYMENT that ends at byte `at` of the chain `where`. Raises
-    CorruptDataError.
-    """
-    try:
-        deployed = _decoder.decode(strings[0])
-    except (IndexError, *MALFORMED_JSON) as error:
-        raise CorruptDataError(where, at, "the JSON of a deployment", str(error)) from error
-    if deployed.version != DEPLOYED_VERSION:
-        expected = f"a deployment of version {DEPLOYED_VERSION}"
-        raise CorruptDataError(where, at, expected, str(deployed.version))
-    return deployed
 
 
 # --- decisions ----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from dos_protocol.names import check_name
 from sites.core.deployment import RegionReplica, StreamReplica
 from sites.core.description import Description, Measured, ReplicatedStream, SiteLink
 
-REPORT_VERSION: Final = 1
+RECORD_VERSION: Final = 1
 REPORT_S: Final = 30.0
 """How often a reader reports."""
 RANKS_S: Final = 300.0
@@ -43,6 +43,12 @@ def site_directory(application: str, site: str) -> str:
     return check_name(f"{application}.sites-.{site}")
 
 
+class SiteRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a record of an application over sites contains, as JSON."""
+
+    version: int = RECORD_VERSION
+
+
 class StreamReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One stream at its reader. ranks: how many rows it gave first, second, and so on, in the last `RANKS_S`.
     mark: event time in us. moved_s: since the mark has risen. late_s: how far its rows are behind the wall
@@ -57,13 +63,12 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     whole: bool = False
 
 
-class ReaderReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ReaderReport(SiteRecord, frozen=True, kw_only=True, omit_defaults=True):
     """What one reader has observed. mark, moved_s: as of a stream, of what the reader has given. load:
     processors that its workers have used. rates: sender -> the bytes per second of one copy of its output.
     Both are means of the last `RANKS_S`; left out while nothing is known.
     """
 
-    version: int = REPORT_VERSION
     reader: RegionReplica
     at_ms: int
     streams: tuple[StreamReport, ...]
@@ -81,13 +86,12 @@ class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
     least_ms: float
 
 
-class SiteReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SiteReport(SiteRecord, frozen=True, kw_only=True, omit_defaults=True):
     """What the process at a site reports. regions: region -> the state of its replica. reasons: region -> why
     it does not run. number: of the deployment that it acts on. store_id: of the store of the site, in
     hexadecimal digits; "" before it was opened. other_load: processors that other programs use there.
     """
 
-    version: int = REPORT_VERSION
     site: str
     at_ms: int
     number: int
@@ -99,26 +103,26 @@ class SiteReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 Report = TypeVar("Report", ReaderReport, SiteReport)
-_encoder = msgspec.json.Encoder()
+SiteRecordKind = TypeVar("SiteRecordKind", bound=SiteRecord)
 
 
-def encode_report(report: ReaderReport | SiteReport) -> bytes:
+def encode_record(record: SiteRecord) -> bytes:
     # The version is always in it, also where it is the default, which the encoder omits.
-    return _encoder.encode({"version": report.version, **msgspec.to_builtins(report)})
+    return msgspec.json.encode({"version": record.version, **msgspec.to_builtins(record)})
 
 
-def decode_report(kind: type[Report], strings: Sequence[bytes], *, where: str, at: int) -> Report:
-    """Return the report in the record REPORT that ends at byte `at` of the chain `where`. Raises
-    CorruptDataError.
-    """
+def decode_record(
+    kind: type[SiteRecordKind], strings: Sequence[bytes], *, where: str, at: int
+) -> SiteRecordKind:
+    """Return what a record contains. It ends at byte `at` of the chain `where`. Raises CorruptDataError."""
     try:
-        report = msgspec.json.decode(strings[0], type=kind)
+        record = msgspec.json.decode(strings[0], type=kind)
     except (IndexError, *MALFORMED_JSON) as error:
         raise CorruptDataError(where, at, f"the JSON of a {kind.__name__}", str(error)) from error
-    if report.version != REPORT_VERSION:
-        expected = f"a report of version {REPORT_VERSION}"
-        raise CorruptDataError(where, at, expected, str(report.version))
-    return report
+    if record.version != RECORD_VERSION:
+        expected = f"a {kind.__name__} of version {RECORD_VERSION}"
+        raise CorruptDataError(where, at, expected, str(record.version))
+    return record
 
 
 class Ranks:

@@ -21,8 +21,6 @@ from sites.core.deployed import (
     Situation,
     apply_plan,
     collected,
-    decode_deployed,
-    encode_deployed,
     fitting,
     forget_site,
     revived,
@@ -36,8 +34,8 @@ from sites.core.observed import (
     ReaderReport,
     SiteReport,
     StreamReport,
-    decode_report,
-    encode_report,
+    decode_record,
+    encode_record,
     observation,
 )
 from sites.core.revival import find_revivals
@@ -174,7 +172,7 @@ def test_revivals_are_recorded_with_their_streams_and_where_replicas_start(seed:
         assert start.replica.site in after.replicas[start.replica.node]
         expected = None if start.checkpoint in (None, start.replica) else str(start.checkpoint)
         assert after.starts.get(str(start.replica)) == expected
-    assert decode_deployed([encode_deployed(after)], where="here", at=0) == after
+    assert decode_record(Deployed, [encode_record(after)], where="here", at=0) == after
 
 
 def test_a_revived_stream_is_given_time_to_start_and_to_be_reported() -> None:
@@ -270,11 +268,11 @@ def test_rows_by_rank_are_summed_over_five_minutes() -> None:
 )
 def test_an_invalid_or_newer_record_is_refused(text: bytes) -> None:
     with pytest.raises(CorruptDataError):
-        decode_deployed([text], where="here", at=0)
+        decode_record(Deployed, [text], where="here", at=0)
     with pytest.raises(CorruptDataError):
-        decode_report(ReaderReport, [text], where="here", at=0)
+        decode_record(ReaderReport, [text], where="here", at=0)
     with pytest.raises(CorruptDataError):
-        decode_report(SiteReport, [], where="here", at=0)
+        decode_record(SiteReport, [], where="here", at=0)
 
 
 def test_the_records_of_the_golden_file_are_read_for_ever() -> None:
@@ -283,27 +281,27 @@ def test_the_records_of_the_golden_file_are_read_for_ever() -> None:
     assert fault is None
     first, second, third = (record.strings for _, record in records)
     joined, loads = RegionReplica("joined", "osu"), RegionReplica("loads", "purdue")
-    deployed = decode_deployed(first, where="golden", at=0)
+    deployed = decode_record(Deployed, first, where="golden", at=0)
     assert deployed.replicas == {"joined": ("purdue", "osu")}
     assert deployed.streams == (StreamReplica(joined, BOARD), StreamReplica(loads, joined))
     assert (deployed.number, deployed.forgotten, deployed.revived_ms) == (3, ("wisc",), 1_732_147_200_000)
     assert deployed.young[0].stream == deployed.streams[1]
     assert deployed.starts == {"joined@osu": "joined@purdue"}
-    report = decode_report(ReaderReport, second, where="golden", at=0)
+    report = decode_record(ReaderReport, second, where="golden", at=0)
     assert [(one.sender.site, one.ranks, one.whole) for one in report.streams] == [
         ("osu", (40, 2), True),
         ("purdue", (), False),
     ]
-    site = decode_report(SiteReport, third, where="golden", at=0)
+    site = decode_record(SiteReport, third, where="golden", at=0)
     assert (site.site, site.number, site.regions) == ("osu", 3, {"joined": "RUNNING"})
-    again = (encode_deployed(deployed), encode_report(report), encode_report(site))
+    again = (encode_record(deployed), encode_record(report), encode_record(site))
     assert again == (first[0], second[0], third[0])
 
 
 def test_a_report_is_decoded_as_it_was_encoded() -> None:
-    assert decode_report(ReaderReport, [encode_report(a_report())], where="here", at=0) == a_report()
+    assert decode_record(ReaderReport, [encode_record(a_report())], where="here", at=0) == a_report()
     site = SiteReport(site="osu", at_ms=1, number=2, regions={"joined": "running"})
-    assert decode_report(SiteReport, [encode_report(site)], where="here", at=0) == site
+    assert decode_record(SiteReport, [encode_record(site)], where="here", at=0) == site
 
 
 BUGS = {
