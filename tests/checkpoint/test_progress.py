@@ -1,7 +1,6 @@
 """The reports of a region's progress, and the estimate of a recovery."""
 
 import json
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +44,7 @@ from checkpoint.core.region import (
 from journal.core.chain import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.manifest_samples import a_checkpoint, numbered_checkpoint, worker_checkpoint
-from tests.support.site_tables import rows_of
+from tests.support.site_tables import names_in
 
 CHECKPOINT = CheckpointCommitted(
     checkpoint=5,
@@ -177,12 +176,6 @@ def test_reports_are_kept_up_to_a_limit() -> None:
         meter.report(CHECKPOINT, status(number), now=float(number), timestamp=str(number))
     assert len(meter.recent) == RECENT_PROGRESS_MAX
     assert meter.recent[-1]["timestamp"] == str(RECENT_PROGRESS_MAX + 4)
-
-
-def names_in(table: str) -> set[str]:
-    """The names in the first column of a table of docs/reference."""
-    _, *rows = rows_of(f"docs/reference/{table}.csv")
-    return {name for row in rows for name in re.findall(r"\w+", row[0])}
 
 
 def test_the_docs_explain_every_name_of_a_report_and_no_other() -> None:

@@ -49,6 +49,12 @@ def rows_of(name: str) -> list[Row]:
     return [("metric", "kind", "meaning"), *map(metric_row, METRICS[name]())]
 
 
+def names_in(table: str) -> set[str]:
+    """Return the names in the first column of a table of docs/reference."""
+    _, *rows = rows_of(f"docs/reference/{table}.csv")
+    return {name for row in rows for name in re.findall(r"\w+", row[0])}
+
+
 def metric_row(metric: Metric) -> Row:
     labels = [label for label in getattr(metric, "_labelnames", ()) if label not in ("region", "worker")]
     shown = exposed(metric) + (f"{{{', '.join(labels)}}}" if labels else "")
