@@ -487,24 +487,17 @@ class OutputOrigin(ChainOrigin):
     async def records(
         self, split: str, follower: ChainFollower, visible_end: Position
     ) -> AsyncGenerator[tuple[int, Record]]:
-        # What the last checkpoint covers is of the line. Above it, a log may still end with output that a
-        # restore has taken back, and only the records show their line.
-        covered = await self.proved(split) if visible_end is ALL else visible_end
-        if covered is not None:
-            async with aclosing(follower.poll(covered)) as records:
-                async for found in records:
-                    yield found
-        checkpoint = await self._output.last_checkpoint()
-        # After a restore, a checkpoint is committed before any step runs. Until then the workers may open
-        # their logs several times, each time at the same place: nothing there may be read.
-        if visible_end is not ALL or (checkpoint is not None and checkpoint.rewound):
+        log = await self._output.log(split)
+        if log.line != self._line:
+            return  # restored since the plan was made: what the log has now is of the next plan
+        by_checkpoint = visible_end is not ALL or log.rewound
+        if by_checkpoint and log.covered is None:
             return
-        async with aclosing(follower.poll()) as records:
+        polled = follower.poll(log.covered) if by_checkpoint else follower.poll(proved=log.covered)
+        async with aclosing(polled) as records:
             async for end, record in records:
-                if record.op is Op.OUTPUT:
-                    output = decode_output(record.ints, record.strings, where=self.chain, at=end)
-                    if output.head.line != self._line:
-                        return
+                if record.op is Op.OUTPUT and not log.counts(end, log.output(record, end).head.line):
+                    return
                 yield end, record
 
     async def all_ranges(self, split: str) -> list[ByteRange]:
