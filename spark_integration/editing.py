@@ -3,16 +3,15 @@
     counts = spark.read.format("dos-state").option("operator", "counts").load("dos://h1,h2,h3/wordcount")
     dos.edit_state(graph, {"counts": counts.where("word = 'teh'").withColumn("_deleted", lit(True))}, ...)
 
-`dataflow/editing` has the rules. A DataFrame of Spark is collected on the driver: the rows that change must
-fit into its memory.
+A DataFrame of Spark is collected on the driver: the rows that change must fit into its memory.
 """
 
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from dataflow.editing import calls
-from dataflow.editing.calls import StateEdit
+import dataflow.editing
+from dataflow.editing import StateEdit
 from dataflow.graph.builder import Graph
 from dos_client.blocking import open_store
 
@@ -30,7 +29,7 @@ def edit_state(
     allow_republish: bool = False,
     dry_run: bool = False,
 ) -> StateEdit:
-    """Write rows into the state of a stopped region, as `dataflow.editing.calls.edit_state` does.
+    """Write rows into the state of a stopped region, as `dataflow.editing.edit_state` does.
 
     The next `run` begins with the edited state. Keys that are not given stay as they are; rows with a column
     `_deleted` that is set delete their keys.
@@ -44,7 +43,7 @@ def edit_state(
     Raises EditRefusedError if a row is not valid, with nothing changed; and the errors of that function.
     """
     call = partial(
-        calls.edit_state,
+        dataflow.editing.edit_state,
         name=name,
         to=to,
         savepoint=savepoint,
@@ -67,7 +66,7 @@ def bootstrap_state(
     token: bytes = b"",
     why: str = "",
 ) -> StateEdit:
-    """Create a region whose first checkpoint has this state, as `bootstrap_state` of `dataflow.editing.calls`
+    """Create a region whose first checkpoint has this state, as `bootstrap_state` of `dataflow.editing`
     does.
 
     The next `run` of that name begins with it.
@@ -80,7 +79,7 @@ def bootstrap_state(
     Raises EditRefusedError if a row or a position is not valid, or the region exists; and the errors of that
     function.
     """
-    call = partial(calls.bootstrap_state, name=name, workers=workers, why=why)
+    call = partial(dataflow.editing.bootstrap_state, name=name, workers=workers, why=why)
     with open_store(store, token=token) as opened:
         return opened.portal.call(call, opened.store, graph, _collected(tables), positions)
 

@@ -67,7 +67,6 @@ PARTS: dict[str, dict[str, set[str]]] = {
         "entry": {"core", "operators"},
         "graph": {"core", "state", "operators", "sinks", "sources"},
         "worker": {"core", "values", "state", "operators", "sinks", "sources", "graph"},
-        "editing": {"core", "values", "state", "operators", "sources", "graph"},
         "testing": {"core", "values", "state", "operators", "sinks", "sources", "graph", "worker"},
     },
     "checkpoint": {

@@ -10,12 +10,15 @@ mean NaN, and is larger than all other numbers.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import ClassVar, Final
 
+import numpy as np
 import pyarrow as pa
 
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import kind_of
+from dataflow.core.event_time import Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
 from dataflow.operators.base import (
@@ -35,8 +38,10 @@ from dataflow.state.accumulators import (
     ExtremeAccumulator,
     SumAccumulator,
     ValueExtremeAccumulator,
+    is_stored_sum,
     sketch_library,
 )
+from dataflow.state.given_rows import GivenRows, numbers, typed
 from dataflow.state.key_index import (
     hashes_of,
     weights_of,
@@ -275,6 +280,7 @@ class AggregateSpec(OperatorSpec):
     """Aggregates by the key of the keyed stream. `aggregates`: (result name, aggregate) pairs."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.AGGREGATE
+    not_edited: ClassVar[str] = ""
     keys: tuple[str, ...]
     aggregates: tuple[tuple[str, Aggregate], ...]
 
@@ -306,6 +312,63 @@ class AggregateSpec(OperatorSpec):
     def open(self, context: OperatorContext) -> "AggregateOperator":
         assert context.output is not None
         return AggregateOperator(self, context.inputs[0], context.output)
+
+    def edited(self, rows: GivenRows, context: OperatorContext, watermark: Watermark) -> dict[str, pa.Array]:
+        del watermark
+        values: dict[str, pa.Array] = {}
+        accumulators = open_all(dict(self.aggregates), context.inputs[0])
+        for (result, aggregate), accumulator in zip(self.aggregates, accumulators, strict=True):
+            names = [field.name for field in accumulator.fields()]
+            if isinstance(accumulator, SumAccumulator | DistinctAccumulator):
+                rows.in_other_form.add(result)
+            if isinstance(aggregate, Sum | Mean) and _is_number(rows, result):
+                column = _type_of(aggregate, context.inputs[0])
+                made = _from_number(rows, result, aggregate, column, accumulator)
+            else:
+                made = {name: rows.declared(name) for name in names}
+            count = result if isinstance(aggregate, Count) else f"{result}.rows"
+            if count in made:
+                rows.refuse_where(numbers(made[count], -1) < 0, f"{count!r} must be a count of 0 or more")
+            if count in made and count != result:
+                wrong = np.array([not is_stored_sum(one) for one in made[result].to_pylist()], np.bool_)
+                rows.refuse_where(wrong, f"{result!r} is no stored sum", remedy="give it as a number")
+            values |= made
+        return values
+
+
+def _is_number(rows: GivenRows, result: str) -> bool:
+    """Return whether a sum is given as a number, not as it is stored."""
+    given = rows.columns.get(result)
+    if isinstance(given, list):
+        return all(value is None or isinstance(value, (int, float, Decimal, np.number)) for value in given)
+    if given is None or given.type == rows.schema.field(result).type:
+        return False
+    kind, types = given.type, pa.types
+    return bool(
+        types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind)
+    )
+
+
+def _from_number(
+    rows: GivenRows, result: str, aggregate: "Sum | Mean", column: pa.DataType, accumulator: Accumulator
+) -> dict[str, pa.Array]:
+    """Return the stored columns of a sum that is given as a number."""
+    integers = isinstance(aggregate, Mean) and pa.types.is_integer(column)
+    kind = pa.int64() if integers else aggregate.result_type(column)
+    slots = np.arange(len(rows))
+    accumulator.reach(len(rows))
+    accumulator.update(slots, typed(rows.operator, result, rows.columns[result], kind))
+    names = [field.name for field in accumulator.fields()]
+    made = dict(zip(names, accumulator.store(slots), strict=True))
+    count = f"{result}.rows"
+    if count in made and count in rows.columns:
+        made[count] = rows.typed(count)
+    elif isinstance(aggregate, Mean) and not rows.deleted.all():
+        rows.refuse(
+            f"the mean {result!r} is given as the sum {result!r} without the number of rows {count!r}",
+            remedy=f"give both columns, {result!r} and {count!r}",
+        )
+    return made
 
 
 class AggregateOperator(Operator):
@@ -347,6 +410,7 @@ class CountSpec(OperatorSpec):
     """Counts rows by the key of the upstream keyed stream."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.COUNT
+    not_edited: ClassVar[str] = ""
     accepts_weights: ClassVar[bool] = True
     keys: tuple[str, ...]
 
@@ -371,6 +435,16 @@ class CountSpec(OperatorSpec):
     def open(self, context: OperatorContext) -> "CountOperator":
         assert context.output is not None
         return CountOperator(self.keys, context.output)
+
+    def edited(self, rows: GivenRows, context: OperatorContext, watermark: Watermark) -> dict[str, pa.Array]:
+        del context, watermark
+        counts = rows.declared(COUNT_COLUMN)
+        rows.refuse_where(
+            numbers(counts, 0) <= 0,
+            f"{COUNT_COLUMN!r} must be above 0",
+            remedy="to remove a key, write it with _deleted",
+        )
+        return {COUNT_COLUMN: counts}
 
 
 class CountOperator(AggregateOperator):

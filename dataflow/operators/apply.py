@@ -357,6 +357,7 @@ class ApplySpec(OperatorSpec):
     """A user's operator instance. Workers run copies of it."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.APPLY
+    not_edited: ClassVar[str] = "only its own code knows what the state of a user operator means"
     operator: UserOperator
     deterministic: bool = True
     as_of: int | None = None

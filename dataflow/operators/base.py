@@ -22,6 +22,7 @@ from dataflow.core.regions import Delivery, ReplicaProblem
 from dataflow.errors import OperatorError
 from dataflow.schema import RESERVED_COLUMNS, schema_text
 from dataflow.state.base import StateTable
+from dataflow.state.given_rows import GivenRows
 from dataflow.state.key_index import WEIGHT_COLUMN
 from dataflow.state.operator_directory import OperatorDirectory
 
@@ -198,6 +199,8 @@ class OperatorSpec(ABC):
     """Whether it stores rows of its inputs as they are, also columns that its output does not have."""
     accepts_weights: ClassVar[bool] = False
     """Whether equal rows may arrive as one with a `_weight` column (and only `needed_columns`)."""
+    not_edited: ClassVar[str] = "it keeps no state"
+    """Why a person cannot write rows into its state; "": `edited` has their rules."""
 
     @property
     def needs_time(self) -> bool:
@@ -222,6 +225,12 @@ class OperatorSpec(ABC):
     @abstractmethod
     def open(self, context: OperatorContext) -> Operator:
         """Return a running instance without state."""
+
+    def edited(self, rows: GivenRows, context: OperatorContext, watermark: Watermark) -> dict[str, pa.Array]:
+        """Return the value columns of rows that a person writes into its table. watermark: the highest one on
+        any worker. Raises EditRefusedError for rows that it could not have.
+        """
+        raise NotImplementedError(f"{self.not_edited}: {rows.operator} of {context.region} at {watermark}")
 
     @property
     def keeps_files(self) -> bool:

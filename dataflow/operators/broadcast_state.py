@@ -20,10 +20,12 @@ from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, make_bl
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys
 from dataflow import limits
+from dataflow.core.event_time import Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem, StatefulOperator
 from dataflow.state.base import Share
+from dataflow.state.given_rows import GivenRows
 from dataflow.values.python_rows import rows_of
 
 Key: TypeAlias = Any
@@ -52,6 +54,7 @@ class BroadcastStateSpec(OperatorSpec):
     """The last row of each key. complete_first: the sources of its readers wait for all of its rows."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.CONTROL
+    not_edited: ClassVar[str] = ""
     keys: tuple[str, ...]
     complete_first: bool = False
 
@@ -81,6 +84,24 @@ class BroadcastStateSpec(OperatorSpec):
 
     def open(self, context: OperatorContext) -> "BroadcastStateOperator":
         return BroadcastStateOperator(self.keys, context.inputs[0])
+
+    def edited(self, rows: GivenRows, context: OperatorContext, watermark: Watermark) -> dict[str, pa.Array]:
+        del watermark
+        values = {name: rows.declared(name) for name in context.inputs[0].names if name not in self.keys}
+        if values:
+            nulls = [one.is_null().to_numpy(zero_copy_only=False) for one in values.values()]
+            rows.refuse_where(
+                np.logical_and.reduce(nulls),
+                "all of its values are null, which in a stream deletes the row",
+                remedy="to remove a row, write its key with _deleted",
+            )
+        count = rows.stored.num_rows + int(np.count_nonzero((rows.at < 0) & ~rows.deleted))
+        if count > limits.broadcast_rows_max:
+            rows.refuse(
+                f"a broadcast table has at most {limits.broadcast_rows_max} rows, these would be {count}",
+                remedy="join larger tables by key instead",
+            )
+        return values
 
 
 def _block_schema(keys: Sequence[str], columns: pa.Schema) -> pa.Schema:

@@ -11,11 +11,13 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
+from dataflow.core.event_time import Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem, StateTable
 from dataflow.operators.event_time import TimedOperator, TimedSpec, check_time_column, times_of
 from dataflow.operators.windows import START, Tumbling, WindowKeys
+from dataflow.state.given_rows import GivenRows
 from dataflow.state.key_index import SlotArray, Slots, hashes_of
 from dataflow.state.keyed_table import KeyedTable, SlotValues
 
@@ -35,6 +37,7 @@ class DedupSpec(OperatorSpec):
     """Deduplicates by the key of the upstream keyed stream."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.DEDUP
+    not_edited: ClassVar[str] = ""
     keys: tuple[str, ...]
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
@@ -49,12 +52,17 @@ class DedupSpec(OperatorSpec):
     def open(self, context: OperatorContext) -> Operator:
         return DedupOperator(self.keys, context.inputs[0])
 
+    def edited(self, rows: GivenRows, context: OperatorContext, watermark: Watermark) -> dict[str, pa.Array]:
+        del rows, context, watermark  # a row is its key
+        return {}
+
 
 @dataclass(frozen=True, slots=True)
 class WindowDedupSpec(TimedSpec):
     """Deduplicates by key and window."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.WINDOW_DEDUP
+    not_edited: ClassVar[str] = "its windows belong together with its watermark"
     keys: tuple[str, ...]
     window: Tumbling
 

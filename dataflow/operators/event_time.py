@@ -260,6 +260,7 @@ class EventTimeSpec(OperatorSpec):
     """The time column, and the source of watermarks: `lateness`, the column `punctuation`, or `marks`."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.EVENT_TIME
+    not_edited: ClassVar[str] = "a watermark follows from the input"
     column: str
     lateness: timedelta | None
     punctuation: str | None

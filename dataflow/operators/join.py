@@ -43,6 +43,7 @@ class JoinSpec(OperatorSpec):
     """
 
     kind: ClassVar[OperatorKind] = OperatorKind.JOIN
+    not_edited: ClassVar[str] = "its rows wait for event time"
     needs_time: ClassVar[bool] = True
     keys: tuple[tuple[str, ...], tuple[str, ...]]
     times: tuple[str, str]

@@ -10,15 +10,17 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from operator import itemgetter
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from checkpoint import declared_state
-from dataflow.core.event_time import END, Watermark
+from dataflow.core.event_time import END, Watermark, is_time
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
@@ -26,10 +28,21 @@ from dataflow.operators.event_time import LATE, TimedOperator, check_time_column
 from dataflow.operators.functions import Emitter
 from dataflow.schema import check_schema
 from dataflow.state.disk_value_store import DiskValueStore
+from dataflow.state.given_rows import GivenRows, flags_of, numbers, typed
 from dataflow.state.key_index import Slots, hashes_of
-from dataflow.state.key_states import NONE, KeyState, KeyStates, StateLocation, check_state_location
+from dataflow.state.key_states import (
+    CALLED,
+    IS_SET,
+    NONE,
+    TIMER,
+    KeyState,
+    KeyStates,
+    StateLocation,
+    check_state_location,
+)
 from dataflow.state.keyed_table import KeyedTable
 from dataflow.state.migration import Migration, StateHistory, columns_text
+from dataflow.state.processor_states import TIMERS
 from dataflow.state.row_table import RowTable, check_order, check_stored, in_order
 from dataflow.values.columns import taker
 from dataflow.values.python_rows import FAULTS, batch_of_rows, micros_of_time, rows_of, several, time_reader
@@ -58,6 +71,7 @@ class MapStateSpec(OperatorSpec):
     """`on_row(row, state)` and `on_timer(key, time, state)` return rows of `schema`; `state` is per key."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.MAP_STATE
+    not_edited: ClassVar[str] = ""
     needs_time: ClassVar[bool] = True
     stores_rows: ClassVar[bool] = True
     keys: tuple[str, ...]
@@ -139,6 +153,93 @@ class MapStateSpec(OperatorSpec):
 
     def open(self, context: OperatorContext) -> "MapStateOperator":
         return MapStateOperator(self, context.inputs[0], context.scratch)
+
+    def edited(self, rows: GivenRows, context: OperatorContext, watermark: Watermark) -> dict[str, pa.Array]:
+        """Columns that the framework adds may be left out: they stay as they are."""
+        del context
+        values = self._given_values(rows)
+        is_set = _are_set(rows, values)
+        mask = pa.array(is_set)
+        made = {name: pc.if_else(mask, one, pa.scalar(None, one.type)) for name, one in values.items()}
+        timers = self._timers(rows, made)
+        rows.refuse_where(
+            (timers != NONE) & (timers != numbers(rows.stored_column(TIMER), NONE)) & (timers <= watermark),
+            f"its timer is not above the watermark of the operator, {watermark} us since 1970",
+            remedy="set a later time, or no timer",
+        )
+        rows.refuse_where(
+            ~is_set & (timers == NONE),
+            "it has neither a state nor a timer",
+            remedy="to remove a key, write it with _deleted",
+        )
+        made |= {IS_SET: mask, TIMER: pa.array(timers)}
+        if CALLED in rows.schema.names:
+            made[CALLED] = pa.array(_called(rows, is_set, watermark))
+        return made
+
+    def _given_values(self, rows: GivenRows) -> dict[str, pa.Array]:
+        """Return the columns of the state: as given, or as stored if only timers are given."""
+        given = any(name in rows.columns for name in self.state.names if name != TIMERS)
+        return {
+            name: rows.declared(name)
+            if name in rows.columns or (given and name != TIMERS)
+            else rows.stored_column(name)
+            for name in self.state.names
+        }
+
+    def _timers(self, rows: GivenRows, values: Mapping[str, pa.Array]) -> npt.NDArray[np.int64]:
+        given = numbers(_micros_given(rows, TIMER), NONE) if TIMER in rows.columns else None
+        if TIMERS not in self.state.names:
+            return numbers(rows.stored_column(TIMER), NONE) if given is None else given
+        firsts = [min(times, default=None) for times in values[TIMERS].fill_null([]).to_pylist()]
+        timers = np.array([NONE if first is None else first * 1_000 for first in firsts], np.int64)
+        if given is not None:
+            rows.refuse_where(
+                given != timers,
+                f"its {TIMER!r} is not the first of its {TIMERS!r}",
+                remedy=f"leave {TIMER!r} out: it follows from {TIMERS!r}",
+            )
+        return timers
+
+
+def _are_set(rows: GivenRows, values: Mapping[str, pa.Array]) -> npt.NDArray[np.bool_]:
+    # A reader that leaves `_is_set` out sees nulls for a key that has only a timer: written back, it has no
+    # state.
+    if IS_SET in rows.columns:
+        return flags_of(rows.typed(IS_SET))
+    was_set = flags_of(rows.stored_column(IS_SET))
+    if not any(name in rows.columns for name in values):
+        return was_set
+    nulls = [value.is_null().to_numpy(zero_copy_only=False) for value in values.values()]
+    return np.asarray(~(np.logical_and.reduce(nulls) & (rows.at >= 0) & ~was_set))
+
+
+def _called(rows: GivenRows, is_set: npt.NDArray[np.bool_], watermark: Watermark) -> npt.NDArray[np.int64]:
+    """Return when each state was last left by a call: as given or stored, otherwise the watermark."""
+    column = _micros_given(rows, CALLED) if CALLED in rows.columns else rows.stored_column(CALLED)
+    called = numbers(column, NONE)
+    unknown = is_set & (called == NONE)
+    if is_time(watermark):
+        called = np.where(unknown, watermark, called)
+    else:
+        rows.refuse_where(
+            unknown,
+            f"its state has a time to live, and {CALLED!r} is not given",
+            remedy=f"give {CALLED!r}, the time from which it counts",
+        )
+    return np.where(is_set, called, NONE)
+
+
+def _micros_given(rows: GivenRows, name: str) -> pa.Array:
+    column = rows.columns[name]
+    are_times = (
+        any(isinstance(value, date) for value in column)
+        if isinstance(column, list)
+        else pa.types.is_timestamp(column.type)
+    )
+    if are_times:
+        return typed(rows.operator, name, column, pa.timestamp("us", "UTC")).cast(pa.int64())
+    return rows.typed(name)
 
 
 class MapStateOperator(TimedOperator):

@@ -27,6 +27,7 @@ class TopKSpec(TimedSpec):
     """Selects by the key of the keyed stream; NaN is the largest number; nulls in `by` come last."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.TOP_K
+    not_edited: ClassVar[str] = "its rows wait for event time"
     keys: tuple[str, ...]
     window: Tumbling
     k: int
@@ -135,6 +136,7 @@ class SortSpec(TimedSpec):
     """Sorts by the timestamp column `time`."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.SORT
+    not_edited: ClassVar[str] = "its rows wait for event time"
     time: str
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:

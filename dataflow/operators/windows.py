@@ -212,6 +212,7 @@ class WindowSpec(TimedSpec):
     """Aggregates by key and window."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.WINDOW
+    not_edited: ClassVar[str] = "its windows belong together with its watermark"
     keys: tuple[str, ...]
     window: Window
     aggregates: tuple[tuple[str, Aggregate], ...]
@@ -355,6 +356,7 @@ class CountWindowSpec(TimedSpec):
     """
 
     kind: ClassVar[OperatorKind] = OperatorKind.COUNT_WINDOW
+    not_edited: ClassVar[str] = "its windows belong together with its counts and the rows that wait"
     stores_rows: ClassVar[bool] = True
     keys: tuple[str, ...]
     window: CountWindow

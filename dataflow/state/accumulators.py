@@ -221,6 +221,18 @@ def _carry_up(limbs: Limbs) -> Limbs:
     return limbs
 
 
+_limbs_max: Final = 80
+"""More than any sum of doubles has."""
+
+
+def is_stored_sum(value: Sequence[int | None] | None) -> bool:
+    """Return whether a list has the form of a stored sum."""
+    if not value or None in value or len(value) > _limbs_max:
+        return False
+    first, *limbs = value
+    return 0 <= (first or 0) < _limbs_max and all(abs(limb or 0) <= 1 << 32 for limb in limbs)
+
+
 # --- numbers ------------------------------------------------------------------------------------------------
 
 

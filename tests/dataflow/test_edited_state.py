@@ -33,7 +33,7 @@ from dataflow import (
     limits,
 )
 from dataflow.core.event_time import END
-from dataflow.editing.calls import NO_STATE, PlannedEdit, StoredState, as_table, planned, rules_for
+from dataflow.editing import NO_STATE, PlannedEdit, StoredState, as_table, edited_tables, planned
 from dataflow.graph.plan import GraphPlan
 from dataflow.operators.aggregates import AggregateSpec, open_all
 from tests.dataflow.region_in_one_thread import OneThreadRegion, StoredCheckpoint
@@ -80,14 +80,19 @@ def plan(
     graph: GraphPlan, operator: str, rows: Any, stored: StoredState = NO_STATE, workers: int = 1
 ) -> PlannedEdit:
     tables = {operator: as_table(operator, rows)}
-    return planned(rules_for(graph, "region", tables), tables, stored, even_layout(workers))
+    return planned(edited_tables(graph, "region", tables), tables, stored, even_layout(workers))
 
 
-def rows_in(edit: PlannedEdit, operator: str) -> list[dict[str, Any]]:
-    """All rows of an edit, without hash."""
+def block_of(edit: PlannedEdit) -> pa.RecordBatch:
+    """The rows of an edit of one operator on one worker."""
+    (((_, data),),) = edit.rows.values()
+    return decode_block(data)
+
+
+def rows_in(edit: PlannedEdit) -> list[dict[str, Any]]:
+    """The same, without hash."""
     return [
-        {name: value for name, value in row.items() if name != "_hash"}
-        for row in edit.tables[operator].rows.to_pylist()
+        {name: value for name, value in row.items() if name != "_hash"} for row in block_of(edit).to_pylist()
     ]
 
 
@@ -154,9 +159,7 @@ def test_what_no_checkpoint_could_hold_is_refused_with_operator_key_rule_and_rem
 def test_a_sum_in_a_form_that_no_sum_has_and_a_table_that_is_too_large_are_refused(
     kinds: GraphPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = rows_in(
-        plan(kinds, "sums", [{**K, "n": 1, "total": 1, "mean": 1.0, "mean.rows": 1, "top": 1}]), "sums"
-    )
+    full = rows_in(plan(kinds, "sums", [{**K, "n": 1, "total": 1, "mean": 1.0, "mean.rows": 1, "top": 1}]))
     for wrong in ([], [10**9, 1], [0, 1 << 40], [0, None]):
         with pytest.raises(EditRefusedError, match="'total' is no stored sum"):
             plan(kinds, "sums", pa.Table.from_pylist([{**full[0], "total": wrong}]))
@@ -169,13 +172,13 @@ def test_timers_are_refused_when_all_input_has_ended_and_a_state_with_a_time_to_
     kinds: GraphPlan,
 ) -> None:
     timer = pa.table({"k": ["x"], "total": [1], "_timer": pa.array([NINE], pa.timestamp("us", "UTC"))})
-    (row,) = rows_in(plan(kinds, "states", timer), "states")
+    (row,) = rows_in(plan(kinds, "states", timer))
     assert (row["_timer"], row["_is_set"]) == (NINE_US, True)
     with pytest.raises(EditRefusedError, match="its timer is not above the watermark"):
         plan(kinds, "states", timer, StoredState({}, {"states": END}))
     with pytest.raises(EditRefusedError, match="its state has a time to live, and '_called' is not given"):
         plan(kinds, "aging", [{**K, "total": 1}])
-    (row,) = rows_in(plan(kinds, "aging", [{**K, "total": 1}], StoredState({}, {"aging": NINE_US})), "aging")
+    (row,) = rows_in(plan(kinds, "aging", [{**K, "total": 1}], StoredState({}, {"aging": NINE_US})))
     assert row["_called"] == NINE_US
 
 
@@ -193,7 +196,7 @@ def test_the_hash_comes_from_the_key_and_never_from_the_rows(kinds: GraphPlan) -
 def test_sums_are_given_as_numbers_or_as_they_are_stored(kinds: GraphPlan) -> None:
     row = {"n": 3, "total": 7, "mean": 1.5, "mean.rows": 3, "top": 4}
     frame = pd.DataFrame([{"k": "x", **row}, {"k": "y", **row, "total": -(2**62)}])
-    block = plan(kinds, "sums", frame).tables["sums"].rows
+    block = block_of(plan(kinds, "sums", frame))
     again = plan(kinds, "sums", pa.Table.from_batches([block]), StoredState({"sums": block}, {}))
     assert (again.tables["sums"].unchanged, again.rows) == (2, {})
     spec = kinds.specs["sums"]
@@ -225,19 +228,19 @@ def test_columns_of_the_framework_stay_as_they_are_if_they_are_left_out(kinds: G
             {"k": "timer", "total": None, "_is_set": False, "_timer": later},
         ],
     )
-    stored = StoredState({"states": first.tables["states"].rows}, {"states": NINE_US})
+    stored = StoredState({"states": block_of(first)}, {"states": NINE_US})
     as_read = [{"k": "both", "total": 5}, {"k": "timer", "total": None}]
     edit = plan(kinds, "states", pa.Table.from_pylist(as_read), stored)
     assert (edit.tables["states"].changed, edit.tables["states"].unchanged) == (1, 1)
-    (row,) = rows_in(edit, "states")
+    (row,) = rows_in(edit)
     assert row == {"k": "both", "total": 5, "_is_set": True, "_timer": later, "_deleted": False}
     moved = plan(kinds, "states", [{"k": "both", "_timer": later + 1}], stored)
-    assert rows_in(moved, "states")[0]["total"] == 1
+    assert rows_in(moved)[0]["total"] == 1
 
 
 def test_a_column_that_only_a_later_row_has_counts(kinds: GraphPlan) -> None:
     first = plan(kinds, "counts", [{"k": "a", "count": 1}, {"k": "b", "count": 1}])
-    stored = StoredState({"counts": first.tables["counts"].rows}, {})
+    stored = StoredState({"counts": block_of(first)}, {})
     edit = plan(kinds, "counts", [{"k": "a", "count": 2}, {"k": "b", "_deleted": True}], stored)
     assert (edit.tables["counts"].changed, edit.tables["counts"].deleted) == (1, 1)
     with pytest.raises(EditRefusedError, match=r"row 1: column 'count' is bigint, .* given str 'three'"):
@@ -292,7 +295,7 @@ def write_edit(region: OneThreadRegion, tables: Mapping[str, Any]) -> PlannedEdi
     assert region.checkpoint is not None
     stored = {name: block for operator in tables for name, block in state_in(region, operator).items()}
     given_tables = {name: as_table(name, rows) for name, rows in tables.items()}
-    rules = rules_for(region.plan, "region", given_tables)
+    rules = edited_tables(region.plan, "region", given_tables)
     edit = planned(rules, given_tables, StoredState(stored, {}), even_layout(region.workers))
     region.last_number = number = max(region.last_number, region.checkpoint.number) + 1
     for worker, rows in edit.rows.items():

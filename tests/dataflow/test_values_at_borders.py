@@ -10,8 +10,7 @@ import pytest
 
 from checkpoint.errors import EditRefusedError
 from dataflow import IteratorSource, KeyState
-from dataflow.editing.calls import as_table
-from dataflow.editing.rows import typed
+from dataflow.editing import as_table
 from dataflow.errors import OperatorError, SchemaError, UserFault
 from dataflow.operators.apply import apply_spec
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
@@ -19,6 +18,7 @@ from dataflow.operators.functions import FlatMapSpec, MapSpec
 from dataflow.operators.spark_functions import GroupState
 from dataflow.operators.user_operator import UserOperator
 from dataflow.producing import parts_of
+from dataflow.state.given_rows import typed
 from dataflow.state.migration import Migration, StateHistory
 from dataflow.state.processor_states import ProcessorHandle
 from dataflow.testing.trial import batch_of

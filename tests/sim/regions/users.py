@@ -21,7 +21,7 @@ from checkpoint.maintenance.editing import EncodedRows, edit_stopped
 from checkpoint.maintenance.forking import fork_needs
 from checkpoint.maintenance.stopped_region import append_record, hold_manifest
 from checkpoint.runtime import RealRegionRuntime, replace_runtime
-from dataflow.editing.calls import NO_STATE, as_table, planned, rules_for
+from dataflow.editing import NO_STATE, as_table, edited_tables, planned
 from dos_client import open_store
 from dos_protocol.errors import DosError
 from journal.core.chain import SegmentName, parse_segment_name
@@ -259,7 +259,7 @@ class Editor(Process):
         count = sum(one == word for one, _ in self._region.given.upto(read))
         count += sum(added for one, added in edits_in(checkpoint) if one == word)
         table = as_table("count", pa.table({"word": [word], "count": [count + ADDED]}))
-        rules = rules_for(self._region.plan, self._region.spec.name, {"count": table})
+        rules = edited_tables(self._region.plan, self._region.spec.name, {"count": table})
         plan = planned(rules, {"count": table}, NO_STATE, checkpoint.layout)
         return plan.rows, Edit(by=f"{word}+{ADDED}", wall_time_ms=1)
 

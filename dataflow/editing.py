@@ -2,23 +2,28 @@
 
     edit = await edit_state(store, graph, {"counts": [{"word": "the", "count": 7}]}, name="wordcount")
 
-Everything is validated before anything is claimed or written; `checkpoint/maintenance/editing.py` writes.
+Which rows an operator could have is its own rule (`OperatorSpec.edited`). In the end it reads the rows, and
+must have the same rows then. Everything is validated before anything is claimed or written;
+`checkpoint/maintenance/editing.py` writes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import trio
 
 from checkpoint import Checkpoint, Edit, Layout, SplitPosition, check_fingerprint, edit_target, even_layout
 from checkpoint.chains.manifest_log import ManifestView, StoreHost, read_manifest
-from checkpoint.chains.state_blocks import StateFold, encode_block, state_version_of
+from checkpoint.chains.state_blocks import StateFold, encode_block, make_block, newest_rows, state_version_of
 from checkpoint.chains.state_store import blocks_at
 from checkpoint.errors import EditRefusedError, NoRegionError, RestoreRefusedError
+from checkpoint.key_hash import HASH_COLUMN
 from checkpoint.limits import workers_default, workers_max
 from checkpoint.maintenance.editing import (
     EncodedRows,
@@ -31,22 +36,16 @@ from checkpoint.maintenance.editing import (
 from checkpoint.requests.client import requester
 from checkpoint.runtime import checkpoint_named, wall_time_ms
 from dataflow.core.event_time import UNKNOWN, Watermark
-from dataflow.editing.rows import (
-    EditedRows,
-    EditRules,
-    GivenTable,
-    by_worker,
-    edited_rows,
-    given_rows,
-    refuse,
-    rules_of,
-)
+from dataflow.core.plan import OperatorKind
 from dataflow.errors import UserFault, nearest
 from dataflow.graph.builder import Graph, GraphPart, parts_of
 from dataflow.graph.plan import GraphPlan
+from dataflow.operators.apply import same_rows
+from dataflow.operators.base import OperatorContext
 from dataflow.sources.base import Positions, SourceSpec
 from dataflow.sources.prefetched import Reading
 from dataflow.sources.stored import InputSource
+from dataflow.state.given_rows import GivenRows, GivenTable, given_rows, refuse
 from dataflow.values.columns import one_array
 from dataflow.values.python_rows import columns_of_frame
 from dos_client import Store
@@ -183,19 +182,27 @@ StateRows: TypeAlias = "pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]] 
 """Rows of a state table: an Arrow table or batch, a pandas DataFrame, or a list of dicts."""
 
 
+@dataclass(frozen=True, slots=True)
+class TableEdit:
+    """What an edit changed in the state of one operator, in keys."""
+
+    added: int
+    changed: int
+    deleted: int
+    unchanged: int
+    """Rows that equal the stored ones, and deletions of keys that have no state."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.added} added, {self.changed} changed, {self.deleted} deleted, {self.unchanged} unchanged"
+        )
+
+
 class PlannedEdit(NamedTuple):
     """`tables`: operator -> what changes; `rows`: worker -> (operator, encoded block) of what it gets."""
 
-    tables: dict[str, EditedRows]
+    tables: dict[str, TableEdit]
     rows: dict[int, list[tuple[str, bytes]]]
-
-    @property
-    def counts(self) -> dict[str, dict[str, int]]:
-        """Operator -> how many keys are added, changed and deleted."""
-        return {
-            name: {"added": one.added, "changed": one.changed, "deleted": one.deleted}
-            for name, one in self.tables.items()
-        }
 
 
 class StoredState(NamedTuple):
@@ -227,25 +234,134 @@ def as_table(operator: str, given: StateRows) -> GivenTable:
     return GivenTable([(name, [row.get(name) for row in given]) for name in names], len(given))
 
 
-def rules_for(plan: GraphPlan, region: str, tables: Mapping[str, GivenTable]) -> dict[str, EditRules]:
-    """Return the rules of each operator of an edit. Raises EditRefusedError."""
-    return {name: rules_of(plan, name, region) for name in tables}
+_TABLES: Final = {
+    "time": "its watermarks follow from the input",
+    "late": "it counts late rows",
+    "ahead": "it counts rows that were dropped",
+    "nulls": "it counts rows that were dropped",
+}
+
+
+class EditedTable:
+    """The table of an operator into which a person writes, and the operator's rules."""
+
+    def __init__(self, plan: GraphPlan, name: str, region: str) -> None:
+        """Raises EditRefusedError if the state of this operator of the graph cannot be edited."""
+        operator, tilde, table = name.partition("~")
+        editable = [one for one, spec in plan.specs.items() if not spec.not_edited]
+        known = f"operators whose state can be edited: {', '.join(editable) or 'none'}"
+        spec = plan.specs.get(operator)
+        if spec is None:
+            refuse(name, f"the region has no such operator{nearest(operator, plan.specs)}; {known}")
+        if tilde:
+            why = _TABLES.get(table, "the rows of this table wait for event time, or belong to another one")
+            refuse(name, f"this table cannot be edited: {why}", remedy=f"edit another table; {known}")
+        if spec.not_edited:
+            rule = f"its state ({spec.kind.value}) cannot be edited: {spec.not_edited}"
+            refuse(name, rule, remedy=f"edit another operator; {known}")
+        self.name = name
+        self.everywhere = spec.kind is OperatorKind.CONTROL
+        """Whether every worker has all rows."""
+        self._spec = spec
+        inputs, output = plan.inputs_of(operator), plan.schemas[operator]
+        self._context = OperatorContext(region, operator, 0, 1, bytes(16), inputs, output, broadcast={})
+        self.schema = self._through_the_operator([]).schema
+        """Of its blocks."""
+
+    def _through_the_operator(self, blocks: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+        """Return the state of a new instance of the operator that has read these blocks."""
+        operator = self._spec.open(self._context)
+        try:
+            table = operator.tables()[""]
+            for block in blocks:
+                table.restore(block)
+            return table.snapshot()
+        finally:
+            operator.close()
+
+    def edited(
+        self, given: GivenTable, stored: pa.RecordBatch | None, watermark: Watermark
+    ) -> tuple[TableEdit, pa.RecordBatch]:
+        """Return what the given rows change, and the changed rows as a block. Raises EditRefusedError."""
+        rows = given_rows(self.name, self.schema, given, stored)
+        edit, block = _changes(rows, self._spec.edited(rows, self._context, watermark))
+        try:
+            read = self._through_the_operator([block])
+        except (UserFault, pa.ArrowException, ValueError, TypeError, IndexError, OverflowError) as error:
+            refuse(self.name, f"it cannot read the rows: {error}", remedy="correct the values")
+        if not _same_table(read, block, rows.in_other_form):
+            refuse(
+                self.name,
+                "it reads other rows than were written",
+                remedy="write values as `dos-state` has them",
+            )
+        return edit, block
+
+
+def _changes(rows: GivenRows, values: Mapping[str, pa.Array]) -> tuple[TableEdit, pa.RecordBatch]:
+    exists = rows.at >= 0
+    same = exists & ~rows.deleted
+    if values and exists.any():
+        before = rows.stored.select(list(values)).take(pa.array(np.where(exists, rows.at, 0)))
+        after = pa.RecordBatch.from_arrays(
+            list(values.values()), schema=pa.schema([rows.schema.field(name) for name in values])
+        )
+        same &= same_rows(before, after)
+    changed = exists & ~rows.deleted & ~same
+    added, deleted = ~exists & ~rows.deleted, exists & rows.deleted
+    written = added | changed | deleted
+    kept, gone = pa.array(np.flatnonzero(written)), pa.array(rows.deleted[written])
+    block = make_block(
+        rows.schema,
+        [key.take(kept) for key in rows.keys],
+        rows.hashes[written],
+        [pc.if_else(gone, pa.scalar(None, one.type), one.take(kept)) for one in values.values()],
+        rows.deleted[written],
+    )
+    counts = [int(np.count_nonzero(one)) for one in (added, changed, deleted, ~written)]
+    return TableEdit(*counts), block
+
+
+def _by_worker(block: pa.RecordBatch, layout: Layout, *, everywhere: bool) -> Mapping[int, pa.RecordBatch]:
+    """Return the rows of each worker: those whose hash it owns, or all of them on every worker."""
+    if not block.num_rows:
+        return {}
+    if everywhere:
+        return dict.fromkeys(layout.workers, block)
+    lasts, owners = layout.upper_bounds()
+    at = np.searchsorted(np.array(lasts, np.uint64), block.column(HASH_COLUMN).to_numpy(), "left")
+    owner = np.array(owners)[at]
+    return {worker: block.filter(pa.array(owner == worker)) for worker in sorted(set(owner.tolist()))}
+
+
+def _same_table(one: pa.RecordBatch, other: pa.RecordBatch, ignored: Collection[str]) -> bool:
+    """Whether two blocks have the same rows that are not deleted, without regard to some value columns."""
+    left, right = newest_rows([one]), newest_rows([other])
+    if left.schema != right.schema or left.num_rows != right.num_rows:
+        return False
+    names = [name for name in left.schema.names if name not in ignored]
+    return bool(same_rows(left.select(names), right.select(names)).all())
+
+
+def edited_tables(plan: GraphPlan, region: str, tables: Mapping[str, GivenTable]) -> dict[str, EditedTable]:
+    """Return the table of each operator of an edit. Raises EditRefusedError."""
+    return {name: EditedTable(plan, name, region) for name in tables}
 
 
 async def stored_state(
-    store: Store, region: str, checkpoint: Checkpoint, rules: Mapping[str, EditRules]
+    store: Store, region: str, checkpoint: Checkpoint, edited: Mapping[str, EditedTable]
 ) -> StoredState:
     """Read the state of these operators in a checkpoint. Raises EditRefusedError for another version."""
     watermarks: dict[str, Watermark] = {}
     blocks: dict[str, list[pa.RecordBatch]] = {}
     for worker, part in sorted(checkpoint.workers.items()):
-        fold, wanted = StateFold(), {*rules, *(f"{name}~time" for name in rules)}
+        fold, wanted = StateFold(), {*edited, *(f"{name}~time" for name in edited)}
         async with aclosing(blocks_at(store, region, worker, part.state)) as stored:
             async for block in stored:
                 if block.operator in wanted:
                     decoded = await trio.to_thread.run_sync(block.decoded)
-                    if block.operator in rules:
-                        _check_version(rules[block.operator], decoded.schema)
+                    if block.operator in edited:
+                        _check_version(edited[block.operator], decoded.schema)
                     fold.add(block.operator, decoded)
         for name in fold.operators():
             rows = fold.take(name)
@@ -254,17 +370,17 @@ async def stored_state(
             if name != operator:
                 marks = [watermarks.get(operator, UNKNOWN), *rows.column("mark").to_pylist()]
                 watermarks[operator] = max(marks)
-            elif not (rules[name].everywhere and name in blocks):  # equal on all workers
+            elif not (edited[name].everywhere and name in blocks):  # equal on all workers
                 blocks.setdefault(name, []).append(rows)
     return StoredState({name: _joined(parts) for name, parts in blocks.items()}, watermarks)
 
 
-def _check_version(rules: EditRules, stored: pa.Schema) -> None:
-    if not stored.equals(rules.schema, check_metadata=True):
+def _check_version(edited: EditedTable, stored: pa.Schema) -> None:
+    if not stored.equals(edited.schema, check_metadata=True):
         refuse(
-            rules.name,
+            edited.name,
             f"its state is stored in version {state_version_of(stored)} ({_listed(stored)}), and that of the"
-            f" graph has version {state_version_of(rules.schema)} ({_listed(rules.schema)})",
+            f" graph has version {state_version_of(edited.schema)} ({_listed(edited.schema)})",
             remedy="run the region with this graph until it has migrated all of its state, and stop it",
         )
 
@@ -279,18 +395,16 @@ def _joined(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def planned(
-    rules: Mapping[str, EditRules], tables: Mapping[str, GivenTable], stored: StoredState, layout: Layout
+    edited: Mapping[str, EditedTable], tables: Mapping[str, GivenTable], stored: StoredState, layout: Layout
 ) -> PlannedEdit:
     """Return what an edit changes. CPU-heavy: call it in a thread. Raises EditRefusedError."""
-    edits: dict[str, EditedRows] = {}
+    edits: dict[str, TableEdit] = {}
     rows: dict[int, list[tuple[str, bytes]]] = {}
-    for name, one in rules.items():
-        given = given_rows(name, one.schema, one.hashed, tables[name], stored.blocks.get(name))
-        one.complete(given, stored.watermarks.get(name, UNKNOWN))
-        edits[name] = edited_rows(given)
-        one.check_read(edits[name])
-        for worker, block in by_worker(edits[name].rows, layout, everywhere=one.everywhere).items():
-            rows.setdefault(worker, []).extend((name, data) for data in encode_block(block))
+    for name, one in edited.items():
+        watermark = stored.watermarks.get(name, UNKNOWN)
+        edits[name], block = one.edited(tables[name], stored.blocks.get(name), watermark)
+        for worker, part in _by_worker(block, layout, everywhere=one.everywhere).items():
+            rows.setdefault(worker, []).extend((name, data) for data in encode_block(part))
     return PlannedEdit(edits, rows)
 
 
@@ -308,29 +422,13 @@ async def plan_edit(
         checkpoint=checkpoint.number,
         older=stored["older_operators"],
     )
-    rules = rules_for(plan, region, tables)
-    state = await stored_state(store, region, checkpoint, rules)
-    return await trio.to_thread.run_sync(planned, rules, tables, state, checkpoint.layout)
+    edited = edited_tables(plan, region, tables)
+    state = await stored_state(store, region, checkpoint, edited)
+    return await trio.to_thread.run_sync(planned, edited, tables, state, checkpoint.layout)
 
 
 _CHAINS_OF_ATTEMPTS = {"state", "steps"}
 """The chains that a call of `bootstrap_state` leaves which did not complete."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableEdit:
-    """What an edit changed in the state of one operator, in keys."""
-
-    added: int
-    changed: int
-    deleted: int
-    unchanged: int
-    """Rows that equal the stored ones, and deletions of keys that have no state."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.added} added, {self.changed} changed, {self.deleted} deleted, {self.unchanged} unchanged"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,14 +451,6 @@ class StateEdit:
             return f"region {self.region}: nothing was written to checkpoint {self.base}; {listed}"
         back = f". While it is retained, `dos region restore --to checkpoint:{self.base}` takes this back"
         return f"region {self.region}, checkpoint {self.checkpoint}: {listed}{back if self.base else ''}"
-
-
-def _edit_of(region: str, base: int, checkpoint: int | None, plan: PlannedEdit) -> StateEdit:
-    tables = {
-        name: TableEdit(one.added, one.changed, one.deleted, one.unchanged)
-        for name, one in plan.tables.items()
-    }
-    return StateEdit(region, base, checkpoint, tables)
 
 
 async def edit_state(
@@ -409,7 +499,7 @@ async def edit_state(
     target = edit_target(kept, named, region=region)
     first = await plan_for(target)  # what is refused leaves a driver that runs alone
     if dry_run or not first.rows:
-        return _edit_of(region, target.number, None, first)
+        return StateEdit(region, target.number, None, first.tables)
     done: list[tuple[Checkpoint, PlannedEdit]] = []
 
     async def rows_for(checkpoint: Checkpoint) -> tuple[EncodedRows, Edit]:
@@ -421,11 +511,15 @@ async def edit_state(
         StoreHost(store), region, rows_for, to=named, savepoint=savepoint, allow_republish=allow_republish
     )
     ((base, final),) = done
-    return _edit_of(region, base.number, record.number, final)
+    return StateEdit(region, base.number, record.number, final.tables)
 
 
 def _note(plan: PlannedEdit, why: str) -> Edit:
-    return Edit(by=requester(), wall_time_ms=wall_time_ms(), why=why, tables=plan.counts)
+    counts = {
+        name: {"added": one.added, "changed": one.changed, "deleted": one.deleted}
+        for name, one in plan.tables.items()
+    }
+    return Edit(by=requester(), wall_time_ms=wall_time_ms(), why=why, tables=counts)
 
 
 def _part_of(graph: Graph, application: str, tables: Mapping[str, object]) -> GraphPart:
@@ -489,8 +583,8 @@ async def bootstrap_state(
                 f"operator {operator!r} keeps files, which a first checkpoint cannot give it",
                 remedy="begin such a region without a given state",
             )
-    rules, layout = rules_for(plan, region, given), even_layout(workers)
-    first = await trio.to_thread.run_sync(planned, rules, given, NO_STATE, layout)
+    edited, layout = edited_tables(plan, region, given), even_layout(workers)
+    first = await trio.to_thread.run_sync(planned, edited, given, NO_STATE, layout)
     await _check_new(store, region)
     sources = await first_positions(store, region, application, plan, positions, workers)
     stored = plan.stored()
@@ -504,7 +598,7 @@ async def bootstrap_state(
         irrevocable=stored["irrevocable"],
         edit=_note(first, why),
     )
-    return _edit_of(region, 0, record.number, first)
+    return StateEdit(region, 0, record.number, first.tables)
 
 
 async def _check_new(store: Store, region: str) -> None:

@@ -1,1 +1,0 @@
-"""Edits of state: rows that a person writes into the state of operators."""
