@@ -247,13 +247,6 @@ def test_rename_replaces_and_remove_removes(disk: Disk) -> None:
     assert disk.names("") == []
 
 
-def test_a_closed_handle_is_refused(disk: Disk) -> None:
-    handle = disk.open("a", create=True)
-    disk.close(handle)
-    with pytest.raises(OSError, match=r"[Bb]ad"):
-        disk.size(handle)
-
-
 def test_a_file_is_named_until_it_is_removed_replaced_or_renamed(disk: Disk) -> None:
     disk.make_folder("d")
     put(disk, "d/a", b"one")

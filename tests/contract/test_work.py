@@ -49,9 +49,19 @@ pytestmark = [pytest.mark.trio, pytest.mark.parametrize("kind", KINDS)]
 
 async def test_so_many_jobs_at_once_and_all_are_heard(kind: str) -> None:
     reported: list[int] = []
+    at_work = set[int]()
+    most = 0
+
+    def work(job: int) -> int:
+        nonlocal most
+        at_work.add(job)
+        most = max(most, len(at_work))
+        at_work.remove(job)
+        return job * 2
+
     async with ports_of(kind) as ports:
         rounds = ports.rounds()
-        workers = ports.workers(lambda job: job * 2, reported.append, rounds, 3)
+        workers = ports.workers(work, reported.append, rounds, 3)
         for job in range(50):
             workers.start(job)
         assert workers.busy
@@ -59,6 +69,7 @@ async def test_so_many_jobs_at_once_and_all_are_heard(kind: str) -> None:
         async with running(rounds):
             await until(lambda: len(reported) == 50)
         assert sorted(reported) == [job * 2 for job in range(50)]
+        assert most <= 3
         assert not workers.busy
         workers.close()
         rounds.close()

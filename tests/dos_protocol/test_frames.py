@@ -104,36 +104,6 @@ def test_any_split_of_the_bytes_gives_the_same_frames(batch: list[m.Message], da
     assert decoder.buffered == 0
 
 
-@given(batch=st.lists(messages, min_size=1, max_size=4))
-def test_byte_by_byte_through_the_writable_view_gives_the_same_frames(batch: list[m.Message]) -> None:
-    stream = b"".join(encode_frame(m.encode(message)) for message in batch)
-    decoder = FrameDecoder(copy=False)
-    got = []
-    for byte in stream:
-        decoder.writable()[0] = byte
-        decoder.wrote(1)
-        while (frame := decoder.next_frame()) is not None:
-            got.append(m.decode(frame._replace(payload=bytes(frame.payload))))
-    assert got == batch
-
-
-def test_large_frames_through_the_writable_view_arrive_whole() -> None:
-    sent = [m.Append("a", i, i, bytes([i]) * (payload_bytes_max - i)) for i in range(5)]
-    stream = memoryview(b"".join(encode_frame(m.encode(message)) for message in sent))
-    decoder = FrameDecoder(copy=False)
-    got = []
-    while len(stream):
-        room = decoder.writable()
-        count = min(len(room), len(stream))
-        room[:count] = stream[:count]
-        stream = stream[count:]
-        decoder.wrote(count)
-        while (frame := decoder.next_frame()) is not None:
-            got.append(m.decode(frame._replace(payload=bytes(frame.payload))))
-    assert got == sent
-    assert decoder.capacity < 3 * payload_bytes_max
-
-
 @given(message=messages, data=st.data())
 def test_a_truncated_frame_is_no_frame_and_no_error(message: m.Message, data: st.DataObject) -> None:
     stream = encode_frame(m.encode(message))
@@ -211,14 +181,6 @@ def test_a_bad_header_is_refused_by_name_before_anything_is_allocated(head: byte
     decoder.receive(encode_frame(m.encode(m.Quit())))
     with pytest.raises(RemoteProtocolError):
         decoder.next_frame()
-
-
-def test_an_empty_buffer_gives_its_memory_back() -> None:
-    decoder = FrameDecoder()
-    decoder.receive(encode_frame(m.encode(m.Ping(bytes(100_000)))))
-    assert len(drain(decoder)) == 1
-    decoder.shrink()
-    assert decoder.capacity == 16 * 1024
 
 
 def test_values_that_do_not_fit_are_the_callers_error() -> None:

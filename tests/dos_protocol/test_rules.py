@@ -17,14 +17,13 @@ from dos_protocol.errors import (
     CorruptDataError,
     DosError,
     ErrorCode,
-    FencedError,
     LocalProtocolError,
     RefusedError,
     RemoteProtocolError,
 )
 from dos_protocol.frames import Frame, FrameDecoder, encode_frame, frame_head
 from dos_protocol.limits import meta_bytes_max, payload_bytes_max
-from dos_protocol.messages import SESSION_TABLE, Error, SessionEvent, SessionState, diagram, refused, step
+from dos_protocol.messages import SESSION_TABLE, SessionEvent, SessionState, diagram, refused, step
 from dos_protocol.names import (
     check_id,
     check_name,
@@ -36,11 +35,11 @@ from dos_protocol.names import (
     printable,
 )
 from dos_protocol.store_record import DiskStamp, decode_witnessed, default_ack_quorum, encode_witnessed
-from tests.dos_protocol.strategies import good_names, ids, messages, u64
+from tests.dos_protocol.strategies import ids, u64
 
 INFO = m.ObjectInfo("a", 3, 2, 1)
 SAMPLES: dict[m.Opcode, m.Message] = {
-    m.opcode_of(one): one
+    m.Opcode(m.encode(one).opcode): one
     for one in (
         m.Hello(1, b"t", b"s" * 16, 2, "c"), m.ChangeDirectory("d", True, 2, b"w" * 16),
         m.Append("a", 1, 2, b"p"), m.Get("a", 1, 2, 3), m.List("a", "b", 3), m.Stat("a", 4), m.Delete("a"),
@@ -84,12 +83,6 @@ def test_a_payload_exists_where_one_belongs_and_nowhere_else(opcode: m.Opcode) -
         assert getattr(m.decode(frame._replace(payload=b"other")), row.payload) == b"other"
     else:
         assert refusal(frame._replace(payload=bytes(frame.payload) + b"\0")).code is ErrorCode.BAD_FRAME
-
-
-@given(message=messages)
-def test_a_longer_meta_is_refused_whatever_is_in_it(message: m.Message) -> None:
-    frame = m.encode(message, 7)
-    refusal(frame._replace(meta=frame.meta + frame.meta[-1:] + b"x"))
 
 
 def test_a_flag_is_0_or_1() -> None:
@@ -373,8 +366,9 @@ def test_what_is_no_name_is_refused_and_shown_cut() -> None:
         check_name("x" * 200)
     with pytest.raises(errors.BadNameError, match="a name must be a str, got b'a'"):
         check_name(b"a")  # type: ignore[arg-type]
-    for text in ("0" * 30, "0" * 34, " ".join(["00"] * 16)):
-        with pytest.raises(ValueError, match="32 hex digits"):
+    assert parse_id(id_text(bytes(range(16)))) == bytes(range(16))
+    for text in ("", "0" * 30, "0" * 34, " ".join(["00"] * 16), "zz" * 16, " " + "00" * 16):
+        with pytest.raises(ValueError, match=r"id is 32 hex|non-hexadecimal"):
             parse_id(text)
 
 
@@ -451,7 +445,8 @@ def test_errors_keep_their_fields() -> None:
     plain = RefusedError("text")
     assert (plain.code, plain.actual, plain.record) == (ErrorCode.INTERNAL, 0, b"")
     assert RefusedError("text", remedy="do so").remedy == "do so"
-    assert errors.FencedError("text").code is ErrorCode.FENCED
+    fenced = errors.FencedError("text", actual=12)
+    assert (fenced.code, fenced.epoch_held) == (ErrorCode.FENCED, 12)
     assert errors.WouldLoseError("text", actual=9).durable == 9
 
 
@@ -462,13 +457,15 @@ def test_a_refusal_is_of_the_class_for_its_code_and_keeps_the_servers_remedy(cod
     ours = [cls for cls in RefusedError.__subclasses__() if cls.__module__ == errors.__name__]
     own = {cls.code_of_class: cls for cls in ours}
     assert type(error) is own.get(code, RefusedError)
-    unknown = refused(m.Error(9999, "words", "do so", 7, b"r"))
-    assert (unknown.code, unknown.remedy, unknown.actual, unknown.record) == (
-        ErrorCode.INTERNAL,
-        "do so",
-        7,
-        b"r",
-    )
+    without = refused(m.Error(code, "words"))
+    assert VERDICTS[code].remedy in str(without)
+    assert without.code == code
+
+
+def test_a_code_from_a_newer_server_is_still_an_error_one_can_catch() -> None:
+    error = refused(m.Error(9999, "words", "do so", 7, b"r"))
+    assert (type(error), error.code, error.actual) == (RefusedError, ErrorCode.INTERNAL, 7)
+    assert (error.remedy, error.record, "9999" in str(error)) == ("do so", b"r", True)
 
 
 def test_what_ends_a_connection() -> None:
@@ -512,26 +509,9 @@ def test_messages_have_these_defaults() -> None:
 
 
 HOSTILE = [
-    "",
-    ".",
-    "..",
-    "a/../b",
-    "/etc/passwd",
-    "//",
-    "~",
-    "a\\b",
-    "%2e%2e",
-    "..\u2024",
-    "\uff0f",
-    "\u202eabc",
-    "-rf",
+    *("", ".", "..", "a/../b", "/etc/passwd", "//", "~", "a\\b", "%2e%2e", "..\u2024", "\uff0f", "\u202eabc"),
+    *("-rf", ".tmp", ".claim", "a b", "a\0", "a\n", "\n", "é", "x" * 129, "_a", "a:b", "a\r", "\uff11"),
 ]
-HOSTILE += [".tmp", ".claim", "a b", "a\0", "a\n", "\n", "é", "x" * 129, "_a", "a:b", "a\r", "\uff11"]
-
-
-@given(name=good_names)
-def test_names_of_the_grammar_pass(name: str) -> None:
-    assert check_name(name) == name
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -548,34 +528,6 @@ def test_a_foreign_text_is_shown_as_it_is_but_for_what_a_terminal_obeys(text: st
     assert shown.isprintable()
     assert shown == "".join(one if one.isprintable() else ascii(one).strip("'") for one in text)
     assert printable("línea\r\n\x1b[2J 行") == "línea\\r\\n\\x1b[2J 行"
-
-
-def test_ids_are_32_hex_digits() -> None:
-    assert parse_id(id_text(bytes(range(16)))) == bytes(range(16))
-    for text in ("", "00", "zz" * 16, "00" * 17, " " + "00" * 16):
-        with pytest.raises(ValueError, match=r"id is 32 hex|non-hexadecimal"):
-            parse_id(text)
-
-
-@pytest.mark.parametrize("code", list(ErrorCode))
-def test_every_code_has_a_verdict_and_an_exception_that_carries_it(code: ErrorCode) -> None:
-    assert VERDICTS[code].remedy
-    error = refused(Error(code, "words", "", 7, b"record"))
-    assert (error.code, error.actual, error.record) == (code, 7, b"record")
-    assert VERDICTS[code].remedy in str(error)
-
-
-def test_a_code_from_a_newer_server_is_still_an_error_one_can_catch() -> None:
-    error = refused(Error(9999, "new trouble"))
-    assert type(error) is errors.RefusedError
-    assert "9999" in str(error)
-
-
-def test_fenced_names_the_epoch_held() -> None:
-    error = refused(Error(ErrorCode.FENCED, "older", "", 12))
-    assert isinstance(error, FencedError)
-    assert error.epoch_held == 12
-    assert ErrorCode.FENCED not in CLOSING
 
 
 @given(state=st.sampled_from(SessionState), event=st.sampled_from(SessionEvent))

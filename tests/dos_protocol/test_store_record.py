@@ -37,27 +37,20 @@ def test_a_record_survives_its_bytes_and_the_specification_reads_them(record: St
 
 
 @given(record=store_records(), data=st.data())
-def test_a_flip_or_a_cut_is_named(record: StoreRecord, data: st.DataObject) -> None:
+def test_bytes_of_another_program_with_the_right_digest_are_a_record_or_refused(
+    record: StoreRecord, data: st.DataObject
+) -> None:
     good = encode_store_record(record)
     bit = data.draw(st.integers(0, 8 * len(good) - 1))
     bad = bytearray(good)
     bad[bit // 8] ^= 1 << bit % 8
-    cut = data.draw(st.integers(0, len(good) - 1))
-    for damaged in (bytes(bad), good[:cut], good + b"\0"):
-        with pytest.raises(CorruptDataError):
-            decode_store_record(damaged)
-    for body in (bytes(bad[:-8]), good[: min(cut, len(good) - 8)], good[:-8] + b"\0"):
-        accepted_or_refused(body)
-
-
-def accepted_or_refused(body: bytes) -> None:
-    """Bytes of another program, with the right digest, are a record with exactly these bytes, or refused."""
-    data = body + digest64(body).to_bytes(8, "big")
-    try:
-        record = decode_store_record(data)
-    except CorruptDataError:
-        return
-    assert encode_store_record(record) == data
+    for body in (bytes(bad[:-8]), good[: data.draw(st.integers(0, len(good) - 8))], good[:-8] + b"\0"):
+        sealed = body + digest64(body).to_bytes(8, "big")
+        try:
+            found = decode_store_record(sealed)
+        except CorruptDataError:
+            continue
+        assert encode_store_record(found) == sealed
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,12 @@ from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from tests.support.core_harness import Harness
 
-W1, W2 = b"1" * 16, b"2" * 16
+W1, W2 = b"w" * 16, b"x" * 16
+"""Two writers."""
+
+
+def to_claim(epoch: int = 1, writer: bytes = W1, directory: str = "dir") -> m.ChangeDirectory:
+    return m.ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=writer)
 
 
 def append(content: bytes, payload: bytes, name: str = "o") -> m.Append:
@@ -14,7 +19,7 @@ def append(content: bytes, payload: bytes, name: str = "o") -> m.Append:
 
 def claimed(server: Harness, epoch: int = 1, writer: bytes = W1, directory: str = "dir") -> int:
     session = server.connect()
-    opened = server.ask(session, m.ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=writer))
+    opened = server.ask(session, to_claim(epoch, writer, directory))
     assert isinstance(opened, m.DirectoryOpened), opened
     return session
 

@@ -8,6 +8,7 @@ from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core.requests.scrub import NO_SCRUB, ScrubPlan
 from dos_server.memory.disk import _Folder, _Node
+from tests.dos_server.core_requests import to_claim
 from tests.support.core_harness import SERVER_ID, Harness
 from tests.support.fake_disk import FakeDisk
 
@@ -33,7 +34,7 @@ class StoreMember(Harness):
 
     def claim(self) -> m.DirectoryOpened:
         self.writer = self.connect(HELLO)
-        opened = self.ask(self.writer, m.ChangeDirectory("dir", claim=True, epoch=3, writer_id=b"w" * 16))
+        opened = self.ask(self.writer, to_claim(3))
         assert isinstance(opened, m.DirectoryOpened), opened
         return opened
 

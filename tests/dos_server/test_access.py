@@ -23,6 +23,7 @@ from dos_server.core.access import (
     Tokens,
     why_forbidden,
 )
+from tests.dos_server.core_requests import to_claim
 from tests.support.core_harness import SERVER_ID, Harness
 from tests.support.planted_source import planted
 
@@ -193,7 +194,7 @@ def test_what_is_not_granted_is_refused_by_name_and_the_session_continues() -> N
     for request in (
         m.ChangeDirectory("prices"),
         m.ChangeDirectory("no-such-directory"),
-        m.ChangeDirectory("shop", claim=True, epoch=9, writer_id=b"w" * 16),
+        to_claim(9, directory="shop"),
     ):
         assert code_of(server.ask(session, request)) is ErrorCode.FORBIDDEN
     assert server.ask(session, m.Stat("o")).info.synced == 4, "it is where it was"

@@ -12,7 +12,7 @@ from dos_protocol.frames import Frame
 from dos_server.core import vocabulary as v
 from dos_server.core.requests.appends import take_run
 from dos_server.limits import extent_payload_bytes_max
-from tests.dos_server.core_requests import W1, append, claimed, code_of
+from tests.dos_server.core_requests import W1, append, claimed, code_of, to_claim
 from tests.support.core_harness import Harness
 
 
@@ -275,14 +275,14 @@ def test_a_run_never_takes_for_one_object_what_is_for_another_with_the_same_cont
 def test_a_superseded_writer_gets_nothing_in_by_a_run() -> None:
     server = Harness()
     old = server.connect()
-    server.ask(old, m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=b"w" * 16))
+    server.ask(old, to_claim())
     folds: dict[str, PrefixDigest] = {}
     right = AppendSpec("o", 100, 0, False)
     server.event(v.ReceivedAppends(old, frames_of([right], folds)))
     server.event(v.BatchEnded())
     server.settle()
     new = server.connect()
-    server.ask(new, m.ChangeDirectory("dir", claim=True, epoch=2, writer_id=b"x" * 16))
+    server.ask(new, to_claim(2, b"x" * 16))
     server.event(v.ReceivedAppends(old, frames_of([right] * 3, folds)))
     server.event(v.BatchEnded())
     server.settle()

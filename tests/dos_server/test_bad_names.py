@@ -23,6 +23,7 @@ from dos_server.disk import RealDisk
 from dos_server.embedded import OpenServer
 from dos_server.storage import Storage
 from tests.dos_protocol.test_rules import HOSTILE
+from tests.dos_server.core_requests import to_claim
 from tests.support.data_tree import tree
 from tests.support.wire import Wire
 
@@ -66,7 +67,7 @@ REQUESTS: dict[str, Callable[[str], m.Message]] = {
     "STAT": lambda name: m.Stat(name),
     "DELETE": lambda name: m.Delete(name),
     "CWD": lambda name: m.ChangeDirectory(name),
-    "a claim": lambda name: m.ChangeDirectory(name, claim=True, epoch=6, writer_id=b"w" * 16),
+    "a claim": lambda name: to_claim(6, directory=name),
 }
 
 
@@ -261,7 +262,7 @@ def test_a_directory_with_a_planted_file_of_the_server_cannot_be_opened(
     with embedded.start(filled) as server, Wire(server.address) as wire:
         for request in (
             m.ChangeDirectory("dir"),
-            m.ChangeDirectory("dir", claim=True, epoch=6, writer_id=b"w" * 16),
+            to_claim(6),
         ):
             answer = wire.ask(request)
             assert isinstance(answer, m.Error), answer

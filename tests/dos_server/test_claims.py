@@ -17,7 +17,7 @@ from dos_server import embedded
 from dos_server.core.files.extent import object_seed
 from dos_server.core.files.records import ClaimRecord, encode_claim
 from dos_server.core.files.recovery import judge
-from tests.dos_server.core_requests import W1, W2, append, claimed, code_of
+from tests.dos_server.core_requests import W1, W2, append, claimed, code_of, to_claim
 from tests.dos_server.store_member import LONGER, StoreMember
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
@@ -28,7 +28,7 @@ def test_a_claim_is_answered_only_when_it_is_durable() -> None:
     # EVIDENCE-OF: P-4
     server = Harness()
     session = server.connect()
-    request = server.send(session, m.ChangeDirectory("dir", claim=True, epoch=3, writer_id=W1))
+    request = server.send(session, to_claim(3))
     server.finish()  # loaded
     assert server.answer(session, request) is None
     server.finish()  # stored
@@ -36,7 +36,7 @@ def test_a_claim_is_answered_only_when_it_is_durable() -> None:
     server.disk.kill()
     server.start()
     late = server.connect()
-    refused = server.ask(late, m.ChangeDirectory("dir", claim=True, epoch=2, writer_id=W2))
+    refused = server.ask(late, to_claim(2, W2))
     assert (code_of(refused), refused.actual) == (ErrorCode.FENCED, 3)
 
 
@@ -46,7 +46,7 @@ def test_a_claim_waits_for_what_was_accepted_before_it_and_tells_the_final_sizes
     old = claimed(server, 1, W1)
     server.send(old, append(b"", b"last words"))
     new = server.connect()
-    request = server.send(new, m.ChangeDirectory("dir", claim=True, epoch=2, writer_id=W2))
+    request = server.send(new, to_claim(2, W2))
     fenced = server.unasked(old, m.Error)
     assert [(code_of(one), one.actual) for one in fenced] == [(ErrorCode.FENCED, 2)]
     server.finish(1)  # the claim is stored; the sync still runs
@@ -66,7 +66,7 @@ def test_a_superseded_writer_is_refused_for_ever_and_may_still_read() -> None:
     answer = server.ask(old, append(b"mine", b"zombie"))
     assert (code_of(answer), answer.actual) == (ErrorCode.FENCED, 2)
     assert server.ask(old, m.Get("o", 0, 10)).payload == b"mine"
-    again = server.ask(old, m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=W1))
+    again = server.ask(old, to_claim())
     assert code_of(again) == ErrorCode.FENCED
     assert code_of(server.ask(old, append(b"mine", b"zombie"))) == ErrorCode.FENCED
 
@@ -85,7 +85,7 @@ def test_epochs_that_are_lower_taken_zero_or_wild_are_refused(epoch: int, writer
     server = Harness()
     claimed(server, 5, W1)
     other = server.connect()
-    answer = server.ask(other, m.ChangeDirectory("dir", claim=True, epoch=epoch, writer_id=writer))
+    answer = server.ask(other, to_claim(epoch, writer))
     assert (code_of(answer), answer.actual, answer.message) == (ErrorCode.FENCED, 5, why)
     assert code_of(server.ask(other, m.Stat("o"))) == ErrorCode.NOT_READY
 
@@ -103,8 +103,8 @@ def test_the_same_writer_may_claim_again_on_a_new_connection() -> None:
 def test_of_two_claims_at_once_the_higher_wins_and_the_other_is_notified() -> None:
     server = Harness()
     a, b = server.connect(), server.connect()
-    low = server.send(a, m.ChangeDirectory("dir", claim=True, epoch=2, writer_id=W1))
-    high = server.send(b, m.ChangeDirectory("dir", claim=True, epoch=3, writer_id=W2))
+    low = server.send(a, to_claim(2))
+    high = server.send(b, to_claim(3, W2))
     server.settle()
     assert code_of(server.answer(a, low)) == ErrorCode.FENCED
     assert server.answer(b, high).epoch == 3
@@ -140,7 +140,7 @@ def test_a_directory_nobody_claimed_takes_appends_until_somebody_does() -> None:
 def test_requests_after_a_cwd_wait_for_it() -> None:
     server = Harness()
     session = server.connect()
-    server.send(session, m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=W1))
+    server.send(session, to_claim())
     server.send(session, append(b"", b"abc"))
     server.send(session, append(b"abc", b"def"))
     stat = server.send(session, m.Stat("o"))
@@ -157,10 +157,10 @@ def test_a_claim_that_cannot_be_stored_is_refused_and_still_fences() -> None:
     old = claimed(server, 1, W1)
     new = server.connect()
     server.disk.fail("rename", errno.EIO)
-    answer = server.ask(new, m.ChangeDirectory("dir", claim=True, epoch=2, writer_id=W2))
+    answer = server.ask(new, to_claim(2, W2))
     assert code_of(answer) == ErrorCode.POISONED
     assert code_of(server.ask(old, append(b"", b"x"))) == ErrorCode.FENCED
-    again = server.ask(new, m.ChangeDirectory("dir", claim=True, epoch=2, writer_id=W2))
+    again = server.ask(new, to_claim(2, W2))
     assert isinstance(again, m.DirectoryOpened)
 
 
@@ -169,8 +169,8 @@ def test_a_claim_that_could_not_be_stored_does_not_cost_the_one_that_came_after_
     server = Harness()
     first, second = server.connect(), server.connect()
     server.disk.fail("rename", errno.EIO)
-    server.send(first, m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=W1))
-    request = server.send(second, m.ChangeDirectory("dir", claim=True, epoch=2, writer_id=W2))
+    server.send(first, to_claim())
+    request = server.send(second, to_claim(2, W2))
     server.settle()
     assert isinstance(server.answer(second, request), m.DirectoryOpened)
     assert code_of(server.ask(first, append(b"", b"x"))) != ErrorCode.NO_SPACE
@@ -188,7 +188,7 @@ def test_an_unreadable_claim_closes_the_directory_and_no_other() -> None:
     session = server.connect()
     for request in (
         m.ChangeDirectory("dir"),
-        m.ChangeDirectory("dir", claim=True, epoch=9, writer_id=W2),
+        to_claim(9, W2),
     ):
         assert code_of(server.ask(session, request)) == ErrorCode.CORRUPT
     assert isinstance(server.ask(session, m.ChangeDirectory("other")), m.DirectoryOpened)
@@ -197,16 +197,12 @@ def test_an_unreadable_claim_closes_the_directory_and_no_other() -> None:
 # --- A claim that is gone, or older than an extent of the directory: it can fence nobody, and is refused ---
 
 
-def claim(epoch: int, writer_id: bytes = b"w" * 16) -> m.ChangeDirectory:
-    return m.ChangeDirectory("dir", claim=True, epoch=epoch, writer_id=writer_id)
-
-
 def written(epoch: int = 2) -> Harness:
     """A server that is stopped, whose directory was written by two claims, one after the other."""
     server = Harness(FakeDisk())
     for number, content in ((1, b""), (epoch, b"old")):
         session = server.connect()
-        assert isinstance(server.ask(session, claim(number)), m.DirectoryOpened)
+        assert isinstance(server.ask(session, to_claim(number)), m.DirectoryOpened)
         assert server.ask(session, append(content, b"old")) is None
     server.storage.stop()
     return server
@@ -224,7 +220,7 @@ def test_a_directory_whose_extents_are_newer_than_its_claim_is_refused_and_said_
         server.disk.put("d/dir/.claim", encode_claim(left))
     server.start()
     session = server.connect()
-    for request in (claim(1), claim(3, b"x" * 16), m.ChangeDirectory("dir")):
+    for request in (to_claim(1), to_claim(3, b"x" * 16), m.ChangeDirectory("dir")):
         refused = server.ask(session, request)
         assert refused.code == ErrorCode.CORRUPT, request
         assert "epoch 2" in refused.message
@@ -238,9 +234,9 @@ def test_no_extent_is_of_a_claim_that_is_not_on_stable_storage_yet() -> None:
     """Bytes of the older writer are written while a newer claim is on its way to the disk; then a crash."""
     server = Harness(FakeDisk())
     old, new = server.connect(), server.connect()
-    server.ask(old, claim(1))
+    server.ask(old, to_claim(1))
     server.send(old, append(b"", b"accepted"), ends_batch=False)
-    server.send(new, claim(2, b"x" * 16))  # its storing waits in `pending`, the batch is written
+    server.send(new, to_claim(2, b"x" * 16))  # its storing waits in `pending`, the batch is written
     assert server.disk.content("d/dir/o")
     server.disk.kill()
     server.start()
@@ -255,9 +251,7 @@ def test_a_new_copy_is_of_the_claim_that_is_stored() -> None:
     assert isinstance(held, m.DirectoryOpened)
     member.disk.fail("rename", 5)
     taker = member.reader()
-    refused = member.ask(
-        taker, m.ChangeDirectory("dir", claim=True, epoch=held.epoch + 5, writer_id=b"n" * 16)
-    )
+    refused = member.ask(taker, to_claim(held.epoch + 5, b"n" * 16))
     assert isinstance(refused, m.Error)
     member.rot(150_000)
     assert isinstance(member.repair(member.reader(), LONGER, old=member.inspect()), m.RepairAck)
@@ -279,7 +273,7 @@ def test_after_any_crash_the_claim_is_no_older_than_the_extents() -> None:
             if rng.random() < 0.4 or not sessions:
                 epoch += rng.randrange(1, 4)
                 sessions.append(newcomers.pop())
-                server.send(sessions[-1], claim(epoch, rng.randbytes(16)))
+                server.send(sessions[-1], to_claim(epoch, rng.randbytes(16)))
             else:
                 session = rng.choice(sessions)
                 content = sizes.get(session, b"")
@@ -351,7 +345,7 @@ def test_a_session_that_ends_at_any_step_of_an_append_leaves_a_size_to_continue_
     # EVIDENCE-OF: P-1, P-2
     server = Harness()
     session = server.connect()
-    server.ask(session, m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=b"w" * 16))
+    server.ask(session, to_claim())
     steps = [
         lambda: server.send(session, m.Append("o", 0, 0, FIRST), ends_batch=False),
         lambda: server.send(session, m.Append("o", len(FIRST), prefix_digest(FIRST), SECOND)),
@@ -364,7 +358,7 @@ def test_a_session_that_ends_at_any_step_of_an_append_leaves_a_size_to_continue_
     if sync_ends == "before the new session":
         server.settle()
     session = server.connect()
-    request = server.send(session, m.ChangeDirectory("dir", claim=True, epoch=2, writer_id=b"x" * 16))
+    request = server.send(session, to_claim(2, b"x" * 16))
     server.settle()
     opened = server.answer(session, request)
     content = FIRST + SECOND if step >= 2 else FIRST if step == 1 else b""

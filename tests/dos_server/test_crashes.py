@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_server.core import vocabulary as v
+from tests.dos_server.core_requests import to_claim
 from tests.support.core_harness import Harness
 
 NAMES = ("a", "b", "c")
@@ -46,7 +47,7 @@ class Run:
         session = server.connect()
         self.epoch += 1
         writer_id = self.rng.randbytes(16)
-        claim = m.ChangeDirectory("dir", claim=True, epoch=self.epoch, writer_id=writer_id)
+        claim = to_claim(self.epoch, writer_id)
         request = server.send(session, claim)
         while (opened := server.answer(session, request)) is None:
             self.listen()
@@ -159,7 +160,7 @@ def test_power_that_goes_in_the_start_after_a_kill_makes_no_object_look_damaged(
     durable, a power cut could leave the mark alone: an object that was synced, and lost."""
     server = Harness()
     session = server.connect()
-    server.send(session, m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=b"w" * 16))
+    server.send(session, to_claim())
     server.settle()
     server.storage.sync = lambda effect: v.DiskFailure.NONE  # killed before the first sync began
     server.send(session, m.Append("o", 0, prefix_digest(b""), b"accepted"))

@@ -5,7 +5,7 @@ import errno
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
-from tests.dos_server.core_requests import W2, append, claimed, code_of
+from tests.dos_server.core_requests import W2, append, claimed, code_of, to_claim
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
 
@@ -55,7 +55,7 @@ def test_a_claim_on_a_directory_with_a_poisoned_object_is_answered_and_reports_i
     server.send(session, append(b"", b"lost"))
     server.settle()
     new = server.connect()
-    opened = server.ask(new, m.ChangeDirectory("dir", claim=True, epoch=2, writer_id=W2))
+    opened = server.ask(new, to_claim(2, W2))
     (info,) = opened.entries
     assert info.poisoned
     assert info.corrupt
@@ -129,17 +129,3 @@ def test_acknowledged_bytes_that_are_gone_after_a_restart_are_missed() -> None:
     assert (infos["o"].synced, infos["o"].corrupt) == (100, True)
     assert (infos["whole"].synced, infos["whole"].corrupt) == (0, True)
     assert code_of(server.ask(session, m.Get("o", 100, 10))) == ErrorCode.CORRUPT
-
-
-def test_a_block_in_another_ones_place_is_never_served() -> None:
-    # EVIDENCE-OF: P-2
-    server = Harness()
-    session = claimed(server)
-    for number in range(4):
-        server.ask(session, append(b"x" * 100 * number, b"x" * 100))
-    handle = server.disk.open("d/dir/o", create=False)
-    first = server.disk.read(handle, 0, 164)
-    server.disk.write(handle, 2 * 164, [first])
-    answer = server.ask(session, m.Get("o", 0, 1000))
-    assert (code_of(answer), answer.actual) == (ErrorCode.CORRUPT, 200)
-    assert server.ask(session, m.Get("o", 0, 1000)).payload == b"x" * 200

@@ -23,6 +23,7 @@ from dos_server.core.files.records import ClaimRecord, ObjectMark, encode_mark
 from dos_server.core.files.recovery import RecoveredObject
 from dos_server.core.files.scan import ExtentStart
 from dos_server.storage import Storage
+from tests.dos_server.core_requests import to_claim
 from tests.support.core_harness import SERVER_ID, Harness
 from tests.support.fake_disk import FakeDisk
 
@@ -39,7 +40,7 @@ def made(texts: list[bytes], name: str = "obj", directory: str = "dir", epoch: i
     server = Harness()
     session = server.connect()
     server.ask(session, m.Configure(RECORD))
-    claim = m.ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=b"w" * 16)
+    claim = to_claim(epoch, directory=directory)
     server.ask(session, claim)
     content = b""
     for text in texts:

@@ -11,6 +11,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
+from tests.dos_server.core_requests import to_claim
 from tests.support.servers import ServerProcess, one_server, server_without_log
 from tests.support.strace import PWRITES, SYNCS, WRITES, Injected
 from tests.support.wire import Wire
@@ -56,7 +57,7 @@ def test_a_failed_fsync_poisons_is_never_tried_again_and_counts_for_nothing_afte
             requests = [wire.append("o", good, b"lost" * 1000), wire.append("new", b"", b"lost too")]
             assert [wire.answer(one).code for one in requests] == [ErrorCode.POISONED] * 2
             assert content_of(wire, "o") == good, "bytes of before are served"
-            claim = wire.ask(m.ChangeDirectory("dir", claim=True, epoch=2, writer_id=b"x" * 16))
+            claim = wire.ask(to_claim(2, b"x" * 16))
             assert claim.code == ErrorCode.POISONED, "a claim that cannot be made durable is not given"
     with Wire(server_without_log.address) as wire:  # the disk is well again
         claim = wire.claim("dir", epoch=2, writer_id=b"x" * 16)

@@ -24,7 +24,7 @@ from dos_server.embedded import DataDirectoryInUseError, OpenServer
 from dos_server.limits import log_reserved_bytes, mark_bytes
 from dos_server.offline.fsck import Check, NotCheckedError
 from dos_server.offline.reading import DataDirectory
-from tests.dos_server.core_requests import append
+from tests.dos_server.core_requests import append, to_claim
 from tests.support.core_harness import Harness
 from tests.support.dos_command import dos
 from tests.support.fake_disk import FakeDisk
@@ -34,16 +34,12 @@ from tests.support.wire import Wire
 SLOT_BYTES = log_reserved_bytes + (1 << 16)
 
 
-def claim(epoch: int, directory: str = "dir", writer_id: bytes = b"w" * 16) -> m.ChangeDirectory:
-    return m.ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=writer_id)
-
-
 def written(slot_bytes: int = 0) -> Harness:
     """A running server with two directories, claimed at epoch 5, one of which has an object."""
     server = Harness(FakeDisk(), slot_bytes=slot_bytes)
     for directory in ("dir", "other"):
         session = server.connect()
-        assert isinstance(server.ask(session, claim(5, directory)), m.DirectoryOpened)
+        assert isinstance(server.ask(session, to_claim(5, directory=directory)), m.DirectoryOpened)
         assert server.ask(session, append(b"", b"bytes")) is None
     return server
 
@@ -53,7 +49,11 @@ def refuses(server: Harness, directory: str = "dir") -> bool:
     session = server.connect()
     answers = [
         server.ask(session, one)
-        for one in (claim(1, directory), claim(9, directory), m.ChangeDirectory(directory))
+        for one in (
+            to_claim(1, directory=directory),
+            to_claim(9, directory=directory),
+            m.ChangeDirectory(directory),
+        )
     ]
     (entry,) = [one for one in server.ask(session, m.List()).entries if one.name == directory]
     return entry.corrupt and all(
@@ -76,7 +76,7 @@ def test_a_directory_that_is_missing_at_a_start_is_refused_and_the_others_are_se
     for _ in range(2):  # a replay of the log does not bring back a part of it
         server.start()
         assert refuses(server)
-        assert isinstance(server.ask(server.connect(), claim(6, "other")), m.DirectoryOpened)
+        assert isinstance(server.ask(server.connect(), to_claim(6, directory="other")), m.DirectoryOpened)
         server.disk.kill()
 
 
@@ -126,9 +126,9 @@ def test_a_server_does_not_start_without_its_directories_or_their_register(what:
 def test_a_claim_below_one_that_the_directory_had_is_refused_also_without_an_extent() -> None:
     """The `.claim` of a directory is replaced by an older copy, and nothing was written since."""
     server = Harness(FakeDisk())
-    server.ask(server.connect(), claim(2))
+    server.ask(server.connect(), to_claim(2))
     older = server.disk.content("d/dir/.claim")
-    server.ask(server.connect(), claim(5))
+    server.ask(server.connect(), to_claim(5))
     server.storage.stop()
     server.disk.put("d/dir/.claim", bytes(older))
     server.start()
@@ -168,9 +168,9 @@ def test_a_directory_is_registered_before_it_is_acknowledged() -> None:
     server = Harness(FakeDisk())
     session = server.connect()
     server.disk.fail_at("write", "directories", 5)
-    refused = server.ask(session, claim(1))
+    refused = server.ask(session, to_claim(1))
     assert isinstance(refused, m.Error), refused
-    assert isinstance(server.ask(server.connect(), claim(2)), m.DirectoryOpened)
+    assert isinstance(server.ask(server.connect(), to_claim(2)), m.DirectoryOpened)
     assert "dir" in server.storage.register.names
 
 
@@ -363,7 +363,7 @@ def test_what_is_appended_to_an_object_that_was_taken_away_is_not_acknowledged(
     # EVIDENCE-OF: P-1
     server = Harness()
     session = server.connect()
-    server.ask(session, m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=b"w" * 16))
+    server.ask(session, to_claim())
     assert server.ask(session, append(b"", b"abc")) is None
     server.disk.take_away(what)
     if again:  # and something else is put in its place

@@ -19,6 +19,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import PrefixDigest, prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
+from tests.dos_server.core_requests import to_claim
 from tests.support.servers import ServerProcess, one_server, server_without_log, three_servers, url_of
 from tests.support.wire import Wire
 
@@ -74,7 +75,7 @@ def test_acknowledged_bytes_claims_and_identity_survive_kill_9(one_server: Serve
         server.restart()
         assert (server.address, server.server_id) == (address, server_id)
         with Wire(server.address) as wire:
-            stale = wire.ask(m.ChangeDirectory("dir", claim=True, epoch=1 + seed, writer_id=b"x" * 16))
+            stale = wire.ask(to_claim(1 + seed, b"x" * 16))
             assert (stale.code, stale.actual) == (ErrorCode.FENCED, 1 + seed)
             opened = wire.ask(m.ChangeDirectory("dir"))
             info = next(info for info in opened.entries if info.name == f"o{seed}")
@@ -333,7 +334,7 @@ def test_many_directories_are_claimed_at_once_and_none_is_refused_as_busy(one_se
         with contextlib.ExitStack() as stack:
             wires = [stack.enter_context(Wire(one_server.address)) for _ in range(40)]
             for number, wire in enumerate(wires):
-                wire.send(m.ChangeDirectory(f"dir{number}", claim=True, epoch=epoch, writer_id=b"w" * 16))
+                wire.send(to_claim(epoch, directory=f"dir{number}"))
             opened = [wire.receive() for wire in wires]
             assert all(isinstance(one, m.DirectoryOpened) for one in opened), opened
             for wire in wires:

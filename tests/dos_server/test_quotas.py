@@ -13,6 +13,7 @@ from dos_server.core import group_log
 from dos_server.core import vocabulary as v
 from dos_server.core.quotas import Quota, Quotas, StoredUsage
 from dos_server.limits import log_reserved_bytes
+from tests.dos_server.core_requests import to_claim
 from tests.dos_server.test_access import OPERATOR, READ, granted, tokens
 from tests.support.core_harness import SERVER_ID, Harness
 from tests.support.fake_disk import FakeDisk
@@ -312,7 +313,7 @@ def test_an_append_that_finds_no_disk_space_is_not_counted() -> None:
 
 
 def claims(server: Harness, directory: str, epoch: int = 1) -> Any:
-    request = m.ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=b"w" * 16)
+    request = to_claim(epoch, directory=directory)
     return server.ask(server.connect(m.Hello(store_id=STORE, generation=1)), request)
 
 

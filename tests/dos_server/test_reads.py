@@ -28,63 +28,10 @@ from dos_server.core.files.scan import (
 )
 from dos_server.core.tables import WaitingRead, WaitingReads
 from dos_server.limits import extent_payload_bytes_max, list_entries_max, read_extents_max
-from tests.dos_server.core_requests import W1, W2, append, claimed, code_of
+from tests.dos_server.core_requests import W1, W2, append, claimed, code_of, to_claim
 from tests.dos_server.store_member import StoreMember
 from tests.support.core_harness import Harness
 from tests.support.wire import Wire
-
-
-def test_get_gives_only_what_is_durable_and_waits_for_more_when_asked() -> None:
-    # EVIDENCE-OF: P-2
-    server = Harness()
-    session = claimed(server)
-    server.ask(session, append(b"", b"hello"))
-    server.send(session, append(b"hello", b" world"))
-    reader = server.connect()
-    server.send(reader, m.ChangeDirectory("dir"))
-    waiting = server.send(reader, m.Get("o", 5, 100, 1000))
-    past = server.send(reader, m.Get("o", 6, 100, 1000))
-    end = server.send(reader, m.Get("o", 5, 100))
-    assert server.answer(reader, end) == m.Data("o", 5, 5, b"")
-    assert (code_of(server.answer(reader, past)), server.answer(reader, past).actual) == (
-        ErrorCode.PAST_END,
-        5,
-    )
-    assert server.answer(reader, waiting) is None
-    server.settle()
-    assert server.answer(reader, waiting) == m.Data("o", 5, 11, b" world")
-    idle = server.send(reader, m.Get("o", 11, 100, 1000))
-    server.tick(0.9)
-    assert server.answer(reader, idle) is None
-    server.tick(0.2)
-    assert server.answer(reader, idle) == m.Data("o", 11, 11, b"")
-
-
-def test_stat_gives_the_digest_of_any_durable_prefix() -> None:
-    server = Harness()
-    session = claimed(server)
-    content = bytes(i % 253 for i in range(200_000))
-    for start in range(0, len(content), 70_000):
-        server.ask(session, append(content[:start], content[start : start + 70_000]))
-    for at in (0, 1, 65_535, 65_536, 65_537, 70_000, 131_072, 199_999, 200_000):
-        answer = server.ask(session, m.Stat("o", at))
-        assert (answer.digest_at, answer.digest) == (at, prefix_digest(content[:at]))
-    assert server.ask(session, m.Stat("o")).digest == 0
-    assert code_of(server.ask(session, m.Stat("o", 200_001))) == ErrorCode.PAST_END
-
-
-def test_list_gives_pages_of_directories_and_of_objects() -> None:
-    server = Harness()
-    for name in ("app.w0000", "app.w0001", "zoo"):
-        session = claimed(server, 1, W1, name)
-    for name in ("a", "b", "c"):
-        server.ask(session, append(b"", b"x", name))
-    fresh = server.connect()
-    assert [one.name for one in server.ask(fresh, m.List("app.")).entries] == ["app.w0000", "app.w0001"]
-    page = server.ask(session, m.List("", "", 2))
-    assert ([one.name for one in page.entries], page.more) == (["a", "b"], True)
-    page = server.ask(session, m.List("", "b", 2))
-    assert ([one.name for one in page.entries], page.more) == (["c"], False)
 
 
 def test_quit_is_answered_after_everything_before_it() -> None:
@@ -395,15 +342,11 @@ def test_a_half_closed_follower_is_answered_through_a_socket(server: embedded.Em
 # --- GET that waits and STAT with the digest of any prefix: each line of protocol.md about them ------------
 
 
-def claim(epoch: int = 1, writer: bytes = W1) -> m.ChangeDirectory:
-    return m.ChangeDirectory("dir", claim=True, epoch=epoch, writer_id=writer)
-
-
 def with_reader(content: bytes = b"hello") -> tuple[Harness, int, int]:
     """A server with an object, its writer's session, and a reader's."""
     server = Harness()
     writer, reader = server.connect(), server.connect()
-    server.ask(writer, claim())
+    server.ask(writer, to_claim())
     server.ask(writer, append(b"", content))
     server.ask(reader, m.ChangeDirectory("dir"))
     return server, writer, reader
@@ -453,7 +396,7 @@ def test_a_wait_ends_with_its_time_and_never_takes_longer_than_a_minute(
 def test_a_sync_that_brings_no_bytes_does_not_begin_the_wait_anew() -> None:
     server = Harness()
     writer = server.connect()
-    server.ask(writer, claim())
+    server.ask(writer, to_claim())
     server.send(writer, append(b"", b""))
     waiting = server.send(writer, m.Get("o", 0, 100, 1_000))
     server.tick(0.9)
@@ -467,7 +410,7 @@ def test_a_wait_continues_through_a_claim_and_ends_with_the_new_writers_bytes() 
     server, _, reader = with_reader()
     waiting = server.send(reader, m.Get("o", 5, 100, 60_000))
     taker = server.connect()
-    server.ask(taker, claim(2, W2))
+    server.ask(taker, to_claim(2, W2))
     assert server.answer(reader, waiting) is None
     server.ask(taker, append(b"hello", b"!"))
     assert server.answer(reader, waiting) == m.Data("o", 5, 6, b"!")
@@ -477,7 +420,7 @@ def test_the_wait_of_a_writer_continues_when_it_is_superseded() -> None:
     server, writer, _ = with_reader()
     waiting = server.send(writer, m.Get("o", 5, 100, 60_000))
     taker = server.connect()
-    server.ask(taker, claim(2, W2))
+    server.ask(taker, to_claim(2, W2))
     server.ask(taker, append(b"hello", b"!"))
     assert server.answer(writer, waiting) == m.Data("o", 5, 6, b"!")
 
@@ -500,7 +443,7 @@ def test_a_wait_continues_when_its_session_looks_elsewhere() -> None:
     server, writer, reader = with_reader()
     waiting = server.send(reader, m.Get("o", 5, 100, 60_000))
     other = server.connect()
-    server.ask(other, m.ChangeDirectory("elsewhere", claim=True, epoch=1, writer_id=W2))
+    server.ask(other, to_claim(1, W2, "elsewhere"))
     server.ask(other, append(b"", b"of another directory"))
     server.ask(reader, m.ChangeDirectory("elsewhere"))
     server.ask(writer, append(b"hello", b"!"))
@@ -542,7 +485,7 @@ def test_a_get_gives_no_more_than_one_payload_takes() -> None:
     content = CONTENT * 5
     server = Harness()
     session = server.connect()
-    server.ask(session, claim())
+    server.ask(session, to_claim())
     for start in range(0, len(content), 500_000):
         server.ask(session, append(content[:start], content[start : start + 500_000]))
     assert len(content) > payload_bytes_max

@@ -101,52 +101,6 @@ def test_a_start_does_not_log_that_it_cuts_where_nothing_is() -> None:
 
 WHOLE = b"".join(extents_of(TEXTS))
 CONTENT = b"".join(TEXTS)
-MARK = ObjectMark("obj", len(CONTENT))
-
-
-def check(file: bytes, mark: ObjectMark | None, acknowledged: int, where: str) -> RecoveredObject:
-    """The rule: a prefix of the history, and if less than was acknowledged, then CORRUPT and not silence."""
-    found = recovered(file, mark)
-    content = served(file, found)
-    assert CONTENT.startswith(content), where
-    good = len(content)
-    if good == found.size and not found.corrupt:
-        assert good >= acknowledged, f"{where}: {good} of {acknowledged} acknowledged, and no error"
-        assert found.fold.value == prefix_digest(content), where
-        assert found.fold.size == found.size, where
-    return found
-
-
-def test_no_flipped_bit_passes_for_fewer_or_other_bytes() -> None:
-    # EVIDENCE-OF: P-2
-    for bit in range(8 * len(WHOLE)):
-        file = bytearray(WHOLE)
-        file[bit // 8] ^= 1 << bit % 8
-        found = check(bytes(file), MARK, len(CONTENT), f"bit {bit}")
-        assert found.corrupt or served(bytes(file), found) != CONTENT, f"bit {bit} went unseen"
-
-
-def test_no_cut_passes_for_fewer_bytes() -> None:
-    for size in range(len(WHOLE)):
-        found = check(WHOLE[:size], MARK, len(CONTENT), f"cut at {size}")
-        assert found.corrupt
-        assert found.letter in "GI"
-
-
-def test_no_zeroed_tail_passes_for_fewer_bytes() -> None:
-    for size in range(len(WHOLE)):
-        file = WHOLE[:size] + bytes(len(WHOLE) - size)
-        if file != WHOLE:
-            assert check(file, MARK, len(CONTENT), f"zeros from {size}").corrupt
-
-
-def test_without_a_mark_a_flip_in_the_middle_is_still_seen() -> None:
-    second = len(TEXTS[0])
-    edge = 2 * 64 + len(TEXTS[0]) + len(TEXTS[1])
-    for bit in range(8 * edge):
-        file = bytearray(WHOLE)
-        file[bit // 8] ^= 1 << bit % 8
-        check(bytes(file), None, second, f"bit {bit} without a mark")
 
 
 def test_a_crash_between_writes_and_sync_costs_only_what_was_not_acknowledged() -> None:

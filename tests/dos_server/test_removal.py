@@ -15,7 +15,7 @@ from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core import vocabulary as v
 from dos_server.limits import mark_bytes
-from tests.dos_server.core_requests import W1, W2, append, code_of
+from tests.dos_server.core_requests import W1, W2, append, code_of, to_claim
 from tests.support.core_harness import SERVER_ID, Harness
 from tests.support.fake_disk import ENDLESS, FakeDisk
 
@@ -58,19 +58,6 @@ def test_a_removed_file_is_gone_and_its_name_is_free() -> None:
     assert read(server) == b"another"
 
 
-def test_what_is_removed_stays_removed_after_a_power_cut() -> None:
-    for seed in range(20):
-        server, session = with_file()
-        assert server.ask0(session, "df") == b"ok"
-        server.disk.power_cut(random.Random(seed))
-        server.start()
-        assert read(server) == ErrorCode.NOT_FOUND
-        put(server, "f", b"another")
-        server.disk.power_cut(random.Random(seed + 1))
-        server.start()
-        assert read(server) == b"another"
-
-
 STEPS = ("write", "sync", "remove", "sync_folder")
 """What the disk is asked to do for one removal, in order: mark, file, entry."""
 
@@ -99,35 +86,43 @@ CRASHES = [(method, nth) for nth in (1, 2) for method in STEPS if (method, nth) 
 BEFORE_THE_MARK_COUNTS = {("write", 1), ("sync", 1), ("sync_folder", 1)}
 
 
+@pytest.mark.parametrize("way", ["version 0", "DELETE"])
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(("step", "nth"), CRASHES)
-def test_a_crash_in_a_removal_leaves_the_whole_file_or_nothing(
-    step: str, nth: int, after: bool, power: bool
+def test_a_crash_in_a_removal_leaves_the_whole_object_or_nothing_and_who_may_write_as_it_was(
+    step: str, nth: int, after: bool, power: bool, way: str
 ) -> None:
-    # EVIDENCE-OF: P-1, P-2
+    # EVIDENCE-OF: P-1, P-2, P-4
     outcomes = set()
     for seed in range(12 if power else 1):
         disk = FakeDisk()
-        server, session = with_file(disk)
+        server, session = with_file(disk) if way == "version 0" else with_object(disk)
+        name = "f" if way == "version 0" else "o"
         crash_in(disk, step, nth, after=after)
         with pytest.raises(_Crash):
-            server.ask0(session, "df")
+            server.ask0(session, "df") if way == "version 0" else server.ask(session, m.Delete("o"))
         delattr(disk, step)
         disk.power_cut(random.Random(seed)) if power else disk.kill()
         server.start()
-        found = read(server)
+        found = read(server, name)
         outcomes.add(found)
         assert found in (CONTENT, ErrorCode.NOT_FOUND), seed
-        if found == CONTENT:
+        if way == "DELETE":
+            writer = server.connect()
+            assert code_of(server.ask(writer, to_claim(1, W2))) == ErrorCode.FENCED
+            server.ask(writer, to_claim(2, W2))
+            assert isinstance(server.ask(writer, m.Delete("o")), m.Deleted | m.Error)
+        elif found == CONTENT:
             assert server.ask0(server.connect0("dir"), "df") == b"ok"
         disk.power_cut(random.Random(seed))
         server.start()
-        assert read(server) == ErrorCode.NOT_FOUND, "what a start has finished stays so"
-        put(server, "f", b"another")
-        disk.power_cut(random.Random(seed))
-        server.start()
-        assert read(server) == b"another", seed
+        assert read(server, name) == ErrorCode.NOT_FOUND, "what a start has finished stays so"
+        if way == "version 0":
+            put(server, "f", b"another")
+            disk.power_cut(random.Random(seed))
+            server.start()
+            assert read(server) == b"another", seed
     if (step, nth, after) == ("write", 1, False):
         assert outcomes == {CONTENT}
     elif not power or (step, nth) not in BEFORE_THE_MARK_COUNTS or (step, after) == ("sync_folder", True):
@@ -263,7 +258,7 @@ def test_while_a_file_is_removed_nobody_uses_it_and_a_claim_waits() -> None:
     assert server.answer(reader, server.send(reader, m.Get("f", 0, 10))).code == ErrorCode.BUSY
     server.request(other, f"af\t{len(CONTENT)}")
     assert server.replies(other) == [b"ERROR: f is being removed"]
-    claim = server.send(writer, m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=b"w" * 16))
+    claim = server.send(writer, to_claim())
     removal = server.pending.pop(index)
     server.settle()
     assert server.answer(writer, claim) is None
@@ -357,28 +352,13 @@ def test_the_event_names_the_session_and_request_it_answers() -> None:
 # --- DELETE: by the directory's writer alone, checked when it is carried out, answered when it is ... ------
 
 
-DELETED = bytes(range(250)) * 20
-
-
-def claim(epoch: int = 1, writer: bytes = W1, directory: str = "dir") -> m.ChangeDirectory:
-    return m.ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=writer)
-
-
 def with_object(disk: FakeDisk | None = None) -> tuple[Harness, int]:
     """A server with an object, and the session that holds its directory."""
     server = Harness(disk)
     session = server.connect()
-    server.ask(session, claim())
-    server.ask(session, append(b"", DELETED))
+    server.ask(session, to_claim())
+    server.ask(session, append(b"", CONTENT))
     return server, session
-
-
-def content(server: Harness, name: str = "o") -> object:
-    """What a reader gets: the bytes, or the code."""
-    reader = server.connect()
-    server.ask(reader, m.ChangeDirectory("dir"))
-    answer = server.ask(reader, m.Get(name, 0, 1 << 20))
-    return bytes(answer.payload) if isinstance(answer, m.Data) else code_of(answer)
 
 
 def test_the_writer_deletes_and_is_notified_of_it_when_it_is_durable() -> None:
@@ -393,20 +373,20 @@ def test_the_writer_deletes_and_is_notified_of_it_when_it_is_durable() -> None:
     for seed in range(10):
         server.disk.power_cut(random.Random(seed))
         server.start()
-        assert content(server) == ErrorCode.NOT_FOUND
+        assert read(server, "o") == ErrorCode.NOT_FOUND
 
 
 def test_the_name_is_free_and_a_new_object_there_begins_at_nothing() -> None:
     # EVIDENCE-OF: P-3
     server, session = with_object()
     server.ask(session, m.Delete("o"))
-    behind = server.ask(session, append(DELETED, b"more"))
+    behind = server.ask(session, append(CONTENT, b"more"))
     assert (code_of(behind), behind.actual) == (ErrorCode.SIZE_MISMATCH, 0)
     server.ask(session, append(b"", b"another"))
-    assert content(server) == b"another"
+    assert read(server, "o") == b"another"
     server.disk.kill()
     server.start()
-    assert content(server) == b"another"
+    assert read(server, "o") == b"another"
 
 
 def test_what_is_missing_is_not_found_and_bad_names_and_no_directory_are_reported() -> None:
@@ -414,7 +394,7 @@ def test_what_is_missing_is_not_found_and_bad_names_and_no_directory_are_reporte
     assert code_of(server.ask(session, m.Delete("p"))) == ErrorCode.NOT_FOUND
     assert code_of(server.ask(session, m.Delete("../o"))) == ErrorCode.BAD_NAME
     assert code_of(server.ask(server.connect(), m.Delete("o"))) == ErrorCode.NOT_READY
-    assert content(server) == DELETED
+    assert read(server, "o") == CONTENT
 
 
 def test_only_who_holds_the_claim_deletes() -> None:
@@ -425,10 +405,10 @@ def test_only_who_holds_the_claim_deletes() -> None:
     answer = server.ask(reader, m.Delete("o"))
     assert (code_of(answer), answer.actual) == (ErrorCode.NOT_CLAIMED, 1)
     new = server.connect()
-    server.ask(new, claim(2, W2))
+    server.ask(new, to_claim(2, W2))
     answer = server.ask(old, m.Delete("o"))
     assert (code_of(answer), answer.actual) == (ErrorCode.FENCED, 2)
-    assert content(server) == DELETED
+    assert read(server, "o") == CONTENT
     assert server.ask(new, m.Delete("o")) == m.Deleted("o")
 
 
@@ -436,16 +416,16 @@ def test_a_delete_is_checked_when_it_is_carried_out() -> None:
     # EVIDENCE-OF: P-4, P-8
     server, old = with_object()
     new = server.connect()
-    claiming = server.send(new, claim(2, W2))  # held, and not answered yet
+    claiming = server.send(new, to_claim(2, W2))  # held, and not answered yet
     assert code_of(server.answer(old, server.send(old, m.Delete("o")))) == ErrorCode.FENCED
     server.settle()
     assert [one.name for one in server.answer(new, claiming).entries] == ["o"]
     behind = server.connect()
-    server.send(behind, claim(1, W1))  # refused; then the session is in no directory
+    server.send(behind, to_claim(1, W1))  # refused; then the session is in no directory
     late = server.send(behind, m.Delete("o"))
     server.settle()
     assert code_of(server.answer(behind, late)) == ErrorCode.NOT_READY
-    assert content(server) == DELETED
+    assert read(server, "o") == CONTENT
 
 
 def test_in_a_directory_that_nobody_ever_claimed_any_session_deletes() -> None:
@@ -453,21 +433,21 @@ def test_in_a_directory_that_nobody_ever_claimed_any_session_deletes() -> None:
     one, other = server.connect(), server.connect()
     for session in (one, other):
         server.ask(session, m.ChangeDirectory("dir"))
-    server.ask(one, append(b"", DELETED))
+    server.ask(one, append(b"", CONTENT))
     assert server.ask(other, m.Delete("o")) == m.Deleted("o")
     server.ask(one, append(b"", b"new"))
-    assert content(server) == b"new"
+    assert read(server, "o") == b"new"
     writer = server.connect()
-    server.ask(writer, claim())
+    server.ask(writer, to_claim())
     assert code_of(server.ask(other, m.Delete("o"))) == ErrorCode.NOT_CLAIMED
     assert code_of(server.ask(one, m.Delete("o"))) == ErrorCode.FENCED
-    assert content(server) == b"new"
+    assert read(server, "o") == b"new"
 
 
 def test_an_object_that_is_being_appended_is_not_deleted() -> None:
     # EVIDENCE-OF: P-1, P-8
     server, session = with_object()
-    server.send(session, append(DELETED, b"more"), ends_batch=False)
+    server.send(session, append(CONTENT, b"more"), ends_batch=False)
     early = server.send(session, m.Delete("o"), ends_batch=False)
     assert code_of(server.answer(session, early)) == ErrorCode.BEING_APPENDED
     server.event(v.BatchEnded())
@@ -477,8 +457,8 @@ def test_an_object_that_is_being_appended_is_not_deleted() -> None:
     assert code_of(server.answer(session, server.send(session, m.Delete("new")))) == ErrorCode.BEING_APPENDED
     assert server.answer(session, new) is None
     server.settle()
-    assert content(server) == DELETED + b"more"
-    assert content(server, "new") == b"x"
+    assert read(server, "o") == CONTENT + b"more"
+    assert read(server, "new") == b"x"
     assert server.ask(session, m.Delete("o")) == m.Deleted("o")
 
 
@@ -487,11 +467,11 @@ def test_what_another_session_or_a_stream_appends_to_is_not_deleted() -> None:
     one, other = server.connect(), server.connect()
     for session in (one, other):
         server.ask(session, m.ChangeDirectory("dir"))
-    server.send(one, append(b"", DELETED))
+    server.send(one, append(b"", CONTENT))
     assert code_of(server.answer(other, server.send(other, m.Delete("o")))) == ErrorCode.BEING_APPENDED
     server.settle()
     stream = server.connect0("dir")
-    assert server.ask0(stream, f"ao\t{len(DELETED)}") == b"ok"
+    assert server.ask0(stream, f"ao\t{len(CONTENT)}") == b"ok"
     assert code_of(server.ask(other, m.Delete("o"))) == ErrorCode.BEING_APPENDED
     server.end(stream)
     assert server.ask(other, m.Delete("o")) == m.Deleted("o")
@@ -503,10 +483,10 @@ def test_while_it_goes_nobody_uses_it_and_who_waited_for_more_is_notified_that_i
     reader = server.connect()
     server.ask(reader, m.ChangeDirectory("dir"))
     reading = server.send(reader, m.Get("o", 0, 10))
-    following = server.send(reader, m.Get("o", len(DELETED), 10, 60_000))
+    following = server.send(reader, m.Get("o", len(CONTENT), 10, 60_000))
     removal = server.send(session, m.Delete("o"))
     again = server.send(session, m.Delete("o"))
-    more = server.send(session, append(DELETED, b"more"))
+    more = server.send(session, append(CONTENT, b"more"))
     get = server.send(reader, m.Get("o", 0, 10))
     digest = server.send(reader, m.Stat("o", 10))
     assert code_of(server.answer(session, again)) == ErrorCode.BUSY
@@ -540,7 +520,7 @@ def test_a_claim_waits_for_a_delete_that_began_before_it() -> None:
     server, old = with_object()
     removal = server.send(old, m.Delete("o"))
     new = server.connect()
-    claiming = server.send(new, claim(2, W2))
+    claiming = server.send(new, to_claim(2, W2))
     server.finish(1)  # the claim is stored; the removal still goes on
     assert server.answer(new, claiming) is None
     server.settle()
@@ -552,14 +532,14 @@ def test_poisoned_objects_stay_and_damaged_ones_may_go() -> None:
     disk = FakeDisk()
     server, session = with_object(disk)
     disk.fail("sync", errno.EIO)
-    server.ask(session, append(DELETED, b"lost"))
+    server.ask(session, append(CONTENT, b"lost"))
     assert code_of(server.ask(session, m.Delete("o"))) == ErrorCode.POISONED
     disk.kill()
     disk.write(disk.open("d/dir/o", create=False), 3000, [b"\xff\xfe"])
     server.start()
-    assert content(server) == ErrorCode.CORRUPT
+    assert read(server, "o") == ErrorCode.CORRUPT
     writer = server.connect()
-    server.ask(writer, claim())
+    server.ask(writer, to_claim())
     assert server.ask(writer, m.Delete("o")) == m.Deleted("o")
 
 
@@ -568,53 +548,27 @@ def test_a_delete_that_fails_is_reported_and_leaves_the_object_as_it_was(step: s
     # EVIDENCE-OF: P-8
     disk = FakeDisk()
     server, session = with_object(disk)
-    following = server.send(session, m.Get("o", len(DELETED), 10, 60_000))
+    following = server.send(session, m.Get("o", len(CONTENT), 10, 60_000))
     disk.fail(step, errno.EIO)
     answer = server.ask(session, m.Delete("o"))
     assert code_of(answer) == ErrorCode.POISONED
     assert "is unchanged" in answer.message
-    server.ask(session, append(DELETED, b"more"))
+    server.ask(session, append(CONTENT, b"more"))
     assert bytes(server.answer(session, following).payload) == b"more"
-    assert content(server) == DELETED + b"more"
+    assert read(server, "o") == CONTENT + b"more"
 
 
 def test_a_delete_of_which_only_a_restart_can_say_poisons_the_object() -> None:
     disk = FakeDisk()
     server, session = with_object(disk)
-    following = server.send(session, m.Get("o", len(DELETED), 10, 60_000))
+    following = server.send(session, m.Get("o", len(CONTENT), 10, 60_000))
     disk.fail("sync_folder", errno.EIO, nth=2)
     assert code_of(server.ask(session, m.Delete("o"))) == ErrorCode.POISONED
     assert code_of(server.answer(session, following)) == ErrorCode.POISONED
     assert code_of(server.ask(session, append(b"", b"x"))) == ErrorCode.POISONED
     disk.kill()
     server.start()
-    assert content(server) == ErrorCode.NOT_FOUND
-
-
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(("step", "nth"), CRASHES)
-def test_a_crash_leaves_the_whole_object_or_none_and_who_may_write_as_it_was(
-    step: str, nth: int, after: bool
-) -> None:
-    # EVIDENCE-OF: P-1, P-4
-    for seed in range(6):
-        disk = FakeDisk()
-        server, session = with_object(disk)
-        crash_in(disk, step, nth, after=after)
-        with pytest.raises(_Crash):
-            server.ask(session, m.Delete("o"))
-        delattr(disk, step)
-        disk.power_cut(random.Random(seed)) if seed else disk.kill()
-        server.start()
-        found = content(server)
-        assert found in (DELETED, ErrorCode.NOT_FOUND), seed
-        if (step, nth) not in BEFORE_THE_MARK_COUNTS:
-            assert found == ErrorCode.NOT_FOUND, "begun is as good as done"
-        older = server.connect()
-        assert code_of(server.ask(older, claim(1, W2))) == ErrorCode.FENCED
-        server.ask(older, claim(2, W2))
-        assert isinstance(server.ask(older, m.Delete("o")), m.Deleted | m.Error)
-        assert content(server) == ErrorCode.NOT_FOUND
+    assert read(server, "o") == ErrorCode.NOT_FOUND
 
 
 def test_bye_comes_when_the_delete_before_it_is_answered() -> None:
@@ -632,7 +586,7 @@ def test_a_delete_whose_session_is_gone_is_carried_out_all_the_same() -> None:
     server.send(session, m.Delete("o"))
     server.end(session)
     server.settle()
-    assert content(server) == ErrorCode.NOT_FOUND
+    assert read(server, "o") == ErrorCode.NOT_FOUND
 
 
 RECORD = StoreRecord(b"s" * 16, 1, 1, (Member(SERVER_ID, "h:1"),))
@@ -644,8 +598,8 @@ def in_store(hello: m.Hello, *, claimed: bool) -> tuple[Harness, int]:
     server = Harness()
     assert server.ask(server.connect(), m.Configure(encode_store_record(RECORD))) == m.Configured(1)
     session = server.connect(hello)
-    server.ask(session, claim() if claimed else m.ChangeDirectory("dir"))
-    server.ask(session, append(b"", DELETED))
+    server.ask(session, to_claim() if claimed else m.ChangeDirectory("dir"))
+    server.ask(session, append(b"", CONTENT))
     return server, session
 
 
@@ -666,24 +620,24 @@ def test_a_member_of_a_store_deletes_for_the_writer_who_claimed_and_for_nobody_e
             ErrorCode.UNSUPPORTED,
             ErrorCode.NOT_CLAIMED,
         )
-    assert content(server) == DELETED
+    assert read(server, "o") == CONTENT
     answer = server.ask(session, m.Delete("o"))
     if claimed and hello is OF_STORE:
         assert answer == m.Deleted("o")
-        assert content(server) == ErrorCode.NOT_FOUND
+        assert read(server, "o") == ErrorCode.NOT_FOUND
         return
     assert code_of(answer) == (ErrorCode.UNSUPPORTED if hello is not OF_STORE else ErrorCode.NOT_CLAIMED)
     assert "is in store 73737373" in answer.message
-    assert content(server) == DELETED
+    assert read(server, "o") == CONTENT
 
 
 def test_a_writer_of_a_store_that_was_superseded_deletes_nothing_any_more() -> None:
     # EVIDENCE-OF: P-4, P-8
     server, old = in_store(OF_STORE, claimed=True)
     new = server.connect(OF_STORE)
-    server.ask(new, m.ChangeDirectory("dir", claim=True, epoch=9, writer_id=b"n" * 16))
+    server.ask(new, to_claim(9, b"n" * 16))
     assert code_of(server.ask(old, m.Delete("o"))) == ErrorCode.FENCED
-    assert content(server) == DELETED
+    assert read(server, "o") == CONTENT
     assert server.ask(new, m.Delete("o")) == m.Deleted("o")
 
 
@@ -695,7 +649,7 @@ def test_a_writer_of_an_older_generation_deletes_nothing() -> None:
     server.send(old, m.Delete("o"))
     server.settle()
     assert old in server.closed
-    assert content(server) == DELETED
+    assert read(server, "o") == CONTENT
 
 
 def test_a_directory_takes_so_many_objects_and_a_deleted_one_makes_room(
@@ -709,20 +663,20 @@ def test_a_directory_takes_so_many_objects_and_a_deleted_one_makes_room(
     answer = server.ask(session, append(b"", b"x", "r"))
     assert (code_of(answer), answer.actual) == (ErrorCode.NO_SPACE, 3)
     server.ask(session, append(b"x", b"more", "p"))
-    assert content(server, "p") == b"xmore", "those that are there go on"
+    assert read(server, "p") == b"xmore", "those that are there go on"
     server.ask(session, m.Delete("q"))
     server.ask(session, append(b"", b"x", "r"))
-    assert content(server, "r") == b"x"
+    assert read(server, "r") == b"x"
 
 
 def test_an_object_takes_so_many_bytes_and_is_refused_the_next_one_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # EVIDENCE-OF: P-8, P-9
-    monkeypatch.setattr("dos_server.core.object_state.object_bytes_max", len(DELETED) + 4)
+    monkeypatch.setattr("dos_server.core.object_state.object_bytes_max", len(CONTENT) + 4)
     server, session = with_object()
-    answer = server.ask(session, append(DELETED, b"12345"))
-    assert (code_of(answer), answer.actual) == (ErrorCode.NO_SPACE, len(DELETED) + 4)
-    server.ask(session, append(DELETED, b"1234"))
-    assert content(server) == DELETED + b"1234"
-    assert code_of(server.ask(session, append(DELETED + b"1234", b"5"))) == ErrorCode.NO_SPACE
+    answer = server.ask(session, append(CONTENT, b"12345"))
+    assert (code_of(answer), answer.actual) == (ErrorCode.NO_SPACE, len(CONTENT) + 4)
+    server.ask(session, append(CONTENT, b"1234"))
+    assert read(server, "o") == CONTENT + b"1234"
+    assert code_of(server.ask(session, append(CONTENT + b"1234", b"5"))) == ErrorCode.NO_SPACE

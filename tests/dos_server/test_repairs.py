@@ -17,6 +17,7 @@ from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
 from dos_server.core.files.records import decode_marks
+from tests.dos_server.core_requests import to_claim
 from tests.dos_server.store_member import (
     CONTENT,
     HELLO,
@@ -439,7 +440,7 @@ def test_nothing_is_repaired_while_a_sync_of_the_bad_copy_is_under_way() -> None
     refused = member.ask_now(repairer, first_chunk(LONGER, old))
     assert refused.code == ErrorCode.BEING_APPENDED
     newer = member.connect(HELLO)
-    claim = member.send(newer, m.ChangeDirectory("dir", claim=True, epoch=4, writer_id=b"v" * 16))
+    claim = member.send(newer, to_claim(4, b"v" * 16))
     member.finish(1)  # the claim is stored
     assert member.answer(newer, claim) is None, "it is answered when all that was begun has ended"
     member.settle()

@@ -15,6 +15,7 @@ from dos_server.core import vocabulary as v
 from dos_server.core.files.scan import VerifiedChain, VerifyGoal, beginning
 from dos_server.core.requests.scrub import ScrubPlan
 from dos_server.limits import scrub_part_bytes, scrub_rest_share, scrub_yield_seconds_max
+from tests.dos_server.core_requests import to_claim
 from tests.dos_server.scrub_rounds import one_round, rounds_of, state_of
 from tests.dos_server.store_member import CONTENT, HELLO, StoreMember
 from tests.support.core_harness import Harness
@@ -89,7 +90,7 @@ def test_a_look_that_meets_a_file_on_its_way_out_says_nothing() -> None:
     """What a thread does and when it is heard of are two things: the file is gone, nobody knows yet."""
     server = Many(1)
     session = server.connect()
-    server.ask(session, m.ChangeDirectory("d0", claim=True, epoch=1, writer_id=b"w" * 16))
+    server.ask(session, to_claim(1, directory="d0"))
     server.scrub_on()
     server.send(session, m.Delete("a"))
     (_, look), (_, removal) = server.pending
@@ -146,7 +147,7 @@ def test_damage_in_a_directory_that_is_not_in_memory_any_more_is_listed_until_it
     assert server.core._tables.directories == {}
     assert damage_listed(server) == {"d1"}
     session = server.connect()
-    server.ask(session, m.ChangeDirectory("d1", claim=True, epoch=1, writer_id=b"w" * 16))
+    server.ask(session, to_claim(1, directory="d1"))
     assert isinstance(server.ask(session, m.Delete("a")), m.Deleted)
     monkeypatch.setattr("dos_server.core.tables.directories_loaded_max", 0)
     server.end(session)

@@ -12,6 +12,7 @@ from dos_protocol.digests import prefix_digest
 from dos_server.core import vocabulary as v
 from dos_server.core.object_state import ObjectState
 from dos_server.core.requests.scrub import ScrubPlan
+from tests.dos_server.core_requests import to_claim
 from tests.dos_server.scrub_rounds import one_round, state_of
 from tests.dos_server.store_member import HELLO, StoreMember
 
@@ -95,7 +96,7 @@ class RandomRun:
     def claim(self) -> None:
         member = self.member
         member.writer = member.connect(HELLO)
-        claim = m.ChangeDirectory("dir", claim=True, epoch=3, writer_id=b"w" * 16)
+        claim = to_claim(3)
         number = member.send(member.writer, claim)
         self.finish_all_but_reads()
         assert isinstance(member.answer(member.writer, number), m.DirectoryOpened), self.seed

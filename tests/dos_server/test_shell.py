@@ -16,6 +16,7 @@ from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.server import ObjectServer
 from dos_server.storage import Storage
+from tests.dos_server.core_requests import to_claim
 from tests.shells.bugs import planted
 from tests.support.fake_disk import FakeDisk
 from tests.support.wire import Wire
@@ -218,7 +219,7 @@ async def test_a_claim_is_answered_when_it_is_durable(bug: str | None) -> None:
     def story(address: tuple[str, int]) -> None:
         with contextlib.ExitStack() as at_end, Wire(address) as wire, Wire(address) as other:
             at_end.callback(may_end.set)
-            request = wire.send(m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=b"w" * 16))
+            request = wire.send(to_claim())
             assert begun.wait(30)
             assert other.ask(m.Ping(b"")) == m.Pong(b"")  # the server continues with others meanwhile
             answered, _, _ = select.select([wire.sock], [], [], 0 if bug is None else 30)

@@ -13,7 +13,7 @@ from dos_protocol.errors import ErrorCode
 from dos_protocol.frames import Frame
 from dos_server.core import vocabulary as v
 from dos_server.limits import slow_disk_seconds
-from tests.dos_server.core_requests import claimed
+from tests.dos_server.core_requests import claimed, to_claim
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
 from tests.support.servers import ServerProcess
@@ -98,7 +98,7 @@ def test_an_object_poisoned_while_a_thread_writes_is_left_alone_until_that_has_e
     server.finish(work(server, v.Sync))
     assert server.ask_now(session, m.Stat("o")).info.poisoned
     newer = server.connect()
-    claim = server.send(newer, m.ChangeDirectory("dir", claim=True, epoch=2, writer_id=b"v" * 16))
+    claim = server.send(newer, to_claim(2, b"v" * 16))
     server.finish(len(server.pending) - 1)
     assert server.answer(newer, claim) is None, "a write is under way"
     server.settle()

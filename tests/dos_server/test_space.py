@@ -13,7 +13,7 @@ from dos_protocol.errors import ErrorCode
 from dos_protocol.limits import KIB, MIB
 from dos_server.core.tables import DiskSpace, reserve_of
 from dos_server.limits import new_file_bytes
-from tests.dos_server.core_requests import append, code_of
+from tests.dos_server.core_requests import append, code_of, to_claim
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
 
@@ -26,7 +26,7 @@ def nearly_full(free_bytes: int, reserve_bytes: int | None = None) -> tuple[Harn
     """A server whose disk has so much left above the reserve, and a session that holds `dir`."""
     server = Harness(FakeDisk(space=TOTAL), reserve_bytes=reserve_bytes)
     session = server.connect()
-    server.ask(session, m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=WRITER))
+    server.ask(session, to_claim(1, WRITER))
     leave(server, free_bytes)
     return server, session
 
@@ -116,7 +116,7 @@ def test_claims_records_removals_and_a_restart_work_from_the_reserve() -> None:
     server.ask(session, append(b"", b"abc"))
     server.ask(session, append(b"", b"d" * 60 * KIB, "big"))
     other = server.connect()
-    claim = m.ChangeDirectory("elsewhere", claim=True, epoch=1, writer_id=WRITER)
+    claim = to_claim(1, WRITER, "elsewhere")
     assert isinstance(server.ask(other, claim), m.DirectoryOpened)
     leave(server, 0)
     assert isinstance(server.ask(other, structs.replace(claim, epoch=2)), m.DirectoryOpened)
@@ -126,7 +126,7 @@ def test_claims_records_removals_and_a_restart_work_from_the_reserve() -> None:
     server.start()
     server.look_at_space()
     session = server.connect()
-    claim = m.ChangeDirectory("dir", claim=True, epoch=2, writer_id=WRITER)
+    claim = to_claim(2, WRITER)
     opened = server.ask(session, claim)
     assert [(info.name, info.synced) for info in opened.entries] == [("o", 3)]
     server.ask(session, append(b"abc", b"more"))

@@ -13,7 +13,7 @@ from dos_server.core.files.extent import object_seed
 from dos_server.core.requests.scrub import ScrubPlan
 from dos_server.disk import failure_of
 from dos_server.limits import again_seconds
-from tests.dos_server.core_requests import append, claimed
+from tests.dos_server.core_requests import append, claimed, to_claim
 from tests.dos_server.store_member import LONGER, StoreMember
 from tests.dos_server.test_recovery import extents_of
 from tests.support.core_harness import Harness
@@ -283,7 +283,7 @@ def test_a_claim_that_cannot_be_stored_now_is_granted_when_it_is_asked_again(met
     server = Harness()
     session = server.connect()
     server.ask(session, m.ChangeDirectory("dir"))
-    claim = m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=b"w" * 16)
+    claim = to_claim()
     server.disk.fail(method, error)
     assert server.ask(session, claim).code == ErrorCode.BUSY
     assert isinstance(server.ask(session, claim), m.DirectoryOpened)

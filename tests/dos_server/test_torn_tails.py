@@ -13,7 +13,7 @@ from dos_protocol.limits import MIB
 from dos_server.core.files.extent import object_seed
 from dos_server.core.files.records import ObjectMark, encode_mark
 from dos_server.limits import space_check_seconds, tail_tries_seconds_max
-from tests.dos_server.core_requests import append
+from tests.dos_server.core_requests import append, claimed, to_claim
 from tests.dos_server.test_recovery import extents_of
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
@@ -21,13 +21,6 @@ from tests.support.fake_disk import FakeDisk
 GOOD, TAIL = extents_of([b"abc", bytes(range(256)) * 20], seed=object_seed("dir", "o"), epoch=0)
 TORN = TAIL[:-100]
 TOTAL = 4 * MIB
-
-
-def claimed(server: Harness, epoch: int) -> int:
-    session = server.connect()
-    claim = m.ChangeDirectory("dir", claim=True, epoch=epoch, writer_id=b"w" * 16)
-    assert isinstance(server.ask(session, claim), m.DirectoryOpened)
-    return session
 
 
 def without_room(tail: bytes = TORN, mark: ObjectMark | None = None) -> Harness:
@@ -100,7 +93,7 @@ def test_while_its_tail_is_copied_an_object_is_closed_and_a_claim_waits() -> Non
     assert server.ask_now(session, m.Get("o", 0, 9)).code == ErrorCode.BUSY
     assert server.ask_now(session, append(b"abc", b"d")).code == ErrorCode.CORRUPT
     newer = server.connect()
-    claim = server.send(newer, m.ChangeDirectory("dir", claim=True, epoch=2, writer_id=b"v" * 16))
+    claim = server.send(newer, to_claim(2, b"v" * 16))
     server.finish(1)
     assert server.answer(newer, claim) is None, "the claim is stored, and the object is not judged yet"
     server.settle()

@@ -47,10 +47,11 @@ from dos_server.limits import (
     turn_memory_seconds,
     turn_seconds,
 )
-from dos_server.ports import DiskThreads, Readiness
+from dos_server.ports import Readiness
 from dos_server.server import ObjectServer, PacedReads
 from dos_server.storage import Storage
 from dos_server.turns import ConnectionCost, Turns
+from tests.dos_server.core_requests import to_claim
 from tests.dos_server.test_shell import with_server
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
@@ -265,7 +266,7 @@ def test_only_what_may_have_many_entries_waits_for_a_peer_that_reads_late() -> N
     server = Harness()
     few, many = (server.connect() for _ in range(2))
     server.ask(few, m.ChangeDirectory("few"))
-    server.ask(many, m.ChangeDirectory("many", claim=True, epoch=1, writer_id=b"w" * 16))
+    server.ask(many, to_claim(1, directory="many"))
     for number in range(entries_few + 1):
         server.send(many, m.Append(f"o{number}", 0, 0, b""))
     server.settle()
@@ -470,38 +471,6 @@ async def test_before_hello_no_frame_needs_more_than_the_small_buffer() -> None:
 
 
 @pytest.mark.trio
-async def test_what_is_written_while_a_sync_runs_waits_for_the_next() -> None:
-    # EVIDENCE-OF: P-1
-    disk = FakeDisk()
-    begun, go_on = threading.Event(), threading.Event()
-    sync = disk.sync
-
-    def held_sync(handle: int) -> None:
-        if disk._handles[handle][1].endswith("/o"):
-            begun.set()
-            assert go_on.wait(60)
-        sync(handle)
-
-    disk.sync = held_sync  # type: ignore[method-assign]
-
-    def story(address: tuple[str, int]) -> None:
-        with Wire(address) as wire:
-            wire.claim("dir")
-            wire.append("o", b"", b"abc")
-            assert begun.wait(60)
-            wire.append("o", b"abc", b"def")
-            while wire.receive() != m.DurabilityAck("o", 6, 0):
-                pass  # both are in the file now, and the one sync that began did so before the second
-            go_on.set()
-            answers = [wire.receive()]
-            while answers[-1] != m.DurabilityAck("o", 6, 6):
-                answers.append(wire.receive())
-            assert m.DurabilityAck("o", 6, 3) in answers
-
-    await with_server(disk, story)
-
-
-@pytest.mark.trio
 async def test_many_objects_are_synced_at_once_and_each_is_notified() -> None:
     def story(address: tuple[str, int]) -> None:
         wires = [Wire(address) for _ in range(40)]
@@ -566,53 +535,6 @@ async def test_a_descriptor_not_watched_any_more_is_not_called_in_the_same_round
     for pair in pairs:
         for one in pair:
             one.close()
-
-
-@pytest.mark.trio
-async def test_jobs_beyond_the_threads_wait_and_all_are_done() -> None:
-    readiness = Readiness()
-    reported: list[int] = []
-    at_work, most, guard = 0, 0, threading.Lock()
-    ended = trio.Event()
-
-    def work(job: int) -> int:
-        nonlocal at_work, most
-        with guard:
-            at_work += 1
-            most = max(most, at_work)
-        with guard:
-            at_work -= 1
-        return job
-
-    threads = DiskThreads(work, reported.append, readiness, 3)
-    for job in range(200):
-        threads.start(job)
-    assert threads.busy
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(readiness.run, lambda: ended.set() if len(reported) == 200 else None)
-        with trio.fail_after(60):
-            await ended.wait()
-        nursery.cancel_scope.cancel()
-    assert not threads.busy
-    assert sorted(reported) == list(range(200))
-    assert most <= 3
-    threads.close()
-    readiness.close()
-
-
-@pytest.mark.trio
-async def test_what_no_thread_should_raise_is_raised_in_the_loop() -> None:
-    readiness = Readiness()
-
-    def work(job: str) -> None:
-        raise KeyError(job)
-
-    threads = DiskThreads(work, print, readiness, 1)
-    threads.start("unheard of")
-    with pytest.raises(KeyError, match="unheard of"), trio.fail_after(60):
-        await readiness.run(lambda: None)
-    threads.close()
-    readiness.close()
 
 
 # --- What greedy sessions share: unsynced bytes, and reads at the disk -------------------------------------

@@ -97,7 +97,7 @@ def session_text() -> str:
     """As protocol.md shows it: header, then meta field by field, then payload, each on a line of its own."""
     blocks = []
     for line in SESSION:
-        opcode = m.opcode_of(line.message).name
+        opcode = m.Opcode(m.encode(line.message).opcode).name
         number = f", request {line.request_id}" if line.request_id else ""
         says = f": {line.says}" if line.says else ""
         lines = [f"{line.sender}, **{opcode}**{number}{says}", ""]
@@ -111,7 +111,7 @@ def _spaced(line: Line) -> list[str]:
     meta_bytes, payload_bytes = struct.unpack_from(">II", frame, 16)
     assert len(frame) == 32 + meta_bytes + payload_bytes
     meta, payload = frame[32 : 32 + meta_bytes], frame[32 + meta_bytes :]
-    row = m.TABLE[m.opcode_of(line.message)]
+    row = m.TABLE[m.Opcode(m.encode(line.message).opcode)]
     return [
         _checkpoint(frame[:32], [2, 1, 1, 2, 2, 8, 4, 4, 8]),
         *_lines(_checkpoint(meta, _widths(row, meta))),

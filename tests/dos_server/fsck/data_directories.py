@@ -11,6 +11,7 @@ from dos_server.core.files.findings import Severity
 from dos_server.disk import RealDisk
 from dos_server.offline.fsck import Check, CheckReport
 from dos_server.storage import Storage
+from tests.dos_server.core_requests import to_claim
 from tests.support.core_harness import SERVER_ID, Harness
 
 PARTS = [b"first record, " * 9, b"the second one, " * 50, b"and a third\0with zeros\0in it" * 3]
@@ -23,7 +24,7 @@ def written(root: Path, *names: str, parts: list[bytes] = PARTS) -> Path:
     disk = RealDisk(root)
     server = Harness(disk)  # type: ignore[arg-type]
     session = server.connect()
-    server.ask(session, m.ChangeDirectory("dir", claim=True, epoch=3, writer_id=b"w" * 16))
+    server.ask(session, to_claim(3))
     for name in names:
         content = b""
         for part in parts:

@@ -19,6 +19,7 @@ from dos_server.core.files.findings import Severity
 from dos_server.disk import RealDisk
 from dos_server.limits import log_reserved_bytes
 from dos_server.offline.fsck import Check, NotCheckedError
+from tests.dos_server.core_requests import to_claim
 from tests.dos_server.fsck.data_directories import CONTENT, PARTS
 from tests.support.core_harness import SERVER_ID, Harness
 
@@ -34,7 +35,7 @@ def written(root: Path, *, clean_stop: bool) -> Path:
     server.ask(server.connect(), m.Configure(encode_store_record(record)))
     for directory in DIRECTORIES:
         session = server.connect(m.Hello(store_id=b"s" * 16, generation=1))
-        server.ask(session, m.ChangeDirectory(directory, claim=True, epoch=3, writer_id=b"w" * 16))
+        server.ask(session, to_claim(3, directory=directory))
         content = b""
         for part in PARTS:
             server.send(session, m.Append("a", len(content), prefix_digest(content), part))

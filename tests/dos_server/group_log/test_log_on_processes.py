@@ -17,6 +17,7 @@ from dos_server.core.files.records import decode_marks, is_log_in_use
 from dos_server.limits import extent_header_bytes
 from dos_server.offline.fsck import Check
 from dos_server.offline.reading import DataDirectory
+from tests.dos_server.core_requests import to_claim
 from tests.support.servers import NO_LOG, ServerProcess
 from tests.support.strace import PWRITES, SYNCS, Injected
 from tests.support.wire import Wire
@@ -104,7 +105,7 @@ def test_what_is_in_the_log_only_is_read_by_tools_and_served_by_the_next_start(t
         server.restart()
         assert served(server, list(contents)) == contents
         with Wire(server.address) as wire:
-            refused = wire.ask(m.ChangeDirectory("dir", claim=True, epoch=6, writer_id=b"z" * 16))
+            refused = wire.ask(to_claim(6, b"z" * 16))
             assert (refused.code, refused.actual) == (ErrorCode.FENCED, 7)
         assert server.stop() == 0
 

@@ -1,10 +1,12 @@
 """What peers of version 0 may send: each piece of bad input is refused without an effect, and others notice
-nothing. The rows are those of the bad-input table that speak of names, numbers, verbs and lines.
+nothing. The rows are those of the bad-input table that speak of names, numbers, verbs and lines: its requests
+are text.
 """
 
 import contextlib
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,13 @@ import pytest
 
 from dos_server import embedded
 from tests.dos_protocol.test_rules import HOSTILE
+from tests.dos_server.test_bad_names import PLANTS, Plant, plant_name
 from tests.dos_server.version0.filled_server import CONTENT, PATIENT, connect, fill
 from tests.dos_server.version0.frames import framed
-from tests.support.data_tree import tree
+from tests.support.data_tree import tree, undisturbed
 from tests.support.v0_client import LostError, RefusedError, V0Connection
+
+SECRET = b"nothing of this server's"
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +32,15 @@ def server(data: Path) -> Iterator[embedded.EmbeddedServer]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_changed(request: pytest.FixtureRequest) -> Iterator[None]:
-    """P-8 and more: after each test the file and the list are what they were, to the byte on the disk, and
-    others are served."""
+def _nothing_changed(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """P-8 and more: after each test the file and the list are what they were, to the byte on the disk, others
+    are served, and nothing raw is in the log."""
     if "server" not in request.fixturenames:
         yield
     else:
         server, data = request.getfixturevalue("server"), request.getfixturevalue("data")
-        before = tree(data)
-        yield
-        assert tree(data) == before
+        with undisturbed(data, caplog):
+            yield
         with connect(server) as tool:
             assert tool.files() == {"o": (len(CONTENT), False)}
             assert tool.get("o") == CONTENT
@@ -73,30 +77,9 @@ def test_an_append_at_any_other_size_is_refused(server: embedded.EmbeddedServer)
 
 NAMES = [
     *HOSTILE,
-    "a/b",
-    "o/",
-    "/o",
-    "../dir/o",
-    "x" * 200,
-    "caf\u00e9",
-    "cafe\u0301",
-    "o\u202e",
-    "\x7f",
-    "\r",
-]
-NAMES += [
-    "o\u202e",
-    "\x7f",
-    "\r",
-    " o",
-    "$HOME",
-    "`id`",
-    "o;ls",
-    ".marks",
-    ".claim",
-    ".repair.o.1",
-    "*",
-    "nul\0",
+    *("a/b", "o/", "/o", "../dir/o", "x" * 200, "o/../o", "a/" * 120, "/" * 240),
+    *("caf\u00e9", "cafe\u0301", "o\u202e", "\x7f", "\r", " o", "o ", "o.\t", "nul\0", "CON\0"),
+    *("$HOME", "`id`", "o;ls", "*", ".meta", ".marks", ".claim", ".repair.o.1"),
 ]
 
 
@@ -184,23 +167,6 @@ def test_every_other_command_is_unknown_and_named_in_print(server: embedded.Embe
                 tool.ask(word)
 
 
-@pytest.mark.parametrize(
-    "start",
-    [b"\0\0\x01\0", b"\0\xff\xff\xff", b"\0\0\x13\x88" + b"x" * 5000, b"\0\0\xff\xff"],
-)
-@pytest.mark.parametrize("greet", [True, False])
-def test_a_length_beyond_255_is_refused_at_once_and_closes(
-    server: embedded.EmbeddedServer, start: bytes, greet: bool
-) -> None:
-    # EVIDENCE-OF: P-9
-    with V0Connection(server.address, reply_seconds=PATIENT) as tool:
-        if greet:
-            tool.use("dir")
-        tool.send(start)
-        assert tool.receive_frame().startswith(b"ERROR: a request has at most 255 bytes")
-        assert tool.closed_by_server()
-
-
 def test_a_request_cut_short_has_no_effect(server: embedded.EmbeddedServer) -> None:
     # EVIDENCE-OF: P-8
     request = framed(b"do")
@@ -279,32 +245,140 @@ def test_a_client_whose_machine_is_gone_does_not_keep_its_lock_for_hours(
         assert seconds <= 60
 
 
-def test_a_planted_link_or_folder_is_never_followed(tmp_path: Path) -> None:
+BYTES = {
+    "NUL": b"\0",
+    "CR": b"\r",
+    "LF": b"\n",
+    "CR LF": b"\r\n",
+    "no UTF-8": b"\xc3\x28",
+    "0x80": b"\x80",
+    "0xff": b"\xff",
+    "escape": b"\x1b[2J",
+    "DEL": b"\x7f",
+    "space": b" ",
+}
+
+
+@pytest.mark.parametrize("place", ["before the name", "in the name", "behind the name", "alone"])
+@pytest.mark.parametrize("what", BYTES)
+@pytest.mark.parametrize("command", [b"u", b"d", b"s"])
+def test_bytes_that_are_no_text_are_refused_and_not_echoed(
+    server: embedded.EmbeddedServer, command: bytes, what: str, place: str
+) -> None:
+    # EVIDENCE-OF: P-8
+    raw = BYTES[what]
+    name = {"before the name": raw + b"o", "in the name": b"o" + raw + b"o", "behind the name": b"o" + raw}
+    with connect(server) as tool:
+        with pytest.raises(RefusedError) as caught:
+            tool.ask(command + name.get(place, raw))
+        assert str(caught.value).isprintable()
+        assert str(caught.value).isascii()
+        assert tool.sync("o") == len(CONTENT), "usable, and still in its directory"
+
+
+@pytest.mark.parametrize("what", BYTES)
+def test_the_same_bytes_end_append_and_get(
+    server: embedded.EmbeddedServer, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # EVIDENCE-OF: P-8
+    with connect(server) as tool:
+        with pytest.raises(RefusedError) as caught:
+            tool.ask(b"ao" + BYTES[what] + b"\t0")
+        assert str(caught.value).isprintable()
+        assert tool.closed_by_server()
+    with connect(server) as tool:
+        tool.send_frame(b"go" + BYTES[what] + b"\t0\t0")
+        assert tool.closed_by_server()
+    assert sum("closed" in line for line in caplog.messages) == 1, "what the peer of `g` is not told"
+
+
+@pytest.mark.parametrize(
+    ("count", "greet"),
+    [*((one, True) for one in (256, 2**24, 2**31, 2**32 - 1)), (256, False), (2**24 - 1, False)],
+)
+def test_a_length_beyond_255_is_refused_with_one_line_in_the_log(
+    server: embedded.EmbeddedServer, count: int, greet: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    # EVIDENCE-OF: P-9
+    with V0Connection(server.address, reply_seconds=PATIENT) as tool:
+        if greet:
+            tool.use("dir")
+        tool.send(count.to_bytes(4, "big") + b"A" * 1_000)
+        assert tool.receive_frame() == b"ERROR: a request has at most 255 bytes, not %d" % count
+        assert tool.closed_by_server()
+    (line,) = caplog.messages
+    assert f"not {count}; closed" in line
+
+
+def test_a_request_that_is_longer_than_its_length_is_cut_there(server: embedded.EmbeddedServer) -> None:
+    with connect(server) as tool:
+        tool.send(b"\0\0\0\2so-and-so")  # what follows is "-and", a length of 0x2d616e64
+        assert tool.receive_frame() == b"%d\t%d" % (len(CONTENT), len(CONTENT))
+        assert tool.receive_frame().startswith(b"ERROR: a request has at most 255 bytes")
+        assert tool.closed_by_server()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        bytes(4),
+        framed(b"do"),
+        framed(b"l"),
+        b"\xd0\x5e\x01\x0a" + bytes(28),
+        b"ERROR: not me",
+        b"\r\nquit\r\n",
+    ],
+)
+def test_what_is_streamed_is_content_whatever_it_looks_like(tmp_path: Path, content: bytes) -> None:
+    with embedded.start(tmp_path / "data") as fresh:
+        with connect(fresh) as tool:
+            tool.append("new", 0)
+            tool.send(content)
+            assert tool.finish() == [(len(content), len(content))]
+        with connect(fresh) as tool:
+            assert tool.get("new") == content
+
+
+def test_one_byte_per_packet_is_a_whole_session(tmp_path: Path) -> None:
+    with (
+        embedded.start(tmp_path / "data") as fresh,
+        V0Connection(fresh.address, reply_seconds=PATIENT) as tool,
+    ):
+        tool.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in framed(b"udir", b"aslow\t0"):
+            tool.send(bytes((byte,)))
+        assert [tool.receive_frame(), tool.receive_frame()] == [b"ok", b"ok"]
+        for byte in b"some content":
+            tool.send(bytes((byte,)))
+        assert tool.finish()[-1] == (12, 12)
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=plant_name)
+@pytest.mark.parametrize("name", ["o", "planted"])
+def test_a_planted_file_is_never_followed(tmp_path: Path, plant: Plant, name: str) -> None:
     # EVIDENCE-OF: P-2
     outside = tmp_path / "outside"
-    outside.write_bytes(b"secret")
-    folder = tmp_path / "data" / "d" / "dir"
+    outside.mkdir()
+    (outside / "file").write_bytes(SECRET)
     with embedded.start(tmp_path / "data") as server:
-        connect(server).close()
-    (folder / "link").symlink_to(outside)
-    os.link(outside, folder / "hard")
-    os.mkfifo(folder / "fifo")
-    (folder / "sub").mkdir()
-    (folder.parent / "swapped").symlink_to(tmp_path)
+        fill(server)
+    place = tmp_path / "data" / "d" / "dir" / name
+    place.unlink(missing_ok=True)
+    plant(place, outside)
+    planted = tree(tmp_path / "data")[f"d/dir/{name}"]
     with embedded.start(tmp_path / "data") as server:
-        for name in ("link", "hard", "fifo", "sub"):
+        for offset in (0, len(CONTENT)):
             with connect(server) as tool, pytest.raises(RefusedError, match="damaged"):
-                tool.append(name, 0)
-            with connect(server) as tool, pytest.raises(LostError):
-                tool.get(name)
-            with connect(server) as tool, pytest.raises(RefusedError, match="damaged"):
-                tool.sync(name)
-        with (
-            V0Connection(server.address, reply_seconds=PATIENT) as tool,
-            pytest.raises(RefusedError, match="swapped"),
-        ):
-            tool.use("swapped")
+                tool.append(name, offset)
+        with connect(server) as tool, pytest.raises(LostError):
+            tool.get(name)
         with connect(server) as tool:
-            tool.delete("link")
-            tool.delete("hard")
-    assert outside.read_bytes() == b"secret"
+            with pytest.raises(RefusedError, match="damaged"):
+                tool.sync(name)
+            assert tool.files()[name] == (0, False)
+        assert tree(tmp_path / "data")[f"d/dir/{name}"] == planted
+        if not stat.S_ISDIR(place.lstat().st_mode):
+            with connect(server) as tool:
+                tool.delete(name)
+            assert not os.path.lexists(place)
+    assert {path.name: path.read_bytes() for path in outside.iterdir()} == {"file": SECRET}

@@ -159,28 +159,6 @@ def test_a_second_session_is_refused_and_the_lock_goes_with_its_session(server: 
         assert third.finish() == [(3, 3)]
 
 
-def test_a_claimed_directory_is_read_and_not_written(server: ServerProcess) -> None:
-    # EVIDENCE-OF: P-4
-    put(server, "claimed", "f", b"before")
-    with (
-        connect(server, "claimed") as stream,
-        connect(server, "claimed") as tool,
-        Wire(server.address) as wire,
-    ):
-        stream.append("f", 6)
-        wire.claim("claimed")
-        assert stream.closed_by_server()
-        wire.append("f", b"before", b" and after")
-        wire.wait_synced("f", 16)
-        assert tool.get("f") == b"before and after"
-        assert tool.files() == {"f": (16, False)}
-        with pytest.raises(RefusedError, match="claimed by a writer of version 1"):
-            tool.delete("f")
-        with pytest.raises(RefusedError, match="claimed by a writer of version 1"):
-            tool.append("f", 16)
-        assert tool.closed_by_server()
-
-
 def test_bytes_sent_before_a_reset_are_read_to_their_end(server: ServerProcess) -> None:
     """A client that closes with a reply or a status unread resets the connection.
 

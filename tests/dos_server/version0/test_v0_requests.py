@@ -13,6 +13,7 @@ from dos_server.core.object_state import ObjectState
 from dos_server.core.requests.repairs import refuses as refuses_repair
 from dos_server.core.requests.version0 import TABLE, V0Event, V0State, diagram, step
 from dos_server.limits import version0_in_flight_batches_max, version0_in_flight_bytes_max
+from tests.dos_server.core_requests import to_claim
 from tests.dos_server.version0.streams import reading, streaming, written
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
@@ -484,7 +485,7 @@ def test_a_claimed_directory_is_read_only() -> None:
     server = Harness()
     written(server, "f", b"12345")
     writer = server.connect()
-    server.ask(writer, m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=b"w" * 16))
+    server.ask(writer, to_claim())
     session = server.connect0("dir")
     assert server.ask0(session, "l") == b"f\t5\tno\n"
     assert server.ask0(session, "gf\t0\t0") == b"12345"
@@ -501,7 +502,7 @@ def test_a_claim_ends_the_streams_of_its_directory_and_tells_what_they_brought()
     session, elsewhere = streaming(server), streaming(server, "f", directory="dir2")
     server.stream(session, b"abc")
     writer = server.connect()
-    number = server.send(writer, m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=b"w" * 16))
+    number = server.send(writer, to_claim())
     assert session in server.closed
     server.settle()
     (info,) = server.answer(writer, number).entries
