@@ -563,10 +563,6 @@ assert _ENTRY.size == 25
 assert len(_PLANS_BY_CLASS) == len(TABLE) == len(Opcode)
 
 
-def opcode_of(message: Message) -> Opcode:
-    return _PLANS_BY_CLASS[type(message)].opcode
-
-
 def encode(message: Message, request_id: int = 0) -> Frame:
     """Return the frame of a message. Raises LocalProtocolError if a value does not fit its field."""
     if type(message) is DurabilityAck:

@@ -413,4 +413,4 @@ def replace_file(disk: Disk, folder: str, name: str, data: bytes) -> None:
     finally:
         disk.close(handle)
     disk.rename(folder, temporary, name)
-    disk.sync_folder(folder)
+    disk.sync_folder(folder)  # the caller acts on the new content, which a power cut could still take back

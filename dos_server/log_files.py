@@ -104,6 +104,7 @@ class LogFiles:
                     self._disk.cut(handle, 0)
             raise
         self._seen = self._disk.open(f"{FOLDER}/seen", create=True)
+        # Before the first record: a power cut could take the name of a slot with what was acknowledged.
         self._disk.sync_folder(FOLDER)
 
     def _fill(self, handle: int) -> None:
@@ -286,6 +287,8 @@ def _replay(disk: Disk, files: LogFiles, found: list[FoundRecord], life: Life) -
     if not result.records:
         raise CorruptDataError("the group log", 0, "a record", "none", "replace the server")
     if result.last is not None:
+        # A killed server may have left it in the cache only. What is replayed from it is acknowledged, and a
+        # power cut must not take it back.
         files.append_again(result.last)
     for record in result.records:
         if record.place is None:
@@ -330,6 +333,7 @@ class _Replay:
                 directories.pop(gone, None)
             for directory in directories:
                 self._disk.make_folder(f"{OBJECTS}/{directory}")
+            # The folders first: a registered directory without a folder counts as lost.
             self._disk.sync_folder(OBJECTS)
             for directory in directories:
                 register.add(directory)
@@ -426,7 +430,7 @@ class _Replay:
                 return False
             for position, content in plan.writes:
                 self._disk.write(copy, position, [self._content(content)])
-            self._disk.sync(copy)
+            self._disk.sync(copy)  # before the rename: the old file is the only other one with these bytes
         finally:
             self._disk.close(copy)
         self._disk.rename(folder, new, name)

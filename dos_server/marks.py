@@ -64,6 +64,8 @@ class ObjectMarks:
     def load(self) -> dict[str, ObjectMark]:
         data = read_file(self._disk, self._path) or b""
         if data:
+            # A killed server may have left marks in the cache only. They are acted on: a mark that says
+            # removed must not come back after the name was used again.
             self._disk.sync(self._open())
         marks = records.decode_marks(data)
         self._slot_count = -(-len(data) // mark_bytes)
@@ -213,7 +215,7 @@ class DirectoryRegister:
                     DIRECTORIES, 0, "a folder for each damaged mark", found, REGISTER_REMEDY
                 )
             self.lose(self._marks().keys() - folders)
-            if unnamed:
+            if unnamed:  # first: a registered directory without a folder counts as lost
                 self._disk.sync_folder(OBJECTS)
             for directory in sorted(unnamed):
                 try:
@@ -339,5 +341,5 @@ def finish_removal(disk: Disk, marks: ObjectMarks, folder: str, name: str) -> No
     logger.warning("object %s/%s: completing its removal", folder, name)
     with contextlib.suppress(FileNotFoundError):
         disk.remove(f"{folder}/{name}")
-    disk.sync_folder(folder)
+    disk.sync_folder(folder)  # the entry before the mark, as in `remove_object`
     marks.erase(name)

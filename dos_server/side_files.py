@@ -46,6 +46,7 @@ def remove_leftovers(disk: Disk, path: str, names: Iterable[str]) -> None:
 def cut_tail(disk: Disk, directory: str, name: str, handle: int, found: RecoveredObject, size: int) -> None:
     """Cut what does not belong to the object; copy it aside first if required. Not on stable storage yet."""
     if found.decision is RecoveryDecision.COPY_CUT:
+        # On stable storage before the cut: if the tail was no torn one after all, the copy has the bytes.
         _copy_torn(disk, directory, name, handle, found.file_bytes, size)
     if not found.corrupt and found.file_bytes < size:
         disk.cut(handle, found.file_bytes)

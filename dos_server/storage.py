@@ -754,6 +754,8 @@ class Storage(DirectoryLoader):
                 self._disk.write(file.handle, position, buffers)
             except OSError as error:
                 if failure_of(error) is v.DiskFailure.FAILED or not self._undone(file, effect):
+                    # Counts as a write that no sync covers, so the file stays open: the kernel would report
+                    # its loss to no later handle.
                     file.writes += 1
                     raise OSError(errno.EIO, f"a part of the write may be in the file: {error}") from error
                 raise
@@ -817,7 +819,7 @@ class Storage(DirectoryLoader):
             if self.register.is_lost(directory):
                 raise OSError(errno.EIO, "the directory was lost")
             self._disk.make_folder(f"{OBJECTS}/{directory}")
-            self._disk.sync_folder(OBJECTS)
+            self._disk.sync_folder(OBJECTS)  # first: a registered directory without a folder counts as lost
             self.register.add(directory)
 
         return self._done(effect, f"directory {directory}", work)
@@ -849,7 +851,7 @@ class Storage(DirectoryLoader):
         directory, name = effect.directory, effect.name
         new = ObjectMark(name, effect.goal_size)
         try:
-            sync_copy(self._files, effect)
+            sync_copy(self._files, effect)  # before the exchange: from there on it is the only copy here
             if effect.exists:
                 # If a crash leaves neither copy, the mark shows that the object existed and is lost.
                 old = ObjectMark(name, effect.durable, effect.poisoned, effect.damaged)

@@ -266,6 +266,8 @@ class ObjectState:
         if self.batch is not None or not self.unwritten_tickets or self.poisoned:
             return None
         position, link, starts, buffers = self.file_bytes, self.link, [], []
+        # `durable` in the headers proves to a later start that what is below was acknowledged: if it is gone
+        # then, that is damage and not a torn tail.
         for header, parts in build_extents(
             self.pieces, seed=self.seed, epoch=epoch, durable=self.synced, link=link
         ):
@@ -298,6 +300,7 @@ class ObjectState:
         refused = batch.tickets + self.unwritten_tickets
         self.unwritten_tickets = 0
         self.pieces = []
+        # The refused bytes leave the fold, too: an append that continues after them would leave a hole.
         self.fold = self.written_fold.copy()
         return [self.tickets.pop() for _ in range(refused)][::-1]
 
@@ -343,6 +346,7 @@ class ObjectState:
 
     def was_synced(self) -> list[PendingAppend]:
         assert self.sync_covers is not None, "a sync ended that did not begin"
+        # Up to what was written when it began: bytes written during a sync may be on no disk.
         self.filed, self.sync_covers, self.sync_asked, self.filing = self.sync_covers, None, False, False
         self.entry_durable = self.entry_safe = self.entry_covered = True
         return self._settle(self.filed)

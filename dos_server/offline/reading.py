@@ -188,11 +188,10 @@ class LogView(ReadOnlyDisk):
         file = self._views.pop(handle, None)
         if file is None:
             super().close(handle)
-        elif file.base is not None and not self._is_kept(file):
+        elif file.base is not None and all(
+            one is not file for one in (*self._changed.values(), *self._views.values())
+        ):
             super().close(file.base)
-
-    def _is_kept(self, file: _File) -> bool:
-        return any(one is file for one in (*self._changed.values(), *self._views.values()))
 
     def size(self, handle: int) -> int:
         return self._views[handle].size if handle in self._views else super().size(handle)

@@ -216,6 +216,7 @@ def recover(read: ReadAt, file_bytes: int, seed: int, mark: ObjectMark | None) -
         try:
             fold = prefix_fold(read, seed, scan.index.fold_starts(scan.size), scan.size)
         except DamagedExtentError as damage:
+            # Below the durable bound, or verified before: no crash explains it, so it is not cut.
             scan.stop_at_damage(damage.offset)
             case = ROTTEN_CASE
         else:
@@ -282,6 +283,7 @@ class _Scan:
         """Walk the headers to the end of the chain. Drop extents from `unsure` that turn out durable."""
         while self.position < self.file_bytes:
             follows = self._follow(self.read(self.position, _HEADER_WINDOW_BYTES))
+            # A later header knows these bytes to be durable: no crash has torn them, and GET verifies them.
             while self.unsure and self.unsure[0].end <= self.durable:
                 self.unsure.popleft()
             if not follows:
@@ -299,7 +301,7 @@ class _Scan:
             if link is not None and link != own_link:
                 foreign_chain = True
                 break
-            if after > self.file_bytes:
+            if after > self.file_bytes:  # a torn end: its header promises bytes that the file lacks
                 break
             if not self.root:
                 self.root = own_link
@@ -331,6 +333,8 @@ class _Scan:
             self.unsure.clear()
 
     def payloads(self) -> None:
+        # Only these may lack sectors. Unverified, they would be reported as synced, and a take-over would
+        # count bytes that no disk has.
         window = ReadWindow(self.read, CONTENT_WINDOW_BYTES)
         for begins, _ in self.unsure:
             located = locate(window, self.seed, begins.position)
@@ -410,6 +414,8 @@ class _Scan:
 
     def _durable_after(self) -> int:
         """Return the highest `durable` in valid headers of this object after the damage, at any position."""
+        # An extent that knew the damaged bytes to be durable proves that they were acknowledged: to cut them
+        # as a torn tail would lose them without an error.
         highest = 0
         needle = MAGIC + b"\x01"
         for _, chunk in self._chunks(self.position + 1, overlap=extent_header_bytes - 1):

@@ -138,7 +138,7 @@ class Appends:
         state = directory.objects[event.name]
         if state.poisoned:  # a write failed during this sync
             state.forget_sync()
-        elif event.failure is v.DiskFailure.TEMPORARY:  # not attempted, so it may be retried
+        elif event.failure is v.DiskFailure.TEMPORARY:
             # Not attempted, so it may be retried. A sync that failed never is: the kernel forgets it.
             state.sync_covers = None
             self._tables.again(v.Sync(directory.name, state.name, not state.entry_durable))
@@ -275,6 +275,7 @@ def take_run(tables: Tables, session: Session, frames: Sequence[Frame], start: i
     directory = tables.directories.get(session.directory) if session.directory else None
     if directory is None or session.state is SessionState.NEW:
         return start
+    # As for a single append: a superseded writer must get no byte of a run in (R2).
     if directory.claimed and directory.holder is not session:
         return start
     if not session.access.may(Right.APPEND, directory.name):

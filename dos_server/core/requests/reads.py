@@ -223,9 +223,6 @@ class Reads:
         else:
             self._tables.send(session, m.StatResult(state.info(), read.size, event.digest), read.request_id)
 
-    def _directory_info(self, name: str) -> m.ObjectInfo:
-        return m.ObjectInfo(name, corrupt=self._tables.has_damage(name))
-
     def list_entries(self, session: Session, request: m.List, request_id: int) -> None:
         tables, count = self._tables, min(request.entries_max, list_entries_max)
         if session.directory is not None:
@@ -237,7 +234,7 @@ class Reads:
         else:
             seen = None if session.access.grants is None else session.access.sees
             names, more = tables.directory_names.page(request.prefix, request.after, count, seen)
-            entries = tuple(self._directory_info(name) for name in names)
+            entries = tuple(m.ObjectInfo(name, corrupt=tables.has_damage(name)) for name in names)
         tables.send(session, m.Listing(entries, more), request_id)
 
 

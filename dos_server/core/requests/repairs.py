@@ -111,7 +111,7 @@ class Repairs:
             return
         create, position = repair.position == 0, repair.position
         buffers: list[Buffer] = [
-            # Copied: the receive buffer is reused before they are written.
+            # Copied: the receive buffer is reused before they are written. The stored epoch, as for appends.
             bytes(one)
             for one in repair.extents_for(request.payload, directory.stored.epoch)
         ]
@@ -205,6 +205,7 @@ class Repairs:
         old.repairing = False
         session = tables.answerable(event.session)
         if event.found is None:
+            # Which of the two copies has the name is unknown: nothing is acknowledged of either.
             old.poison()
             text = f"the new copy of {event.name} could not be put in its place: restart the server"
             self._reads.end_waiting(old, ErrorCode.POISONED, text)
