@@ -179,6 +179,7 @@ class FrameDecoder:
         magic, version, opcode, flags, reserved, request_id, meta_bytes, payload_bytes, digest = (
             _HEADER.unpack_from(self._buffer, start)
         )
+        # Before more is received: a false length must not take memory, nor hold a connection.
         if (
             magic != MAGIC
             or version != PROTOCOL_VERSION

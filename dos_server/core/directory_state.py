@@ -225,6 +225,8 @@ class DirectoryState:
         """Accept the claim. It is answered when `claim_ready` becomes true."""
         self.claim = claim
         self.claimant = claimant
+        # Nobody holds it until the claim is answered: an ack to the older writer could be of bytes that the
+        # sizes in the answer lack (R3).
         self.holder = None
 
     def claim_to_store(self) -> ClaimRecord | None:

@@ -149,6 +149,7 @@ def decode_linked(data: Buffer, seed: int, position: int = 0) -> tuple[ExtentHea
         prefix_digest,
         digest,
     ) = _HEADER.unpack_from(data, position)
+    # Before the version: a flipped bit in it is damage, and not a file of a newer server that is left alone.
     if digest64(memoryview(data)[position : position + _DIGESTED_BYTES], seed) != digest:
         return HeaderFault.DIGEST
     if magic != MAGIC or version != VERSION or flags or r0 or r1:

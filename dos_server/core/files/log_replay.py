@@ -167,6 +167,7 @@ def survey(found: Iterable[FoundRecord], seen: SeenRecord | None, starts: int) -
     synced = [one.header for one in records if one.valid] + ([seen.header] if seen is not None else [])
     if not synced:
         return LogSurvey((), None, next_segment, next_sequence)
+    # Also if only `seen` names it: a record that was synced and is missing is damage, not the end of the log.
     end = max(synced, key=lambda one: (one.start, one.sequence))
     by_sequence = {one.header.sequence: one for one in records if one.header.start == end.start}
     live = tuple(
@@ -306,6 +307,7 @@ class ObjectPlan(NamedTuple):
 
 def plan_object(entries: Sequence[ReplayEntry], file: FileFacts) -> ObjectPlan:
     removed, left = _after_removal(entries)
+    # Only the file that was removed: an object that got the name later has another root.
     remove = removed is not None and file.exists and file.root in (removed.root, 0)
     if remove:
         file = NO_FILE
@@ -321,13 +323,13 @@ def plan_object(entries: Sequence[ReplayEntry], file: FileFacts) -> ObjectPlan:
         return ObjectPlan(remove, synced=synced, root=root, damage="entries of two roots without a removal")
     begins = left[0].entry.position
     aside = begins == 0 and file.file_bytes > 0 and file.root != root
-    if begins > 0 and file.root != root:
+    if begins > 0 and file.root != root:  # the log has the end of one history, the file the start of another
         text = f"entries of root {root:08x} from byte {begins} of a file with root {file.root:08x}"
         return ObjectPlan(remove, synced=synced, root=root, damage=text)
     size = 0 if aside else file.file_bytes
     writes = []
     for entry, content, lost in left:
-        if entry.position > size:
+        if entry.position > size:  # what was below it was acknowledged, and is gone
             text = f"an entry from byte {entry.position} of a file with {size} bytes"
             return ObjectPlan(remove, synced=synced, root=root, damage=text)
         if not lost:

@@ -33,6 +33,7 @@ class Reads:
         if state.changing is not None:
             self._tables.refuse(session, ErrorCode.BUSY, state.changing, request_id)
             return
+        # Only durable bytes: a power cut could take back others after the reader has acted on them (P-2).
         good_size = state.synced if state.corrupt_from is None else min(state.synced, state.corrupt_from)
         if state.corrupt_from is not None and request.offset >= good_size:
             text = f"{state.name} is damaged from offset {good_size} on"
@@ -118,6 +119,7 @@ class Reads:
         """
         state = self._tables.find(directory_name, name)
         if state is not None:
+            # In the mark, too: a restart may read the file well again, and would count the copy (row R).
             if state.corrupt_from is None or (state.uncut_bytes and not state.tail_damaged):
                 self._tables.effects.append(v.SetMark(directory_name, state.mark._replace(damaged=True)))
             state.tail_damaged = True
