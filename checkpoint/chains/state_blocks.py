@@ -12,16 +12,8 @@ batch]. Its columns, in this order:
 | value columns | null if deleted |
 | `_deleted` bool | whether the key was deleted |
 
-1. Rows are sorted by `_hash`, so a shard (a range of the hash) is a slice.
-2. The schema's metadata carries `dos.block` = the version of this layout and `dos.keys` = the number of key
-   columns, so a block is self-describing. A state that its user declared with a version above 1 carries the
-   version as `dos.state`, for a later version to migrate from.
-3. A change above `state_block_rows_max` rows or `state_block_bytes_max` bytes is stored as several blocks of
-   one checkpoint.
-4. A row of a later block replaces an earlier one of the same key. Blocks of one checkpoint contain a key at
-   most once.
-
-Blocks are not compressed: on words and counts, lz4 reduces the size by a quarter and doubles the write time.
+A row of a later block replaces an earlier one of the same key. Blocks of one checkpoint contain a key at most
+once.
 """
 
 import math
@@ -48,6 +40,9 @@ _stream_overhead_bytes: Final = 16 * 1024
 _false: Final = pa.array([False])[0]
 
 
+# The metadata makes a block self-describing: `dos.block` is the version of this layout, `dos.keys` the number
+# of key columns. A state that its user declared with a version above 1 carries it as `dos.state`, for a later
+# version to migrate from.
 def block_schema(keys: Any, values: Any, *, state_version: int = 1) -> Any:
     """Return the Arrow schema of an operator's blocks, from those of its key and value columns.
 
@@ -117,6 +112,8 @@ def encode_block(block: Any) -> list[bytes]:
     """Return the IPC streams of a block, several above a limit, none if it is empty. Raises
     RecordTooLargeError if the state of one key is above the limit.
     """
+    # Not compressed: on words and counts, lz4 reduces the size by a quarter and doubles the write time. Rows
+    # are sorted by `_hash`, so a shard (a range of the hash) is a slice.
     if not block.num_rows:
         return []
     parts = max(

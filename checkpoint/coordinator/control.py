@@ -30,7 +30,7 @@ from checkpoint.core.coordination.vocabulary import (
     UserRequest,
     WorkerEnded,
 )
-from checkpoint.core.progress import reset_json, reset_line
+from checkpoint.core.progress import as_json, reset_line
 from checkpoint.core.records.manifest import OutputIdentity, SavepointNote, savepoint_name_problem
 from checkpoint.core.region import (
     CheckpointCommitted,
@@ -141,7 +141,7 @@ class Listeners:
         elif isinstance(event, CheckpointCommitted) and progress is not None:
             self.notify("onProgress", progress)
         elif isinstance(event, ResetReport):
-            self.notify("onReset", {**self.stamp(status), **reset_json(event)})
+            self.notify("onReset", {**self.stamp(status), **as_json(event)})
 
     def stamp(self, status: RegionStatus) -> dict[str, Any]:
         """Return what all reports have in common."""

@@ -6,20 +6,23 @@ suffix `RULE_rows_dropped` counts since the region began; one with `_max` is mer
 """
 
 import math
+import re
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from typing import Any, Final
 
 from checkpoint.core.links.messages import EventTime
 from checkpoint.core.region import (
-    AutoScaleStatus,
     CheckpointCommitted,
     RecoveryEstimate,
     RegionEvent,
     RegionSpec,
+    RegionState,
     RegionStatus,
     ResetReport,
-    ScalingStatus,
+    ScaleDecided,
     UnderWayStatus,
     WorkerStatus,
 )
@@ -66,14 +69,14 @@ class ProgressMeter:
             "numOutputRows": rows_out,
             "inputRowsPerSecond": round(rows_in / seconds, 1) if seconds else None,
             "outputRowsPerSecond": round(rows_out / seconds, 1) if seconds else None,
-            "checkpointSeconds": round(event.seconds, _DIGITS),
-            "phaseSeconds": _rounded(event.phases_s),
+            "checkpointSeconds": as_json(event.seconds),
+            "phaseSeconds": as_json(event.phases_s),
             "lagBytes": sum(worker.lag_bytes for worker in status.workers),
             "resets": len(status.resets),
-            "rowsDropped": rows_dropped_json(status),
+            "rowsDropped": as_json(status.dropped),
             "operators": self._operators_since(status),
             "workers": [
-                worker_json(worker) | {"phaseSeconds": _rounded(event.worker_phases_s.get(worker.index, {}))}
+                worker_json(worker) | {"phaseSeconds": as_json(event.worker_phases_s.get(worker.index, {}))}
                 for worker in status.workers
             ],
         }
@@ -109,33 +112,49 @@ class ProgressMeter:
         return [{"name": name, **_camel_case(counters)} for name, counters in summed.items()]
 
 
+@cache
+def json_name(name: str) -> str:
+    """Return the name of a field or a counter in JSON: in camel case, with the unit written out."""
+    first, *rest = re.sub("_s$", "_seconds", re.sub("_us$", "_microseconds", name)).split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def as_json(found: Any) -> Any:
+    """Return a status, or what is in one, as JSON. Of a field, the metadata "json" is the name if it is not
+    `json_name`, and None if it is not reported. Numbers are rounded.
+    """
+    if isinstance(found, float):
+        return round(found, _DIGITS)
+    if isinstance(found, RegionState):
+        return found.value
+    if isinstance(found, Mapping):
+        return {name: as_json(value) for name, value in found.items()}
+    if isinstance(found, tuple):
+        return [as_json(value) for value in found]
+    if isinstance(found, WorkerStatus):
+        return worker_json(found)
+    if isinstance(found, ScaleDecided):
+        return str(found)
+    return _fields_json(found) if is_dataclass(found) else found
+
+
+def _fields_json(found: Any) -> dict[str, Any]:
+    names = {one.name: one.metadata.get("json", "") for one in fields(found)}
+    return {
+        name or json_name(field): as_json(getattr(found, field))
+        for field, name in names.items()
+        if name is not None
+    }
+
+
 def status_json(status: RegionStatus) -> dict[str, Any]:
     """Return a status as JSON."""
-    return {
-        "state": status.state.value,
-        "reason": status.reason,
-        "incarnation": status.incarnation,
-        "lastCheckpoint": status.last_checkpoint,
-        "lastCheckpointStep": status.last_checkpoint_step,
-        "checkpointsCommitted": status.checkpoints_committed,
-        "resetAttempts": status.reset_attempts,
-        "storeWaiting": status.store_waiting,
-        "waitingSeconds": round(status.waiting_s, 3),
-        "waitingBytes": status.waiting_bytes,
-        "savepoints": dict(status.savepoints),
-        "rowsDropped": rows_dropped_json(status),
+    recent = tuple(status.resets)[-RESETS_LISTED_MAX:]
+    return _fields_json(replace(status, resets=recent)) | {
         "eventTimes": event_times_json(status),
-        "scaling": None if status.scaling is None else _scaling_json(status.scaling),
-        "autoscale": None if status.autoscale is None else _autoscale_json(status.autoscale),
         "recovery": recovery_json(status.recovery),
-        "standbys": status.standbys,
         "underWay": None if status.under_way is None else _under_way_json(status.under_way),
         "operators": operators_json(status),
-        "metrics": status.metrics,
-        "fellBack": status.fell_back,
-        "accessProblem": status.access_problem,
-        "workers": [worker_json(worker) for worker in status.workers],
-        "resets": [reset_json(reset) for reset in list(status.resets)[-RESETS_LISTED_MAX:]],
     }
 
 
@@ -161,11 +180,8 @@ def operators_json(status: RegionStatus) -> list[dict[str, Any]]:
 
 
 def _under_way_json(under_way: UnderWayStatus) -> dict[str, Any]:
-    return {
-        "checkpoint": under_way.checkpoint,
-        "seconds": round(under_way.seconds, 3),
-        "waitsFor": [{"worker": index, "why": why} for index, why in under_way.waits_for.items()],
-    }
+    waits_for = [{"worker": index, "why": why} for index, why in under_way.waits_for.items()]
+    return _fields_json(under_way) | {"waitsFor": waits_for}
 
 
 def under_way_text(under_way: Mapping[str, Any]) -> str:
@@ -174,34 +190,6 @@ def under_way_text(under_way: Mapping[str, Any]) -> str:
     who = "; ".join(f"worker {one['worker']}: {one['why']}" for one in waits)
     what = f"has waited {under_way['seconds']:.1f} s for the vote of {who}" if waits else "is being committed"
     return f"checkpoint {under_way['checkpoint']} {what}"
-
-
-def _scaling_json(scaling: ScalingStatus) -> dict[str, Any]:
-    return {
-        "workers": scaling.workers,
-        "replaces": scaling.replaces,
-        "phase": scaling.phase,
-        "seconds": round(scaling.seconds, 3),
-        "copiedBytes": scaling.copied_bytes,
-        "totalBytes": scaling.total_bytes,
-        "pauseSeconds": None if scaling.pause_s is None else round(scaling.pause_s, 3),
-    }
-
-
-def _autoscale_json(autoscale: AutoScaleStatus) -> dict[str, Any]:
-    return {
-        "minimum": autoscale.minimum,
-        "maximum": autoscale.maximum,
-        "wanted": autoscale.wanted,
-        "reason": autoscale.reason,
-        "nextSeconds": round(autoscale.next_s, 3),
-        "lastDecision": None if autoscale.decided is None else str(autoscale.decided),
-    }
-
-
-def rows_dropped_json(status: RegionStatus) -> dict[str, dict[str, int]]:
-    """Return rule -> operator -> rows dropped since the region began, as JSON."""
-    return {rule: dict(operators) for rule, operators in status.dropped.items()}
 
 
 def slowest_event_times(status: RegionStatus) -> dict[str, tuple[int, EventTime]]:
@@ -235,18 +223,7 @@ RESETS_LISTED_MAX: Final = 10
 
 def recovery_json(recovery: RecoveryEstimate | None) -> dict[str, Any] | None:
     """Return the estimate of a recovery as JSON, None if there is none."""
-    if recovery is None:
-        return None
-    return {
-        "seconds": round(recovery.seconds, 3),
-        "launchSeconds": round(recovery.launch_s, 3),
-        "claimSeconds": round(recovery.claim_s, 3),
-        "stateSeconds": round(recovery.state_s, 3),
-        "stateBytes": recovery.state_bytes,
-        "replaySeconds": round(recovery.replay_s, 3),
-        "replaySteps": recovery.steps,
-        "rounds": recovery.rounds,
-    }
+    return None if recovery is None else _fields_json(recovery) | {"seconds": as_json(recovery.seconds)}
 
 
 def recovery_text(found: Mapping[str, Any]) -> str:
@@ -261,27 +238,16 @@ def recovery_text(found: Mapping[str, Any]) -> str:
 
 def worker_json(worker: WorkerStatus) -> dict[str, Any]:
     """Return the status of one worker as JSON."""
-    return {
-        "worker": worker.index,
-        "state": worker.state,
-        "attempt": worker.attempt,
-        "host": worker.host,
-        "pid": worker.pid,
-        "version": worker.version,
-        "hostedBy": worker.hosted_by,
-        "metrics": worker.metrics,
-        "step": worker.step,
-        "rowsIn": worker.rows_in,
-        "rowsOut": worker.counters.rows_out,
-        "lagBytes": worker.lag_bytes,
-        "backlogBytes": worker.counters.backlog_bytes if worker.counters.backlog_bytes >= 0 else None,
-        "busySeconds": round(worker.counters.busy_s, 3),
+    counters = worker.counters
+    return _fields_json(worker) | {
+        "step": counters.step,
+        "rowsIn": counters.rows_in,
+        "rowsOut": counters.rows_out,
+        "lagBytes": counters.lag_bytes,
+        "backlogBytes": counters.backlog_bytes if counters.backlog_bytes >= 0 else None,
+        "busySeconds": as_json(counters.busy_s),
         "operator": worker.operator or None,
-        "operatorSeconds": round(worker.operator_s, 1),
         "operatorWaits": worker.waits or None,
-        "restoreSeconds": round(worker.restore_seconds, _DIGITS),
-        "replayedBytes": worker.replayed_bytes,
-        "error": worker.error,
     }
 
 
@@ -294,20 +260,6 @@ def prometheus_targets(region: str, status: Mapping[str, Any]) -> list[dict[str,
         for role, address in roles
         if address
     ]
-
-
-def reset_json(reset: ResetReport) -> dict[str, Any]:
-    """Return one reset as JSON."""
-    return {
-        "worker": reset.worker,
-        "reason": reset.reason,
-        "seconds": round(reset.seconds, _DIGITS),
-        "bytes": reset.bytes,
-        "incarnation": reset.incarnation,
-        "checkpoint": reset.checkpoint,
-        "term": reset.term,
-        "phases": _rounded(reset.phases_s),
-    }
 
 
 def reset_line(region: str, reset: ResetReport) -> str:
@@ -326,17 +278,9 @@ def _since(now: int, before: int) -> int:
     return now - before if now >= before else now
 
 
-def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
-    return {phase: round(value, _DIGITS) for phase, value in seconds.items()}
-
-
 def _camel_case(counters: Mapping[str, int]) -> dict[str, float]:
     """Return the counters with their names in camel case: rows_in as rowsIn. Time is in seconds."""
-    parts = {name: name.split("_") for name in counters if name != BUSY}
-    found: dict[str, float] = {
-        first + "".join(word.capitalize() for word in rest): counters[name]
-        for name, (first, *rest) in parts.items()
-    }
+    found: dict[str, float] = {json_name(name): value for name, value in counters.items() if name != BUSY}
     return found | ({"busySeconds": round(counters[BUSY] / 1e6, 3)} if BUSY in counters else {})
 
 

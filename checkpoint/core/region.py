@@ -276,19 +276,19 @@ def answers_directory(region: str) -> str:
 class WorkerStatus:
     """The status of one worker. `state` is the name of a WorkerState (`coordination/workers.py`)."""
 
-    index: int
+    index: int = field(metadata={"json": "worker"})
     state: str
     attempt: int = 0
     pid: int = 0
     host: str = ""
-    scratch: str = ""
+    scratch: str = field(metadata={"json": None}, default="")
     version: str = ""
     """Of the package that it runs."""
     hosted_by: int | None = None
     """Local recovery: the worker in whose process it runs for a while; None: it has its own process."""
     metrics: str = ""
     """The address at which it serves its figures; empty if it does not."""
-    counters: Counters = field(default_factory=Counters)
+    counters: Counters = field(metadata={"json": None}, default_factory=Counters)
     replayed_bytes: int = 0
     restore_seconds: float = 0.0
     error: str = ""
@@ -297,7 +297,7 @@ class WorkerStatus:
     """The operator that runs, empty if none is known to."""
     operator_s: float = 0.0
     """For how many seconds it has run, as the companion of the worker reported it last."""
-    waits: str = ""
+    waits: str = field(metadata={"json": "operatorWaits"}, default="")
     """What that operator waits for outside of the region, such as the lock of a file; empty for nothing."""
 
     @property
@@ -317,7 +317,7 @@ class WorkerStatus:
 class ResetReport:
     """A completed reset: from the detection of a loss to the start of all workers."""
 
-    time: float
+    time: float = field(metadata={"json": None})
     """When the loss was detected, in seconds of the coordinator's clock (`now` of the events)."""
     worker: int
     """The worker that was lost first, -1 for a reset by hand."""
@@ -328,7 +328,7 @@ class ResetReport:
     incarnation: int
     checkpoint: int
     """The restored checkpoint, 0 for the beginning."""
-    phases_s: Mapping[str, float] = field(default_factory=dict)
+    phases_s: Mapping[str, float] = field(metadata={"json": "phases"}, default_factory=dict)
     """Seconds of each phase, in order: `manifest` (until it is held again), `gather` (until all workers have
     joined), the phases of the slowest worker (`claim`, `open`, `load`), `start` (the rest).
     """
@@ -380,7 +380,7 @@ class UnderWayStatus:
     checkpoint: int
     seconds: float
     """Since it was requested, as of the last event."""
-    waits_for: Mapping[int, str] = field(default_factory=dict)
+    waits_for: Mapping[int, str] = field(metadata={"json": None}, default_factory=dict)
     """Worker that has not voted -> why, as far as the driver knows. Empty: the manifest is being written."""
 
 
@@ -396,7 +396,7 @@ class AutoScaleStatus:
     """What it does now, and why."""
     next_s: float = 0.0
     """The seconds until it may act next, as of its last sample."""
-    decided: ScaleDecided | None = None
+    decided: ScaleDecided | None = field(metadata={"json": "lastDecision"}, default=None)
     """Its last decision, None before the first one."""
 
 
@@ -410,7 +410,7 @@ class RecoveryEstimate:
     replay_s: float
     state_bytes: int
     """Bytes that the worker with the largest state has to read."""
-    steps: int
+    steps: int = field(metadata={"json": "replaySteps"})
     """Steps that are replayed."""
     rounds: int
     """How many measured rounds, of the last five, the estimate is based on."""
@@ -443,7 +443,7 @@ class RegionStatus:
     """Bytes appended by waiting workers and not yet synced on a quorum."""
     savepoints: Mapping[str, int] = field(default_factory=dict)
     """The savepoints of the last checkpoint: name -> the checkpoint that stays restorable."""
-    dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    dropped: Mapping[str, Mapping[str, int]] = field(metadata={"json": "rowsDropped"}, default_factory=dict)
     """Rule ("late", "null", "ahead") -> operator -> rows that it dropped since the region began."""
     scaling: ScalingStatus | None = None
     """The change of the number of workers that is under way, None if there is none."""
@@ -452,7 +452,6 @@ class RegionStatus:
     recovery: RecoveryEstimate | None = None
     """How long a recovery would take now; None before the workers have started, and at the end."""
     standbys: int = 0
-    """Processes that wait to become a worker."""
     under_way: UnderWayStatus | None = None
     """The checkpoint that is under way, None if there is none."""
     metrics: str = ""

@@ -23,7 +23,7 @@ from checkpoint.core.coordination.vocabulary import (
     StopWanted,
     UserRequest,
 )
-from checkpoint.core.progress import reset_json
+from checkpoint.core.progress import as_json
 from checkpoint.core.records.manifest import SavepointNote
 from checkpoint.core.region import (
     CheckpointCommitted,
@@ -422,7 +422,7 @@ class RequestHandler:
             # A checkpoint that was under way when the request arrived may lack rows written before it.
             self._done("checkpoint", now - event.seconds + _CLOCK_STEP_S, result)
         elif isinstance(event, ResetReport) and not event.term:  # a take-over resets nobody else
-            self._done("reset", now, reset_json(event))
+            self._done("reset", now, as_json(event))
         elif isinstance(event, Settled):
             for key, error in event.outcomes().items():
                 # All requests with that key: of two opposite ones about a savepoint, both get the outcome.

@@ -24,9 +24,9 @@ from checkpoint.core.links.messages import Counters, EventTime, Progress, Restor
 from checkpoint.core.progress import (
     RECENT_PROGRESS_MAX,
     ProgressMeter,
+    as_json,
     recovery_json,
     recovery_text,
-    reset_json,
     reset_line,
     span_of,
     status_json,
@@ -184,7 +184,7 @@ def test_the_docs_explain_every_name_of_a_report_and_no_other() -> None:
     assert names_in("worker") == set(report["workers"][0])
     assert names_in("status") == set(status_json(status(1)))
     assert names_in("recovery") == set(recovery_json(RecoveryEstimate(0, 0, 0, 0, 0, 0, 1)) or {})
-    assert names_in("reset") == set(reset_json(RESET))
+    assert names_in("reset") == set(as_json(RESET))
     assert names_in("savepoint") == set(savepoint_row("good", numbered_checkpoint(), NO_NOTE, 0))
 
 

@@ -264,9 +264,12 @@ class Changes:
         joined = all(worker.state is WorkerState.JOINED for worker in run.roster.coming)
         if not joined or run.last_checkpoint is None:
             return
+        # A successor has no need to copy: it restores from the journals of its predecessor.
         if not change.copied and change.replaces is None:
             self._copy_ahead(change, run.last_checkpoint, now)
         if all(report.done for report in change.copied.values()):
+            # A switch only after a checkpoint of one committed step: no output is visible beyond it, which
+            # a replay with other divisions would show differently.
             change.holds, self._held_at = True, now
             if not self._checkpoints.pause:
                 self._checkpoints.order_pause(on=True)
@@ -288,6 +291,8 @@ class Changes:
                         worker=worker.index,
                         restore=last,
                         layout=layout,
+                        # Once in an incarnation: they are claimed with it as the epoch, and the process of
+                        # a change that was given up may still hold that claim.
                         creates=self._ordered.get(worker.index) != run.incarnation,
                     ),
                 )

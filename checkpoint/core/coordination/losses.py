@@ -266,6 +266,7 @@ class Losses:
             return
         peer = run.roster[message.peer]
         seconds = self._rounds.placement.report(worker, peer, now)
+        # Time decides, and not attempts: a network may take longer to heal than any number of resets.
         limit_s = run.spec.reset_timeout_s if run.last_checkpoint else limits.unreachable_at_start_s
         if seconds > limit_s:
             text = (
@@ -325,7 +326,8 @@ class Losses:
             self._rounds.begin_round(reason, now, worker=worker.index, spend=True)
         else:
             self._rounds.better_reason(reason, worker.index)
-        # In OPENING, an attempt that has not ended is relaunched when the manifest is held (`ManifestClaim`).
+        # In OPENING, an attempt that has not ended is cancelled and relaunched when the manifest is held
+        # (`ManifestClaim`): until then it may vote in the old incarnation, and its vote may be committed.
         if not run.over and (ended or run.phase is CoordinatorPhase.GATHERING):
             self._rounds.relaunch(worker, now)
 

@@ -161,6 +161,7 @@ class Recovery:
         # With a delay after several attempts in a row, so that they outlast a short outage instead of failing
         # the region.
         delay_s = max(delay_s, launch_delay_s(self._attempts))
+        # Before any order: once it is held, nothing can be committed in the old incarnation.
         if delay_s:
             run.timers.set("open", now + delay_s)
         else:
@@ -414,6 +415,8 @@ class TakeOvers:
 
     def _is_settled(self) -> bool:
         """Return whether the last committed checkpoint is known: no append to the manifest is under way."""
+        # With the acknowledgement of an append, the others purge the steps before it: a successor that was
+        # ordered to the checkpoint before could not get these any more.
         return self._checkpoints.settled
 
     def is_of(self, worker: Worker) -> bool:
@@ -558,6 +561,7 @@ class Gathering:
         if (alone := worker_on_loopback(run.roster)) is not None:
             self._fail_for_address(alone, now)
             return
+        # With the phase: a worker gets one Restore in an incarnation, and none before the manifest is held.
         run.move(PhaseEvent.GATHERED)
         self._rounds.ordered(now)
         run.timers.clear("gather")

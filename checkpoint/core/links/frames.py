@@ -3,33 +3,6 @@
 Pure: it converts bytes to frames and back, without regard to their meaning. Tests compare it with
 `tests/specifications/channel_frames.py`.
 
-Layout, 64 bytes, big-endian, then the payload:
-
-    offset  0  magic          2  D0 43
-            2  version        1  1
-            3  type           1  see FrameType
-            4  flags          2  see FrameFlag; other bits are zero
-            6  sender         2  worker index; 65535 is the coordinator
-            8  job            8  xxh3-64 of the region's name: detects a stray link of another region
-           16  sender_epoch   8  the incarnation the sender is in
-           24  step           8
-           32  checkpoint            8  the requested checkpoint number, 0 for none
-           40  seq            4  counts the frames of one (sender, channel, step), from 0
-           44  channel        4  index of the exchange; 0 on a control link
-           48  payload_bytes  4
-           52  reserved       4  zero
-           56  digest         8  xxh3-64 over the 56 bytes before and the payload
-
-A frame is valid if and only if
-
-1. the magic and the version are these,
-2. the type is known,
-3. undefined flags and reserved bits are zero,
-4. payload_bytes is within the limit of its type,
-5. the digest matches.
-
-Rules 1 to 4 are checked on the header alone, before any of the payload is kept.
-
 A control message (`messages.py`) is one CONTROL frame of JSON. The header repeats its address, so that a
 stray frame is detected without decoding.
 """
@@ -55,6 +28,32 @@ VERSION: Final = 1
 COORDINATOR: Final = 0xFFFF
 """The sender field of the coordinator."""
 
+# Layout, 64 bytes, big-endian, then the payload:
+#
+#     offset  0  magic          2  D0 43
+#             2  version        1  1
+#             3  type           1  see FrameType
+#             4  flags          2  see FrameFlag; other bits are zero
+#             6  sender         2  worker index; 65535 is the coordinator
+#             8  job            8  xxh3-64 of the region's name: detects a stray link of another region
+#            16  sender_epoch   8  the incarnation the sender is in
+#            24  step           8
+#            32  checkpoint            8  the requested checkpoint number, 0 for none
+#            40  seq            4  counts the frames of one (sender, channel, step), from 0
+#            44  channel        4  index of the exchange; 0 on a control link
+#            48  payload_bytes  4
+#            52  reserved       4  zero
+#            56  digest         8  xxh3-64 over the 56 bytes before and the payload
+#
+# A frame is valid if and only if
+#
+# 1. the magic and the version are these,
+# 2. the type is known,
+# 3. undefined flags and reserved bits are zero,
+# 4. payload_bytes is within the limit of its type,
+# 5. the digest matches.
+#
+# Rules 1 to 4 are checked on the header alone, before any of the payload is kept.
 _HEAD: Final = struct.Struct(">2sBBHHQQQQIIII")
 _DIGEST: Final = struct.Struct(">Q")
 HEADER_BYTES: Final = _HEAD.size + _DIGEST.size

@@ -77,6 +77,7 @@ def new_query(known: RegisteredQuery | None, name: str, session: str, now_ms: in
     """Register a query that has no checkpoint: it needs everything. Raises ConsumerRefusedError if rows that
     one under this name has read may be deleted.
     """
+    # One that still needs everything may have died between its registration and its first recorded batch.
     if known is not None and not known.needs_everything:
         raise ConsumerRefusedError(
             f"{name!r} is registered for a query that has read rows; this query has no checkpoint",
@@ -374,6 +375,7 @@ def on_line(position: int, line: int, split: str, output: OutputOf | None) -> in
         return position
     if line > last.line:  # the manifest was read before the region was restored
         return 0
+    # However far it had read: what follows the parting is on the present line, and it has not read that.
     parted = parting(last, line)
     assert parted is not None, "the lines differ"
     return min(position, parted.outputs.get(int(split[1:]), {}).get(output.sink, 0))
@@ -385,6 +387,8 @@ def need_of(
     """Return the position from which on a region needs a split: the lowest one of its retained checkpoints, 0
     if one has not read it.
     """
+    # A manifest that is read late asks for more, never for less: releases are not taken back, and a restore
+    # goes to a retained checkpoint.
     return min(
         (_position(checkpoint, source, split, output) for checkpoint in kept for source in sources), default=0
     )
@@ -418,8 +422,6 @@ class Reason(NamedTuple):
     because: str
 
 
-# The producer's next batch continues it: without it, the producer would begin at 1 again, and count a batch
-# twice.
 def trim_floor(chain: ChainNow, needs: Mapping[str, int], rule: RetentionRule, now_ms: int) -> Reason:
     """Return the lowest segment that stays. needs: consumer -> the position from which on it needs the chain.
     The segment that contains `last_end` always stays.
@@ -431,6 +433,8 @@ def trim_floor(chain: ChainNow, needs: Mapping[str, int], rule: RetentionRule, n
         found = max(found, Reason(_containing(chain, chain.end - rule.bytes_max), "size"))
     if rule.age_max_s is not None:
         found = max(found, Reason(_as_old(chain, now_ms - int(1000 * rule.age_max_s)), "age"))
+    # The producer's next batch continues the last one: without it, the producer would begin at 1 again, and
+    # count a batch twice.
     return found._replace(floor=min(found.floor, _containing(chain, chain.last_end)))
 
 
@@ -441,6 +445,7 @@ def may_trim(segments: Sequence[Floor], last_end: int) -> bool:
 
 def _containing(chain: ChainNow, position: int) -> Floor:
     """Return the segment that contains the byte before a position; NO_FLOOR if that is below all."""
+    # So the segment in which a reader stopped stays, even if it stopped at its end: it continues there.
     return max((one for one in chain.segments if one[1] < position), default=NO_FLOOR)
 
 
@@ -482,6 +487,8 @@ def next_step(
     """Return the next step toward a floor that was computed *after* `released` was acknowledged. collected:
     what is being deleted already. segments_max: how many one step releases.
     """
+    # Never above `released`: a consumer that registers after `floor` was computed finds the released floor
+    # before its first row, but nothing would tell it of a higher one.
     collect = max(collected, min(floor, released))
     above = [one for one in segments[1:] if released < one <= floor]
     return TrimStep(collect, above[min(segments_max, len(above)) - 1] if above else NO_FLOOR)

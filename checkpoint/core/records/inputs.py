@@ -15,34 +15,6 @@ Theory (distributed-dbsp, "Input" and base requirements):
 4. A *position* in an input is the size of the producer's chain just after a part. The chain is never rolled
    back, so a size denotes one history. Every part carries the digest of all counting parts before it, so a
    reader that continues from a position detects other content.
-
-Records:
-
-| op | ints | strings |
-|---|---|---|
-| INPUT, one part | [batch, part, 1 if it is the last, rows, digest before, wall clock ms] | [data, mark] |
-| INPUT, recorded by an entry point | the same, [..., time of its rows] | [data, mark, late rows] |
-| INPUT_CLOSED, closes the handle | [wall clock ms] | [JSON of InputEnds] |
-| INPUT_MARK | [mark, version, origin, last time, batch, digest before, wall clock ms] | [mark of the batch] |
-
-INPUT_MARK lies between batches. It repeats the number, the digest and the producer's mark of the last batch,
-so no reader needs what precedes it.
-
-*Entry points* give rows their time (design 6.5; replication-transparency IV-F). `dataflow/entry/` serves
-producers, and `dataflow/core/event_time.py` (`InputMarks`) combines the marks for a reader. All times are
-microseconds since 1970, unless their names end with `_s`; those are seconds of a clock that is never set.
-
-1. An *origin* is a producer name. Its chain is in the entry store, and the entry point that serves it now
-   holds the claim of the chain. So at most one process gives its rows their times, and what it gave is in
-   the chain before any reader sees it. Nobody gives a recorded row another time.
-2. A *mark* of an origin promises that all its later rows have larger times. Marks are records of the chain,
-   so every reader finds the same rows between the same marks.
-3. Origins are numbered in the order of their registration and are never removed, so the *version* of the
-   origin list is the number of origins. Each mark carries the version that its writer knows.
-4. A reader takes the newest version of any mark that it has read. Its input mark is the least mark of the
-   origins up to that number, and does not advance while one of them has no mark. A new origin therefore
-   begins only after every older one has a mark with the new version, and above all these marks: a reader
-   that does not know it yet has only marks of older versions, which are lower.
 """
 
 import math
@@ -153,6 +125,15 @@ class InputEnds(msgspec.Struct, frozen=True, kw_only=True):
     producers: dict[str, int]
 
 
+# | op | ints | strings |
+# |---|---|---|
+# | INPUT, one part | [batch, part, 1 if it is the last, rows, digest before, wall clock ms] | [data, mark] |
+# | INPUT, recorded by an entry point | the same, [..., time of its rows] | [data, mark, late rows] |
+# | INPUT_CLOSED, closes the handle | [wall clock ms] | [JSON of InputEnds] |
+# | INPUT_MARK | [mark, version, origin, last time, batch, digest before, wall clock ms] | [mark of batch] |
+#
+# INPUT_MARK lies between batches. It repeats the number, the digest and the producer's mark of the last
+# batch, so no reader needs what precedes it.
 class InputRecord(NamedTuple):
     """The arguments of the journal record of a part, whose op is INPUT."""
 
@@ -393,6 +374,21 @@ def judge_batch(number: int, last: int) -> BatchDecision:
     return BatchDecision.APPEND if number == last + 1 else BatchDecision.DISCARD
 
 
+# *Entry points* give rows their time (design 6.5; replication-transparency IV-F). `dataflow/entry/` serves
+# producers, and `dataflow/core/event_time.py` (`InputMarks`) combines the marks for a reader. All times are
+# microseconds since 1970, unless their names end with `_s`; those are seconds of a clock that is never set.
+#
+# 1. An *origin* is a producer name. Its chain is in the entry store, and the entry point that serves it now
+#    holds the claim of the chain. So at most one process gives its rows their times, and what it gave is in
+#    the chain before any reader sees it. Nobody gives a recorded row another time.
+# 2. A *mark* of an origin promises that all its later rows have larger times. Marks are records of the chain,
+#    so every reader finds the same rows between the same marks.
+# 3. Origins are numbered in the order of their registration and are never removed, so the *version* of the
+#    origin list is the number of origins. Each mark carries the version that its writer knows.
+# 4. A reader takes the newest version of any mark that it has read. Its input mark is the least mark of the
+#    origins up to that number, and does not advance while one of them has no mark. A new origin therefore
+#    begins only after every older one has a mark with the new version, and above all these marks: a reader
+#    that does not know it yet has only marks of older versions, which are lower.
 class EntrySettings(msgspec.Struct, frozen=True, kw_only=True):
     """What all entry points of a handle have in common. The first one records it.
 

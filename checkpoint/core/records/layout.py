@@ -1,41 +1,5 @@
 """From a key to its worker: the hash of a key, the layout of a checkpoint, and layouts for other workers.
 Pure.
-
-*Keys.* `_hash` is the xxh3-64 of a key's canonical bytes. The functions here are the reference, one key at a
-time; `key_hash.py` has the vectorized form over Arrow arrays, and tests compare both with each other and
-with golden vectors. The bytes decide which worker owns a key, so a released definition never changes.
-
-| kind | canonical bytes |
-|---|---|
-| string | its UTF-8 bytes, unchanged (no normalization) |
-| binary | its bytes |
-| bool | one byte, 0 or 1 |
-| int | 8 bytes, big-endian two's complement; equal for all widths, so widening keeps the hashes |
-| uint | 8 bytes, big-endian |
-| float | 8 bytes, big-endian IEEE 754 double; -0.0 as 0.0, every NaN as 7ff8000000000000 |
-| decimal | 16 bytes, big-endian two's complement of the unscaled value; the scale belongs to the schema |
-| date | days since 1970-01-01, as int |
-| timestamp | ticks since 1970-01-01 in the column's unit, as int; the unit belongs to the schema |
-| null | no bytes |
-| several columns | of each: 4 bytes big-endian length, its bytes; ffffffff alone for null |
-
-Keys are compared by value, not by hash: null and '' share a hash and are different keys.
-
-*Layouts.* A shard is a range of the top bits of `_hash`. Ranges are half-open and count units of `2**(64 -
-shard_bits)`. Senders address instances (operator, shard range, replica); the layout maps them to workers.
-Moving shards means a new layout in a later checkpoint, with the same fields.
-
-*Other workers* (`rebalanced`), after "Scale in and out" of Feldera's distributed DBSP design. Its two rules
-are one here, in units of different size:
-
-- *Fixed sharding* (`tolerance` 0): shares differ by at most one of the 65,536 units.
-- *Dynamic sharding* (`tolerance` k): shares are whole shards. There are S of them, a power of two and at
-  least W / k, so no share is more than k (or one unit) above the average. S doubles with the workers. It is
-  never halved below the borders that exist, because that would move up to 4 times as much.
-
-Both move exactly what new workers need, and what leaving workers and too large shares have (`least_moved`).
-The exception is a worker that would have more than `layout_ranges_max` ranges after hundreds of changes:
-then borders are moved onto a coarser grid first.
 """
 
 import heapq
@@ -67,6 +31,9 @@ class ShardRange(msgspec.Struct, frozen=True):
     replica: int = 0
 
 
+# A shard is a range of the top bits of `_hash`. Ranges are half-open and count units of `2**(64 -
+# shard_bits)`. Senders address instances (operator, shard range, replica); the layout maps them to workers.
+# Moving shards means a new layout in a later checkpoint, with the same fields.
 class Layout(msgspec.Struct, frozen=True):
     """All ranges of a region. splits: source -> split -> worker, those assigned by hand or permanently."""
 
@@ -163,6 +130,25 @@ NULL_LENGTH: Final = 0xFFFFFFFF
 NAN_BYTES: Final = bytes.fromhex("7ff8000000000000")
 
 
+# `_hash` is the xxh3-64 of a key's canonical bytes. The functions here are the reference, one key at a time;
+# `key_hash.py` has the vectorized form over Arrow arrays, and tests compare both with each other and with
+# golden vectors. The bytes decide which worker owns a key, so a released definition never changes.
+#
+# | kind | canonical bytes |
+# |---|---|
+# | string | its UTF-8 bytes, unchanged (no normalization) |
+# | binary | its bytes |
+# | bool | one byte, 0 or 1 |
+# | int | 8 bytes, big-endian two's complement; equal for all widths, so widening keeps the hashes |
+# | uint | 8 bytes, big-endian |
+# | float | 8 bytes, big-endian IEEE 754 double; -0.0 as 0.0, every NaN as 7ff8000000000000 |
+# | decimal | 16 bytes, big-endian two's complement of the unscaled value; the scale belongs to the schema |
+# | date | days since 1970-01-01, as int |
+# | timestamp | ticks since 1970-01-01 in the column's unit, as int; the unit belongs to the schema |
+# | null | no bytes |
+# | several columns | of each: 4 bytes big-endian length, its bytes; ffffffff alone for null |
+#
+# Keys are compared by value, not by hash: null and '' share a hash and are different keys.
 def canonical_bytes(kind: Kind, value: Value) -> bytes:
     """Return the canonical bytes of one value, an integer for decimal, date and timestamp. Raises
     UnsupportedKeyTypeError, OverflowError.
@@ -216,6 +202,17 @@ class _Run(NamedTuple):
         return self.end - self.begin
 
 
+# After "Scale in and out" of Feldera's distributed DBSP design. Its two rules are one here, in units of
+# different size:
+#
+# - *Fixed sharding* (`tolerance` 0): shares differ by at most one of the 65,536 units.
+# - *Dynamic sharding* (`tolerance` k): shares are whole shards. There are S of them, a power of two and at
+#   least W / k, so no share is more than k (or one unit) above the average. S doubles with the workers. It is
+#   never halved below the borders that exist, because that would move up to 4 times as much.
+#
+# Both move exactly what new workers need, and what leaving workers and too large shares have (`least_moved`).
+# The exception is a worker that would have more than `layout_ranges_max` ranges after hundreds of changes:
+# then borders are moved onto a coarser grid first.
 def rebalanced(layout: Layout, workers: Collection[int], *, tolerance: float = 0.0) -> Layout:
     """Return the layout in which these workers share the hash space evenly, near to `layout`. Splits of a
     leaving worker are no longer assigned. Raises ValueError.

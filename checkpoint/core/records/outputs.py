@@ -10,17 +10,6 @@ Theory (distributed-dbsp, "Output"). If the log has the output of steps first..l
 | first..last | made again by a replay: compared and discarded |
 | last + 1 | appended |
 | after last + 1 | refused: it would leave a gap |
-
-The sink determines when output becomes visible:
-
-- `publish="step"`: as soon as it is in the log. It is appended only when the input division of that step is
-  durable on every worker ("Input/output synchronization"), so that a reset makes the same output again. Such
-  a log is never rolled back.
-- `publish="checkpoint"`: when a committed checkpoint covers it. The log is rolled back with the state,
-  so it needs no determinism.
-
-One record: op OUTPUT, ints = [step, wall clock ms, rows, digest], strings = [JSON of OutputHead, Arrow IPC
-stream]. Every step of the region has one, even without rows, so that a reader knows how far it has read.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,6 +25,13 @@ from journal import Position
 OUTPUT_CHAIN_PREFIX: Final = "out-"
 
 
+# The sink determines when output becomes visible:
+#
+# - `publish="step"`: as soon as it is in the log. It is appended only when the input division of that step is
+#   durable on every worker ("Input/output synchronization"), so that a reset makes the same output again.
+#   Such a log is never rolled back.
+# - `publish="checkpoint"`: when a committed checkpoint covers it. The log is rolled back with the state,
+#   so it needs no determinism.
 class Publish(StrEnum):
     """When the output of a step becomes visible. The texts are in records and never change."""
 
@@ -61,6 +57,8 @@ class OutputTime(msgspec.Struct, frozen=True):
     high: int = BEFORE_ALL
 
 
+# One record: op OUTPUT, ints = [step, wall clock ms, rows, digest], strings = [JSON of OutputHead, Arrow IPC
+# stream]. Every step of the region has one, even without rows, so that a reader knows how far it has read.
 class OutputHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The part of a record that describes its rows."""
 

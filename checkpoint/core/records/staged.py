@@ -5,14 +5,7 @@ Pure: names and decisions. `spark_integration/writing/` stages and records rows,
 
 Theory. Spark commits one *unit* at a time: a micro-batch of a query, or a whole batch write. A unit becomes
 one batch of a producer of an input handle, recorded by one append. Rows that are too many for a message are
-staged first: each attempt of each partition writes an object of its own, which no reader reads. Such an
-object is garbage in these cases:
-
-- Recorded: the producer's last batch is that of the object's unit, or a later one. A batch with a number at
-  or below the last is never appended again (`inputs.judge_batch`).
-- Closed: the handle is closed, so nothing is appended to it.
-- Abandoned: a person declares it, by its age. A pending unit may be recorded at any time, by a driver that is
-  alive or restarts, and nothing proves that it will not be.
+staged first: each attempt of each partition writes an object of its own, which no reader reads.
 
 Recording reads the staged rows first and compares their digest. So a deletion that came too early makes a
 commit fail, and never records wrong or incomplete rows.
@@ -177,13 +170,13 @@ class StagedState(StrEnum):
     """The state of an object in a directory of staged rows. The texts are printed and in JSON."""
 
     RECORDED = "recorded"
-    """Its unit is recorded, or a later one: it is never read again."""
+    """Its unit is recorded, or a later one: a batch up to the last is never appended again."""
     CLOSED = "closed"
     """The handle is closed: its unit is never recorded."""
     ABANDONED = "given up"
-    """Abandoned: not recorded, and at least as old as the age that a person gave."""
+    """Not recorded, and at least as old as the age that a person gave."""
     PENDING = "undecided"
-    """Pending: it may still be recorded."""
+    """A driver that is alive or restarts may still record it: nothing proves that none will."""
     FOREIGN = "not the sink's"
     """Its name is not that of a staged object."""
 
