@@ -1,4 +1,4 @@
-"""Fixtures of tests with real servers: a store that they share, and regions of toy workers on it."""
+"""Fixtures of tests with real servers: a store that they share, and regions of real workers on it."""
 
 import contextlib
 import zlib
@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from dos_client import init_store
-from tests.checkpoint.toy_region import ENDLESS, ToyRegion
+from tests.checkpoint.real_region import ticking
 from tests.support.servers import ServerProcess, three_servers, url_of
 
 __all__ = ["three_servers"]
@@ -32,6 +32,5 @@ def region_name(request):
 @pytest.fixture
 def region(shared_store, tmp_path, region_name):
     """A region that has committed a checkpoint and does not finish on its own."""
-    with ToyRegion(shared_store, tmp_path, name=region_name, numbers=ENDLESS) as running:
-        running.wait_checkpoints(1)
+    with ticking(shared_store, tmp_path, name=region_name) as running:
         yield running

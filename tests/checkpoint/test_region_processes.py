@@ -1,13 +1,10 @@
-"""Regions of real processes on real servers: killed, stopped, duelling; requests through the store and the
-`dos region` commands.
-"""
+"""Requests through the store and the `dos region` commands: regions of real processes on real servers."""
 
 import base64
 import json
 import logging
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,33 +13,27 @@ import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
-import msgspec
 import pytest
 import trio
 
 from checkpoint import limits
 from checkpoint.chains.manifest_log import StoreHost, read_manifest
 from checkpoint.core.region import (
-    CheckpointCommitted,
     RegionState,
-    StateChanged,
-    WorkerLost,
     answers_directory,
     requests_directory,
 )
 from checkpoint.core.requests import Answer, Request, encode_record
-from checkpoint.errors import FingerprintMismatchError, NoAnswerError, RegionFailedError, RegionFencedError
+from checkpoint.errors import NoAnswerError, RegionFailedError, RegionFencedError
 from checkpoint.maintenance.stopped_region import savepoint_stopped
 from checkpoint.requests.client import RequestClient, requester
 from checkpoint.requests.queue import write_records
 from checkpoint.runtime import this_driver
 from dos_client import QuorumUnavailableError, init_store, open_store
 from dos_protocol.errors import LocalProtocolError
-from tests.checkpoint.toy_region import ENDLESS, DriverSpec, ToyRegion
-from tests.checkpoint.toy_worker import expected, total
+from tests.checkpoint.real_region import NAME, ticking
 from tests.support.dos_command import dos
 from tests.support.polling import until
 from tests.support.servers import ServerProcess, url_of
@@ -50,209 +41,17 @@ from tests.support.servers import ServerProcess, url_of
 pytestmark = pytest.mark.process
 
 
-@pytest.fixture
-def new_region(shared_store, tmp_path, region_name):
-    """Makes regions of this test's own name."""
-    return partial(ToyRegion, shared_store, tmp_path / "r", name=region_name)
-
-
-@pytest.fixture
-def store(three_servers):
-    """Servers that the test may kill."""
-    trio.run(init_store, url_of(three_servers))
-    return url_of(three_servers)
-
-
-def check_finished(region: ToyRegion) -> None:
-    assert region.control.wait(40), (region.control.status(), region.logs())
-    status = region.control.status()
-    assert (status.state, region.control.exception()) == (RegionState.FINISHED, None), region.logs()
-    assert total(region.out) == expected(region.control.spec.workers, region.numbers)
-
-
-def test_a_region_without_faults_counts_right_and_finishes(new_region) -> None:
-    with new_region(workers=3, numbers=5_000) as run:
-        check_finished(run)
-    checkpoints = [event.checkpoint for event in run.events if isinstance(event, CheckpointCommitted)]
-    assert checkpoints == list(range(1, len(checkpoints) + 1))
-    states = [event.state for event in run.events if isinstance(event, StateChanged)]
-    assert states[-1] is RegionState.FINISHED
-    assert RegionState.RUNNING in states
-
-
-def test_workers_killed_with_their_scratch_lose_and_double_nothing(new_region) -> None:
-    # EVIDENCE-OF: P-6, P-7, P-10
-    with new_region(numbers=40_000) as run:
-        for worker in (0, 1):
-            run.wait_checkpoints(2)
-            done = len(run.resets)
-            run.kill(worker)
-            shutil.rmtree(run.folder / f"scratch-{worker}", ignore_errors=True)
-            run.wait_for(lambda _, done=done: len(run.resets) > done)
-        check_finished(run)
-    first, second = run.resets
-    assert (first.worker, second.worker) == (0, 1)
-    assert first.checkpoint >= 2
-    assert first.bytes > 0
-    assert second.incarnation == first.incarnation + 1
-    assert first.reason.startswith("worker 0 was lost")
-
-
-def test_a_stopped_worker_is_suspected_fenced_and_replaced(new_region) -> None:
-    # EVIDENCE-OF: P-4, P-10
-    with new_region(numbers=20_000, suspect_after_s=2.5) as run:
-        run.wait_checkpoints(1)
-        run.kill(1, signal.SIGSTOP)
-        run.wait_for(lambda _: len(run.resets) > 0)
-        check_finished(run)
-    lost = [event for event in run.events if isinstance(event, WorkerLost)]
-    assert "nothing was received from it" in lost[0].reason
-
-
-def test_a_server_that_dies_for_good_is_not_missed(store, three_servers, tmp_path) -> None:
-    # EVIDENCE-OF: P-5, P-10
-    with ToyRegion(store, tmp_path / "r", numbers=30_000) as region:
-        region.wait_checkpoints(1)
-        three_servers[1].kill()
-        shutil.rmtree(three_servers[1].data)
-        region.wait_checkpoints(2)
-        region.kill(0)
-        check_finished(region)
-    assert len(region.resets) == 1
-
-
-def test_without_a_quorum_the_region_waits_and_then_continues(store, three_servers, tmp_path) -> None:
-    # EVIDENCE-OF: P-10
-    with ToyRegion(store, tmp_path / "r", numbers=30_000) as region:
-        region.wait_checkpoints(1)
-        for server in three_servers[:2]:
-            server.kill()
-        region.wait_for(lambda _: region.control.status().state is RegionState.WAITING_FOR_STORE)
-        gone = [server.location for server in three_servers[:2]]
-        region.wait_for(
-            lambda _: all(f"{one} is unavailable" in region.control.status().reason for one in gone)
-        )
-        region.wait_for(lambda _: region.control.status().waiting_s > 0)
-        before = region.checkpoints
-        for server in three_servers[:2]:
-            server.restart()
-        region.wait_for(lambda _: region.checkpoints > before)
-        check_finished(region)
-    assert region.resets == []
-    assert not any(isinstance(event, WorkerLost) for event in region.events)
-    status = region.control.status()
-    assert (status.incarnation, status.reset_attempts, status.waiting_s) == (1, 0, 0)
-
-
-def test_user_code_that_raises_stops_the_region(new_region) -> None:
-    with new_region(fail_at=3_000) as run:
-        assert run.control.wait(30)
-    error = run.control.exception()
-    assert isinstance(error, RegionFailedError)
-    assert "operator 'toy' failed in worker" in str(error)
-    assert "n[3000]" in str(error)
-
-
-def test_stop_takes_a_last_checkpoint_and_the_next_run_continues_there(new_region) -> None:
-    with new_region(numbers=30_000) as run:
-        run.wait_checkpoints(2)
-        number = run.control.request_checkpoint()
-        assert run.control.wait_checkpoint(number, 20)
-        run.control.stop()
-        assert run.control.wait(20)
-        stopped = run.control.status()
-    assert stopped.state is RegionState.STOPPED
-    assert stopped.last_checkpoint >= number
-    with new_region(numbers=30_000) as run:
-        run.wait_checkpoints(1)
-        assert run.control.status().last_checkpoint > stopped.last_checkpoint
-        run.control.reset()
-        run.wait_for(lambda _: len(run.resets) > 0)
-        assert run.control.status().reset_attempts == 0
-        check_finished(run)
-
-
-def test_a_finished_region_runs_again_and_finishes_at_once(new_region) -> None:
-    for _ in range(2):
-        with new_region(numbers=1_000) as run:
-            check_finished(run)
-    assert run.checkpoints == 1
-
-
-def test_another_graph_under_the_same_name_is_refused_by_operator(new_region) -> None:
-    with new_region(numbers=1_000) as run:
-        check_finished(run)
-    again = new_region(numbers=1_000)
-    object.__setattr__(again.control.spec, "operators", {"counts": "other"})
-    with again:
-        assert again.control.wait(30)
-    error = again.control.exception()
-    assert isinstance(error, FingerprintMismatchError)
-    assert error.operators == ("counts",)
-
-
-def test_of_two_live_drivers_the_newer_fences_the_older(new_region) -> None:
+def test_of_two_live_drivers_the_newer_fences_the_older(region, tmp_path) -> None:
     # EVIDENCE-OF: P-4
-    with new_region(numbers=40_000) as older:
-        older.wait_checkpoints(2)
-        with new_region(numbers=40_000, key="cd" * 32) as newer:
-            assert older.control.wait(30)
-            assert older.control.status().state is RegionState.FENCED
-            assert isinstance(older.control.exception(), RegionFencedError)
-            with pytest.raises(RegionFailedError, match="has the workers that it had: it is FENCED; "):
-                older.control.scale(3)
-            check_finished(newer)
-
-
-class Driver:
-    """A driver process; its lines are read as they come."""
-
-    def __init__(self, spec: DriverSpec) -> None:
-        command = [sys.executable, "-m", "tests.checkpoint.toy_region", msgspec.json.encode(spec).decode()]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self.lines: list[dict] = []
-        self.changed = threading.Condition()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self.changed:
-                self.lines.append(json.loads(line))
-                self.changed.notify_all()
-
-    def wait_for(self, predicate, within=40.0) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: predicate(self.lines), within), self.lines
-
-    def checkpoints(self) -> list[int]:
-        return [line["checkpoint"] for line in self.lines if "checkpoint" in line]
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
-
-
-def test_a_driver_killed_and_started_again_resumes_its_last_checkpoint(shared_store, tmp_path) -> None:
-    # EVIDENCE-OF: P-4, P-6, P-10
-    spec = DriverSpec(shared_store, str(tmp_path / "r"), 2, 40_000, 0.005)
-    Path(spec.folder).mkdir()
-    first, second = Driver(spec), None
-    try:
-        first.wait_for(lambda _: len(first.checkpoints()) >= 3)
-        first.process.send_signal(signal.SIGKILL)
-        first.process.wait()
-        second = Driver(spec)
-        second.wait_for(lambda lines: any("end" in line for line in lines))
-        assert second.lines[-1] == {"end": "FINISHED"}
-        assert second.checkpoints()[0] > first.checkpoints()[-1]
-        assert second.checkpoints()[0] <= first.checkpoints()[-1] + 2  # at most one whose commit nobody saw
-    finally:
-        first.close()
-        if second is not None:
-            second.close()
-    assert total(tmp_path / "r" / "out") == expected(2, 40_000)
+    name = region.control.spec.name
+    with ticking(region.store, tmp_path / "newer", name=name) as newer:
+        assert region.control.wait(60)
+        assert region.control.status().state is RegionState.FENCED
+        assert isinstance(region.control.exception(), RegionFencedError)
+        with pytest.raises(RegionFailedError, match="has the workers that it had: it is FENCED; "):
+            region.control.scale(3)
+        answer = send_request(region.store, name, "status").answer
+        assert answer.incarnation == newer.control.status().incarnation
 
 
 # --- requests through the store ---------------------------------------------------------------------------
@@ -303,8 +102,7 @@ def test_a_server_that_was_unavailable_gets_the_requests_and_answers_that_it_mis
                             break
                         await trio.sleep(0.1)
 
-    with ToyRegion(url, tmp_path, name=name, numbers=ENDLESS) as running:
-        running.wait_checkpoints(1)
+    with ticking(url, tmp_path, name=name):
         three_servers[2].kill()
         for _ in range(2):
             assert send_request(url, name, "status").answer.verdict == "done"
@@ -317,15 +115,14 @@ def test_a_request_written_twice_is_carried_out_once(region) -> None:
     request = a_request(name, 7, "reset")
     put(region.store, name, request, request)
     put(region.store, name, request)
-    region.wait_for(lambda _: len(region.resets) == 1)
+    region.wait_for(lambda: len(region.resets) == 1)
     assert send_request(region.store, name, "checkpoint", wait_s=60).answer.verdict == "done"
     assert len(region.resets) == 1
 
 
 def test_requests_that_are_older_than_the_driver_are_not_heard(shared_store, tmp_path) -> None:
     put(shared_store, "late", a_request("late", 1, "stop"), a_request("late", 2, "reset"))
-    with ToyRegion(shared_store, tmp_path, name="late", numbers=ENDLESS) as region:
-        region.wait_checkpoints(1)
+    with ticking(shared_store, tmp_path, name="late") as region:
         assert send_request(shared_store, "late", "checkpoint", wait_s=60).answer.verdict == "done"
         assert region.control.status().state is RegionState.RUNNING
         assert region.resets == []
@@ -394,26 +191,47 @@ def test_an_answer_of_a_superseded_driver_is_not_believed(region) -> None:
     assert f"incarnation {epoch - 1}, old:1, answered, but epoch {epoch} has it" in trio.run(main, epoch - 1)
 
 
+class Driver:
+    """A driver process; its lines are read as they come."""
+
+    def __init__(self, store: str, folder: Path) -> None:
+        command = [sys.executable, "-m", "tests.checkpoint.real_region", store, str(folder)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.lines: list[dict] = []
+        self.changed = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self.changed:
+                self.lines.append(json.loads(line))
+                self.changed.notify_all()
+
+    def wait_for(self, predicate, within=40.0) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: predicate(self.lines), within), self.lines
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
 def test_of_two_drivers_the_newer_one_answers_also_while_the_older_one_is_asleep(
     shared_store, tmp_path
 ) -> None:
     # EVIDENCE-OF: P-4
-    spec = DriverSpec(
-        store=shared_store, folder=str(tmp_path / "old"), workers=2, numbers=ENDLESS, pace_s=0.005
-    )
-    (tmp_path / "old").mkdir()
-    old = Driver(spec)
+    old = Driver(shared_store, tmp_path / "old")
     try:
         old.wait_for(lambda lines: any("checkpoint" in line for line in lines))
-        assert send_request(shared_store, "toy", "status").answer.driver.endswith(f":{old.process.pid}")
+        assert send_request(shared_store, NAME, "status").answer.driver.endswith(f":{old.process.pid}")
         old.process.send_signal(signal.SIGSTOP)
-        (tmp_path / "new").mkdir()
-        with ToyRegion(shared_store, tmp_path / "new", numbers=ENDLESS) as new:
-            new.wait_checkpoints(1)
-            assert send_request(shared_store, "toy", "status").answer.driver.endswith(f":{os.getpid()}")
+        with ticking(shared_store, tmp_path / "new") as new:
+            assert send_request(shared_store, NAME, "status").answer.driver.endswith(f":{os.getpid()}")
             old.process.send_signal(signal.SIGCONT)
             old.wait_for(lambda lines: any(line.get("state") == "FENCED" for line in lines))
-            answer = send_request(shared_store, "toy", "checkpoint", wait_s=60).answer
+            answer = send_request(shared_store, NAME, "checkpoint", wait_s=60).answer
             assert answer.driver.endswith(f":{os.getpid()}")
             assert new.control.status().state is RegionState.RUNNING
     finally:
@@ -421,20 +239,8 @@ def test_of_two_drivers_the_newer_one_answers_also_while_the_older_one_is_asleep
         old.close()
 
 
-def test_a_fenced_driver_says_nothing_and_the_newer_one_answers(region, tmp_path) -> None:
-    name = region.control.spec.name
-    (tmp_path / "newer").mkdir()
-    with ToyRegion(region.store, tmp_path / "newer", name=name, numbers=ENDLESS) as newer:
-        newer.wait_checkpoints(1)
-        assert region.control.wait(60)
-        assert isinstance(region.control.exception(), RegionFencedError)
-        answer = send_request(region.store, name, "status").answer
-        assert answer.incarnation == newer.control.status().incarnation
-
-
 def test_a_region_that_takes_no_requests_is_left_alone_and_that_is_reported(shared_store, tmp_path) -> None:
-    with ToyRegion(shared_store, tmp_path, name="deaf", numbers=ENDLESS, answer_requests=False) as region:
-        region.wait_checkpoints(1)
+    with ticking(shared_store, tmp_path, name="deaf", answer_requests=False) as region:
         result = dos("region", "stop", shared_store, "deaf", "--timeout", 1)
         assert result.returncode == 1
         result = dos("region", "status", shared_store, "deaf", "--timeout", 1)
@@ -448,25 +254,24 @@ def test_with_one_server_away_requests_work_and_without_a_quorum_the_command_rep
 ) -> None:
     url = url_of(three_servers)
     trio.run(init_store, url)
-    with ToyRegion(url, tmp_path, numbers=ENDLESS) as region:
-        region.wait_checkpoints(1)
+    with ticking(url, tmp_path) as region:
         three_servers[0].kill()
-        assert send_request(url, "toy", "checkpoint", wait_s=60).answer.verdict == "done"
+        assert send_request(url, NAME, "checkpoint", wait_s=60).answer.verdict == "done"
         three_servers[1].kill()
-        region.wait_for(lambda _: region.control.status().state is RegionState.WAITING_FOR_STORE)
-        result = dos("region", "status", url, "toy")
+        region.wait_for(lambda: region.control.status().state is RegionState.WAITING_FOR_STORE)
+        result = dos("region", "status", url, NAME)
         assert result.returncode == 3
         assert three_servers[1].location in result.stderr
         three_servers[0].restart()
         three_servers[1].restart()
-        region.wait_for(lambda _: region.control.status().state is RegionState.RUNNING)
-        answer = send_request(url, "toy", "stop", wait_s=60).answer
+        region.wait_for(lambda: region.control.status().state is RegionState.RUNNING)
+        answer = send_request(url, NAME, "stop", wait_s=60).answer
         assert answer.result["state"] == "STOPPED"
         assert region.control.wait(20)
 
         async def last():
             async with open_store(url) as store:
-                return (await read_manifest(store, "toy")).last
+                return (await read_manifest(store, NAME)).last
 
         assert trio.run(last).number == answer.result["lastCheckpoint"]
 
@@ -480,7 +285,7 @@ def test_a_request_that_cannot_be_written_is_told_with_the_members_that_are_unav
 
     async def main():
         async with open_store(url) as store:
-            asking = RequestClient(store, "toy")
+            asking = RequestClient(store, NAME)
             await asking._queue.skip_present()
             asking._began = True
             for server in three_servers[:2]:

@@ -16,7 +16,7 @@ from dataflow.worker.process import run_worker
 from dataflow.worker.spec import WorkerSpec
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.dataflow.fork_launcher", "tests.checkpoint.toy_worker", "pandas"])
+FORKS.set_forkserver_preload(["tests.dataflow.fork_launcher", "pandas"])
 
 
 class ForkLauncher(ProcessLauncher):

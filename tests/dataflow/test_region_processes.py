@@ -156,8 +156,7 @@ def test_the_word_count_of_a_region_is_that_of_a_counter(
     assert last_counts(tmp_path / "out") == dict(true_counts(texts, 2))
 
 
-# EVIDENCE-OF: P-7
-# EVIDENCE-OF: P-10
+# EVIDENCE-OF: P-6, P-7, P-10
 @pytest.mark.usefixtures("forks")
 def test_killed_workers_leave_no_trace_in_the_output(
     shared_store: str, texts: list[Path], tmp_path: Path

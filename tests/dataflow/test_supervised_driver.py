@@ -104,6 +104,7 @@ def committed(supervisor: Supervisor) -> bool:
     return len(supervisor.lines) >= 2
 
 
+# EVIDENCE-OF: P-4, P-6, P-10
 def test_a_driver_that_is_killed_ten_times_and_servers_that_are_killed_come_back_by_themselves(
     three_servers: list[ServerProcess], inputs: list[Path], tmp_path: Path
 ) -> None:
