@@ -30,7 +30,7 @@ import trio
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from checkpoint.core.progress import recovery_json  # noqa: E402
+from checkpoint.core.progress import as_json  # noqa: E402
 from checkpoint.core.region import RegionEvent, ResetReport, WorkerLost  # noqa: E402
 from dataflow import FileSink, FileSource, Graph, RateSource  # noqa: E402
 from dataflow.handle import RegionHandle  # noqa: E402
@@ -101,7 +101,7 @@ def recover(region: RegionHandle, events: Events, worker: int, output: Path) -> 
     """Kill a worker; return the predicted and the measured recovery."""
     time.sleep(SETTLE_S)
     status = region.status
-    predicted = recovery_json(status.recovery)
+    predicted = as_json(status.recovery)
     written = bytes_in(output)
     killed = time.perf_counter()
     os.kill(status.workers[worker].pid, signal.SIGKILL)

@@ -409,13 +409,9 @@ def _text(value: Any) -> str:
 # --- changes ---------------------------------------------------------------------------------------------
 
 
-class ChangeRefusedError(DosError):
-    """The driver refused a change, or could not complete it. The text has its reason."""
-
-
 async def change(store: Store, region: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Request a change, wait until it is done, and return the driver's result. Raises LocalProtocolError,
-    ChangeRefusedError, NoAnswerError (it may still be carried out), QuorumUnavailableError.
+    DosError, NoAnswerError (it may still be carried out), QuorumUnavailableError.
     """
     verb = _OFFERED.get(name)
     if verb is None:
@@ -424,7 +420,5 @@ async def change(store: Store, region: str, name: str, given: Mapping[str, Any])
         raise LocalProtocolError(problem)
     reply = await RequestClient(store, region).send(name, wait_s=verb.wait_s, **given)
     if reply.answer.verdict != "done":
-        raise ChangeRefusedError(
-            f"{name} of region {region} was {reply.answer.verdict}: {reply.answer.reason}"
-        )
+        raise DosError(f"{name} of region {region} was {reply.answer.verdict}: {reply.answer.reason}")
     return reply.answer.result

@@ -21,15 +21,6 @@ class CannotReviveError(DosError):
     remedy = "`dos sites status` lists the replicas and what they read"
 
 
-class CannotBeginError(DosError):
-    """A replica needs a checkpoint of another replica, and none can be copied. It is tried again."""
-
-    remedy = (
-        "start a site that has a replica of the region; if there is none any more, the rows that are gone are"
-        " lost: found the stores again, and apply the deployment under another name"
-    )
-
-
 class GraphRefusedError(DosError):
     """The graph of a region cannot be used. Its replica is not started; other replicas run."""
 

@@ -53,7 +53,7 @@ from sites.core.observed import (
     input_counters,
 )
 from sites.core.site_work import ReplicaContext, StartedReplica, check_ports, contexts_at, gone_readers, steps
-from sites.errors import CannotBeginError, GraphRefusedError
+from sites.errors import GraphRefusedError
 from sites.records import PATIENCE_S, ReaderReporter, now_ms, read_deployed, read_reports, write_report
 
 PROBE_S: Final = 10.0
@@ -226,7 +226,7 @@ async def prepare(
     """Copy a checkpoint of another replica into the store of the site, if this one cannot begin without it.
 
     copies: (replica, URL of its store) of those that run; the first one that answers is copied.
-    begins_with_copy: copy one too if this replica has no checkpoint. Raises CannotBeginError if none can be
+    begins_with_copy: copy one too if this replica has no checkpoint. Raises DosError if none can be
     copied.
     """
     # A replica may be new, or its site may have been away, or have lost its disks, for longer than others
@@ -245,9 +245,11 @@ async def prepare(
         else:
             logger.info("%s begins with a checkpoint of %s: %s", context.replica, replica, why)
             return
-    raise CannotBeginError(
+    raise DosError(
         f"{context.replica} begins with a checkpoint of another replica ({why}), and none can be copied:"
-        f" {'; '.join(reasons) or 'no other one is deployed'}"
+        f" {'; '.join(reasons) or 'no other one is deployed'}",
+        remedy="start a site that has a replica of the region; if there is none any more, the rows that are"
+        " gone are lost: found the stores again, and apply the deployment under another name",
     )
 
 

@@ -36,24 +36,12 @@ class StoreNotUsableError(DosError):
     """The named servers are not available, or do not form one store; or none was named, without a default."""
 
 
-class WrongAddressError(DosError):
-    """Workers on other machines cannot reach the driver at the chosen address. Nothing was started."""
-
-
 class HostPathError(DosError):
     """A source or sink uses files on the hosts of executors without `local=True`. Nothing was started."""
 
 
-class CannotShipError(DosError):
-    """The graph, or a function in it, cannot be serialized for the executors."""
-
-
 class UnsupportedVersionError(DosError):
     """PySpark, pandas or pyarrow is missing, or its version does not fit. Nothing was started or read."""
-
-
-class UnfitConfError(DosError):
-    """A conf of the session would make Spark kill or duplicate healthy workers. Nothing was started."""
 
 
 class ExecutorMismatchError(DosError):
@@ -152,16 +140,6 @@ class BatchPlannedAgainError(DosError):
 
 class StagedRowsGoneError(DosError):
     """Rows that a task staged are missing. Nothing was recorded; Spark retries the write."""
-
-
-class NoSuchEndError(DosError):
-    """`through` cannot determine where rows enter or leave the graph. Nothing was started."""
-
-
-class NoCheckpointError(DosError):
-    """No directory was given for Spark's checkpoint of the stream. Nothing was started."""
-
-    remedy = 'pass through(..., checkpoint="/a/persistent/directory"), one for each graph and stream'
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -31,11 +31,10 @@ from dataflow.sinks.log import LogSink
 from dataflow.sources.stored import InputSource
 from dos_client.blocking import open_store
 from dos_client.urls import parse_url
+from dos_protocol.errors import DosError
 from spark_integration.core.session_checks import SparkMaster
 from spark_integration.data_source import NAME, register
 from spark_integration.errors import (
-    NoCheckpointError,
-    NoSuchEndError,
     NotEnoughSlotsError,
     SchemaMismatchError,
     column_difference,
@@ -55,7 +54,8 @@ class GraphEnds(NamedTuple):
 
 def ends_of(graph: Graph, given: pa.Schema, *, into: str | None, output: str | None) -> GraphEnds:
     """Return the ends of a graph for rows with the columns `given`. `into`, `output`: the names of the
-    operators; None if there is only one. Raises GraphError, NoSuchEndError, SchemaMismatchError.
+    operators; None if there is only one. Raises GraphError, SchemaMismatchError; DosError if an end
+    does not exist, or several do.
     """
     plan = graph.plan()
     sources = {name: spec for name, spec in plan.specs.items() if isinstance(spec, InputSource)}
@@ -80,14 +80,12 @@ def _chosen(graph: str, name: str | None, names: list[str], kind: str, argument:
     if name is None and len(names) == 1:
         return names[0]
     if name is None:
-        raise NoSuchEndError(
+        raise DosError(
             f"graph {graph!r} has {len(names)} operators of kind {kind} ({known}), but exactly one is needed:"
             + (f" select one with {argument}=" if names else f" add one, {kind}(...)")
         )
     if name not in names:
-        raise NoSuchEndError(
-            f"graph {graph!r} has no {kind} named {name!r}{nearest(name, names)}; it has {known}"
-        )
+        raise DosError(f"graph {graph!r} has no {kind} named {name!r}{nearest(name, names)}; it has {known}")
     return name
 
 
@@ -171,17 +169,21 @@ def through(
     - `into`, `output`: the operators where rows enter and leave, if the graph has several.
     - `trigger`: of the feed, as keyword arguments of `DataStreamWriter.trigger`.
 
-    Raises before anything is started: GraphError, NoSuchEndError, SchemaMismatchError, NoCheckpointError, and
-    as `run`. A call that fails later stops what it has started; rows that were recorded stay.
+    Raises before anything is started: GraphError, SchemaMismatchError, DosError if rows have no place to
+    enter or leave, or a stream no checkpoint directory; and as `run`. A call that fails later stops what it
+    has started; rows that were recorded stay.
     """
     spark = df.sparkSession
     master = master_of(spark)
     ends = ends_of(graph, parse_schema(df.schema), into=into, output=output)
     if df.isStreaming and checkpoint is None and spark.conf.get(CHECKPOINT_CONF, None) is None:
-        raise NoCheckpointError("df is a stream, but no checkpoint directory was given for it")
+        raise DosError(
+            "df is a stream, but no checkpoint directory was given for it",
+            remedy='pass through(..., checkpoint="/a/persistent/directory"), one for each graph and stream',
+        )
     application = name or (graph.name if df.isStreaming else f"{graph.name}-{uuid.uuid4().hex[:8]}")
     if len(parts_of(graph, application)) > 1:
-        raise NoSuchEndError(
+        raise DosError(
             f"graph {graph.name!r} consists of several regions: start it with `run`, and write into its input"
             f" with format({NAME!r})"
         )

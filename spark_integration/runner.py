@@ -39,6 +39,7 @@ from dos_client.errors import StoreRefusedError
 from dos_client.sessions.discovery import probe, send_record
 from dos_client.store import StoreNotReadyError, init_store, open_store
 from dos_client.urls import parse_url
+from dos_protocol.errors import DosError
 from dos_protocol.store_record import Member, StoreRecord
 from dos_server import embedded
 from dos_tls import tls_of_environment
@@ -57,7 +58,6 @@ from spark_integration.errors import (
     NotEnoughSlotsError,
     SessionStoppedError,
     StoreNotUsableError,
-    UnfitConfError,
 )
 from spark_integration.launcher import SESSION_STOPPED, SparkLauncher, StandbySettings, TaskFunction
 from spark_integration.limits import SLOTS_POLL_S, SLOTS_WARN_S, STORE_ANSWER_S
@@ -188,10 +188,11 @@ def run(
       region runs with fewer of them and logs a warning.
     - `options`: name, workers, checkpoints, recovery and more: see `RegionOptions`.
 
-    Raises before anything is started: GraphError, HostPathError, CannotShipError, UnfitConfError,
-    NotEnoughSlotsError, StoreNotUsableError, WrongAddressError, ConnectSessionError, SessionStoppedError;
-    DosError for links in clear text without `insecure`; TypeError for what is no session or graph; ValueError
-    for an argument out of range. Later errors are returned by the handle's `exception()`.
+    Raises before anything is started: GraphError, HostPathError, NotEnoughSlotsError, StoreNotUsableError,
+    ConnectSessionError, SessionStoppedError; DosError for a graph that cannot be serialized, a conf of the
+    session that would end workers, an address that executors cannot reach, and links in clear text without
+    `insecure`; TypeError for what is no session or graph; ValueError for an argument out of range. Later
+    errors are returned by the handle's `exception()`.
     """
     master = master_of(spark)
     _check_arguments(graph, standby)
@@ -359,11 +360,11 @@ def _end_reporter(control: RegionControl, events: RegionEvents) -> Callable[[int
 def _check_confs_and_slots(
     spark: SparkSession, master: SparkMaster, workers: int, spare: int, timeout_s: float
 ) -> None:
-    """Return when the region may start. Raises UnfitConfError, NotEnoughSlotsError."""
+    """Return when the region may start. Raises DosError, NotEnoughSlotsError."""
     get = _conf_getter(spark)
     judged = judge_confs(get, master)
     if judged.refused is not None:
-        raise UnfitConfError(judged.refused)
+        raise DosError(judged.refused)
     for warning in judged.warnings:
         logger.warning("%s", warning)
     if not grows(get, master):  # otherwise executors are added when the workers' jobs request them

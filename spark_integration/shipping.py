@@ -31,13 +31,14 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark import cloudpickle
 
-from spark_integration.errors import CannotShipError, ExecutorMismatchError
+from dos_protocol.errors import DosError
+from spark_integration.errors import ExecutorMismatchError
 from spark_integration.on_executor import DISTRIBUTION, MISMATCH, PACKAGES, installed_version
 
 
 def ship(value: Any, what: str) -> bytes:
     """Pickle `value`, with every function and class by value that the executors could not import.
-    Raises CannotShipError, which names `what`.
+    Raises DosError, which names `what`.
     """
     registered: list[ModuleType] = []
     try:
@@ -60,7 +61,7 @@ def _pickle(value: Any, what: str) -> tuple[bytes, list[ModuleType]]:
     try:
         pickler.dump(value)
     except Exception as error:
-        raise CannotShipError(
+        raise DosError(
             f"{what} cannot be sent to the executors: {error}. Create files, locks and connections inside the"
             f" function that uses them, on the executor, instead of capturing them"
         ) from error

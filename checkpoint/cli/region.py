@@ -120,24 +120,19 @@ async def status(
 
 
 def _print_manifest(view: ManifestView) -> None:
-    _print_last_checkpoint(view)
-    if view.unproved:
-        print_text(view.unproved)
-
-
-def _print_last_checkpoint(view: ManifestView) -> None:
     last = view.last
     if last is None:
         none = "no checkpoint is proved committed" if view.unproved else "no checkpoint committed yet"
         print(f"region {view.region}: {none}; claimed with epoch {view.epoch}")
-        return
-    by = f" by {last.driver}" if last.driver else ""
-    print_text(
-        f"region {view.region}: last checkpoint {last.number}{' (final)' if last.final else ''} at step"
-        f" {last.step},"
-        f" {ago_text(last.wall_time_ms, wall_time_ms())} ({clock_text(last.wall_time_ms)}){by},"
-        f" incarnation {last.incarnation}; claimed with epoch {view.epoch}"
-    )
+    else:
+        by = f" by {last.driver}" if last.driver else ""
+        print_text(
+            f"region {view.region}: last checkpoint {last.number}{' (final)' if last.final else ''} at step"
+            f" {last.step}, {ago_text(last.wall_time_ms, wall_time_ms())} ({clock_text(last.wall_time_ms)})"
+            f"{by}, incarnation {last.incarnation}; claimed with epoch {view.epoch}"
+        )
+    if view.unproved:
+        print_text(view.unproved)
 
 
 def _hint(reading: RegionReading) -> str:

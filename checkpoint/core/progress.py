@@ -8,7 +8,7 @@ suffix `RULE_rows_dropped` counts since the region began; one with `_max` is mer
 import math
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from typing import Any, Final
@@ -125,16 +125,12 @@ def as_json(found: Any) -> Any:
     """
     if isinstance(found, float):
         return round(found, _DIGITS)
-    if isinstance(found, RegionState):
-        return found.value
     if isinstance(found, Mapping):
         return {name: as_json(value) for name, value in found.items()}
     if isinstance(found, tuple):
         return [as_json(value) for value in found]
-    if isinstance(found, WorkerStatus):
-        return worker_json(found)
-    if isinstance(found, ScaleDecided):
-        return str(found)
+    if (shown := _SHOWN.get(type(found))) is not None:
+        return shown(found)
     return _fields_json(found) if is_dataclass(found) else found
 
 
@@ -152,8 +148,6 @@ def status_json(status: RegionStatus) -> dict[str, Any]:
     recent = tuple(status.resets)[-RESETS_LISTED_MAX:]
     return _fields_json(replace(status, resets=recent)) | {
         "eventTimes": event_times_json(status),
-        "recovery": recovery_json(status.recovery),
-        "underWay": None if status.under_way is None else _under_way_json(status.under_way),
         "operators": operators_json(status),
     }
 
@@ -177,11 +171,6 @@ def operators_json(status: RegionStatus) -> list[dict[str, Any]]:
         for name, counters in worker.counters.operators.items():
             merge_counters(summed.setdefault(name, {}), counters)
     return [{"name": name, **_camel_case(counters)} for name, counters in summed.items()]
-
-
-def _under_way_json(under_way: UnderWayStatus) -> dict[str, Any]:
-    waits_for = [{"worker": index, "why": why} for index, why in under_way.waits_for.items()]
-    return _fields_json(under_way) | {"waitsFor": waits_for}
 
 
 def under_way_text(under_way: Mapping[str, Any]) -> str:
@@ -221,11 +210,6 @@ def event_times_json(status: RegionStatus) -> list[dict[str, Any]]:
 RESETS_LISTED_MAX: Final = 10
 
 
-def recovery_json(recovery: RecoveryEstimate | None) -> dict[str, Any] | None:
-    """Return the estimate of a recovery as JSON, None if there is none."""
-    return None if recovery is None else _fields_json(recovery) | {"seconds": as_json(recovery.seconds)}
-
-
 def recovery_text(found: Mapping[str, Any]) -> str:
     """Return one line about an estimate in JSON."""
     return (
@@ -249,6 +233,21 @@ def worker_json(worker: WorkerStatus) -> dict[str, Any]:
         "operator": worker.operator or None,
         "operatorWaits": worker.waits or None,
     }
+
+
+def _under_way_json(under_way: UnderWayStatus) -> dict[str, Any]:
+    waits_for = [{"worker": index, "why": why} for index, why in under_way.waits_for.items()]
+    return _fields_json(under_way) | {"waitsFor": waits_for}
+
+
+_SHOWN: Final[dict[type, Callable[[Any], Any]]] = {
+    RecoveryEstimate: lambda recovery: _fields_json(recovery) | {"seconds": as_json(recovery.seconds)},
+    RegionState: lambda state: state.value,
+    ScaleDecided: str,
+    UnderWayStatus: _under_way_json,
+    WorkerStatus: worker_json,
+}
+"""What is in JSON in another way than by its fields."""
 
 
 def prometheus_targets(region: str, status: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 
 from dos_protocol.arguments import bare_host, is_loopback, is_wildcard
 from dos_protocol.errors import DosError
-from spark_integration.errors import WrongAddressError
 
 _LOCAL = re.compile(r"local(?:\[(?P<threads>\*|[0-9]+)(?:,[0-9*]+)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*([0-9]+)\s*,\s*([0-9]+)\s*,\s*([0-9]+)\s*\]")
@@ -205,7 +204,7 @@ def choose_addresses(
 ) -> tuple[str, str]:
     """Return (the host to which workers connect, the host to listen on), both without brackets.
 
-    Raises DosError for clear text that was not confirmed, and WrongAddressError for an address that executors
+    Raises DosError for clear text that was not confirmed, and for an address that executors
     elsewhere cannot reach.
     """
     if master.one_machine:
@@ -219,12 +218,12 @@ def choose_addresses(
         )
     host = bare_host(requested or driver_host or LOOPBACK)
     if is_wildcard(host):
-        raise WrongAddressError(
+        raise DosError(
             f"{host} means every address of the driver's own machine, so no worker can connect to it",
             remedy=_ADDRESS_REMEDY,
         )
     if is_loopback(host) and not is_loopback(urlsplit(master.url).hostname or ""):
-        raise WrongAddressError(
+        raise DosError(
             f"{host} is the driver's own machine on every machine, so workers that {master.url} places"
             " elsewhere cannot connect to it",
             remedy=_ADDRESS_REMEDY,

@@ -80,11 +80,9 @@ def test_a_step_waits_for_every_sender_and_says_for_whom() -> None:
     alignment.step_end(1, 5, 0, checkpoint=3)
     assert alignment.take() is None
     assert alignment.missing() == [0, 2]
-    assert alignment.first_sight() == 5
     alignment.data(2, 5, 0, "c")
     alignment.step_end(2, 5, 1)
     alignment.step_end(2, 6, 0)
-    assert alignment.first_sight() == 6
     alignment.data(0, 5, 0, "a")
     alignment.step_end(0, 5, 1)
     assert alignment.take() == (5, 3, False, ("a", "c"))
@@ -151,10 +149,8 @@ def test_a_region_has_senders() -> None:
 
 
 def test_data_alone_ends_no_step() -> None:
-    alignment: Alignment[str] = Alignment(2, first_step=1, last_checkpoint=0)
-    assert alignment.first_sight() is None
+    alignment: Alignment[str] = Alignment(1, first_step=1, last_checkpoint=0)
     alignment.data(0, 1, 0, "a")
-    assert alignment.first_sight() is None
+    assert (alignment.take(), alignment.missing()) == (None, [0])
     alignment.step_end(0, 1, 1)
-    alignment.data(0, 2, 0, "b")
-    assert alignment.first_sight() == 1
+    assert alignment.take() == (1, 0, False, ("a",))

@@ -25,7 +25,6 @@ from checkpoint.core.progress import (
     RECENT_PROGRESS_MAX,
     ProgressMeter,
     as_json,
-    recovery_json,
     recovery_text,
     reset_line,
     span_of,
@@ -183,7 +182,7 @@ def test_the_docs_explain_every_name_of_a_report_and_no_other() -> None:
     assert names_in("progress") == set(report)
     assert names_in("worker") == set(report["workers"][0])
     assert names_in("status") == set(status_json(status(1)))
-    assert names_in("recovery") == set(recovery_json(RecoveryEstimate(0, 0, 0, 0, 0, 0, 1)) or {})
+    assert names_in("recovery") == set(as_json(RecoveryEstimate(0, 0, 0, 0, 0, 0, 1)))
     assert names_in("reset") == set(as_json(RESET))
     assert names_in("savepoint") == set(savepoint_row("good", numbered_checkpoint(), NO_NOTE, 0))
 
@@ -249,7 +248,7 @@ def test_the_parts_add_up_and_nothing_is_estimated_before_anything_was_measured(
     assert (found.launch_s, found.claim_s, found.state_s) == (1.1, 0.3, pytest.approx(1.15))
     assert found.replay_s == pytest.approx(0.48)
     assert found.seconds == pytest.approx(3.03)
-    assert recovery_text(recovery_json(found) or {}) == (
+    assert recovery_text(as_json(found)) == (
         "recovery: about 3.0 s (launch 1.1, claim 0.3, state 1.1 for 120 MB, replay 0.5 for 12 steps)"
     )
 

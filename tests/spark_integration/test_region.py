@@ -25,11 +25,12 @@ from checkpoint.core.region import RegionState
 from checkpoint.errors import RegionFailedError, RegionFencedError
 from dataflow import FileSink, FileSource, Graph, GraphError
 from dos_cli.main import app as dos_app
+from dos_protocol.errors import DosError
 from dos_server import embedded
 from examples.demo.verdict import judge
 from spark_integration import RegionHandle, RegionListener, on_executor, run
 from spark_integration.core import session_checks
-from spark_integration.errors import ExecutorMismatchError, NotEnoughSlotsError, UnfitConfError
+from spark_integration.errors import ExecutorMismatchError, NotEnoughSlotsError
 from tests.spark_integration.stored_data import pretended
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]  # a busy machine is slow, not wrong
@@ -360,7 +361,7 @@ def test_a_session_that_would_kill_silent_workers_is_refused_with_the_conf(
     for name, value in confs.items():
         spark.conf.set(name, value)
     try:
-        with pytest.raises(UnfitConfError, match=r"killOnIdleTimeout=true and .*=30 would make"):
+        with pytest.raises(DosError, match=r"killOnIdleTimeout=true and .*=30 would make"):
             run(spark, word_count(tmp_path, passes=1), store=store)
     finally:
         for name in confs:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import dataflow
-from spark_integration.errors import CannotShipError, ExecutorMismatchError
+from dos_protocol.errors import DosError
+from spark_integration.errors import ExecutorMismatchError
 from spark_integration.shipping import executors_have, ship
 
 HELPER = """
@@ -108,7 +109,7 @@ def test_what_cannot_be_sent_is_refused_with_a_remedy() -> None:
         with lock:
             return x
 
-    with pytest.raises(CannotShipError, match=r"the graph 'g' cannot be sent .* inside the function"):
+    with pytest.raises(DosError, match=r"the graph 'g' cannot be sent .* inside the function"):
         ship(holds_a_lock, "the graph 'g'")
 
 

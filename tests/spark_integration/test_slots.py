@@ -19,7 +19,6 @@ from spark_integration.core.session_checks import (
     read_master,
     standby_shortage,
 )
-from spark_integration.errors import WrongAddressError
 
 
 @pytest.mark.parametrize(
@@ -227,9 +226,9 @@ def test_the_address_that_the_program_or_spark_names(master, requested, driver_h
 def test_an_address_that_means_another_machine_on_each_machine_is_refused(host: str, url: str) -> None:
     master = read_master(url, cores=2)
     for requested, driver_host in ((host, "10.0.0.9"), (None, host)):
-        with pytest.raises(WrongAddressError, match=r"spark\.driver\.host"):
+        with pytest.raises(DosError, match=r"spark\.driver\.host"):
             choose_addresses(master, requested, driver_host, insecure=True)
-    with pytest.raises(WrongAddressError):
+    with pytest.raises(DosError):
         choose_addresses(master, None, None, insecure=True)
 
 

@@ -28,10 +28,9 @@ from dataflow.blocking import close_input
 from dataflow.errors import SchemaError
 from dataflow.schema import parse_schema
 from dos_client.blocking import open_store
+from dos_protocol.errors import DosError
 from dos_server.testing import Servers, ThreadedServer, threaded_store
 from spark_integration.errors import (
-    NoCheckpointError,
-    NoSuchEndError,
     NotEnoughSlotsError,
     SchemaMismatchError,
     StoreNotUsableError,
@@ -66,15 +65,15 @@ def test_the_ends_of_a_graph_are_found_or_asked_for_and_columns_that_do_not_fit_
         SchemaMismatchError, match=r"'word' is int, but string there.*InputSource\('words', df"
     ):
         ends_of(graph, parse_schema("word int"), into=None, output=None)
-    with pytest.raises(NoSuchEndError, match=r"no LogSink named 'totls' \(did you mean 'totals'\?\)"):
+    with pytest.raises(DosError, match=r"no LogSink named 'totls' \(did you mean 'totals'\?\)"):
         ends_of(graph, WORDS, into=None, output="totls")
     graph.stream("counts").sink("more", LogSink())
-    with pytest.raises(NoSuchEndError, match=r"2 operators of kind LogSink \('more', 'totals'\).*output="):
+    with pytest.raises(DosError, match=r"2 operators of kind LogSink \('more', 'totals'\).*output="):
         ends_of(graph, WORDS, into=None, output=None)
     assert ends_of(graph, WORDS, into="words", output="more").sink == "more"
     closed = Graph("closed")
     closed.source("words", InputSource("words", WORDS)).sink("files", FileSink("out"))
-    with pytest.raises(NoSuchEndError, match=r"0 operators .* add one, LogSink"):
+    with pytest.raises(DosError, match=r"0 operators .* add one, LogSink"):
         ends_of(closed, WORDS, into=None, output=None)
 
 
@@ -168,7 +167,7 @@ def read(spark: SparkSession, tmp_path: Path) -> list[Any]:
 
 def test_what_is_missing_is_reported_before_anything_is_started(spark: SparkSession) -> None:
     stream = spark.readStream.format("rate").load().selectExpr("string(value) AS word")
-    with pytest.raises(NoCheckpointError, match=r"through\(\.\.\., checkpoint="):
+    with pytest.raises(DosError, match=r"through\(\.\.\., checkpoint="):
         dos.through(stream, counting("g"))
     with threaded_store() as servers:
         with pytest.raises(NotEnoughSlotsError, match=r"1 must be left .*stream needs one slot besides"):
@@ -184,7 +183,7 @@ def test_a_graph_of_several_regions_is_refused_before_anything_is_started(spark:
     again.annotate(consistent(period=0.5)).sink("more", LogSink())
     frame = spark.createDataFrame([("one",)], "word string")
     with threaded_store() as servers, open_store(servers.url) as store:
-        with pytest.raises(NoSuchEndError, match=r"'parts' consists of several regions: start it with `run`"):
+        with pytest.raises(DosError, match=r"'parts' consists of several regions: start it with `run`"):
             dos.through(frame, graph, output="totals", workers=1, store=servers.url)
         assert store.list_directories() == []
 

@@ -80,13 +80,6 @@ class Alignment(Generic[T]):
             senders[sender] = _SenderStep()
         return self.step - 1
 
-    def first_sight(self) -> int | None:
-        """Return the highest step that a peer has ended and that was not returned yet: it waits for it; None
-        for none.
-        """
-        ended = [step for step, senders in self._steps.items() if any(entry.ended for entry in senders)]
-        return max(ended, default=None)
-
     def missing(self) -> list[int]:
         """Return the senders whose STEP_END of the step being aligned has not arrived."""
         entries = self._steps.get(self.step)
