@@ -58,10 +58,6 @@ class UserFault(Exception):  # noqa: N818 - not a failure of the engine: it carr
         self.remedy = remedy
 
 
-class DirectoryError(DosError):
-    """An operator used its directory where or when it may not. Nothing was changed; correct the operator."""
-
-
 class OperatorError(DosError):
     """A user function raised, or returned what its schema does not allow; or an operator, a source or a sink
     cannot handle its rows. The region stops; if `wants_reset` (OperatorFailure), it resets.
@@ -237,7 +233,6 @@ class StepDiffersError(DosError):
 
 __all__ = [
     "DeliveryError",
-    "DirectoryError",
     "GraphError",
     "InputChangedError",
     "InputEncodingError",

@@ -25,7 +25,7 @@ from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys
 from dataflow.core.event_time import IDLE, UNKNOWN, Watermark
 from dataflow.core.plan import OperatorKind
-from dataflow.errors import DirectoryError, OperatorError, SchemaError, UserFault, nearest
+from dataflow.errors import OperatorError, SchemaError, UserFault, nearest
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem, StateTable
 from dataflow.operators.event_time import WatermarkTable
 from dataflow.operators.functions import NOT_DETERMINISTIC, Emitter, side_outputs_of
@@ -36,7 +36,7 @@ from dataflow.state.migration import StateHistory, columns_text
 from dataflow.state.operator_directory import OperatorDirectory
 from dataflow.state.row_table import ROW
 from dataflow.values.python_rows import FAULTS, batch_of_result, batch_of_rows, rows_of, several
-from dos_protocol.errors import text_of
+from dos_protocol.errors import DosError, text_of
 
 Redistribute: TypeAlias = Callable[[Mapping[int, pa.RecordBatch], Share], pa.RecordBatch]
 """From the states of workers of the layout before, by worker, to the state of one worker now."""
@@ -607,12 +607,12 @@ class ApplyOperator(Operator):
 
     def _open_directory(self) -> OperatorDirectory:
         if not self._keeps_files:
-            raise DirectoryError(
+            raise DosError(
                 f"{type(self._operator).__name__} keeps no files",
                 remedy="write keeps_files = True in its class",
             )
         if self._directory is None:
-            raise DirectoryError("directory() is available only between open() and close()")
+            raise DosError("directory() is available only between open() and close()")
         return self._directory
 
     def _request_checkpoint(self) -> None:

@@ -63,7 +63,7 @@ class RuntimeContext:
 
     def directory(self) -> OperatorDirectory:
         """Return the directory of this copy of the operator, as of the checkpoint; always the same object.
-        Raises DirectoryError before `open` and for an operator that keeps no files
+        Raises DosError before `open` and for an operator that keeps no files
         (`UserOperator.keeps_files`), and OperatorFailure outside of a worker.
         """
         if self._get_directory is None:

@@ -1,21 +1,8 @@
 """The base class of user-defined sinks that make each row visible exactly once, by staging and committing.
 
-    @dataclass(frozen=True)
-    class JsonFiles(TwoPhaseSink):
-        folder: str
-
-        def open_output(self, context):
-            return JsonOutput(Path(self.folder))
-
-    class JsonOutput(TwoPhaseOutput):
-        def stage(self, transaction, batch): ...    # write under this name, hidden from readers
-        def prepare(self, transaction): ...         # make it durable
-        def commit(self, transaction): ...          # make it visible; no effect if it is already
-        def staged(self): ...                       # names of what is staged and not visible
-        def abort(self, transaction): ...           # delete it
-
-docs/sources-and-sinks.md has the whole example. This file decides when each method is called, one at a time,
-and converts exceptions. `core/transactions.py` decides the names, and which transactions to commit or abort.
+A sink is a `TwoPhaseSink`, which opens a `TwoPhaseOutput` on each worker; docs/sources-and-sinks.md has an
+example. This file decides when each method is called, one at a time, and converts exceptions.
+`core/transactions.py` decides the names, and which transactions to commit or abort.
 `dataflow.testing.sink_check.check_sink` tests an implementation.
 """
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
-from dataflow.errors import DirectoryError, OperatorFailure, UserFault
+from dataflow.errors import OperatorFailure, UserFault
 from dataflow.state.scratch import of_scratch
 from dos_protocol.errors import ClosedError, DosError
 from journal import FileOp, FileTruncate, FileWrite, LocalFilesError, Record
@@ -114,7 +114,7 @@ class OperatorDirectory:
     Names are relative to `path`, with "/" as separator.
 
     All methods block. They work in `open`, `reset`, `process`, `on_punctuation` and `drain`, on the
-    operator's own thread; elsewhere they raise DirectoryError. Other errors, after which nothing was changed:
+    operator's own thread; elsewhere they raise DosError. Other errors, after which nothing was changed:
     UnsafePathError and FileConflictError for an invalid name; LocalProtocolError for an invalid length or
     offset, or a write of more than 16 MiB. OperatorFailure: the disk failed, or the file was changed by other
     means; the region resets. ClosedError: another incarnation has begun.
@@ -186,13 +186,13 @@ class OperatorDirectory:
 
     def _change(self, op: FileOp) -> None:
         if threading.get_ident() != self._thread:
-            raise DirectoryError(
+            raise DosError(
                 f"{op.path!r} cannot be changed on another thread than the operator's own",
                 remedy="pass the data to process or drain, and write it there",
             )
         if self.method in UNCHANGED_IN:
             context = f"in {self.method}()" if self.method else "outside of the operator's methods"
-            raise DirectoryError(
+            raise DosError(
                 f"{op.path!r} cannot be changed {context}; files may be changed in open, reset, process,"
                 " on_punctuation and drain"
             )

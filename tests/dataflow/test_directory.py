@@ -210,11 +210,11 @@ def test_files_are_changed_where_a_checkpoint_follows(where: str) -> None:
     [
         (
             "checkpoint",
-            r"checkpoint: DirectoryError: 'log' cannot be changed in checkpoint\(\); files may be",
+            r"checkpoint: DosError: 'log' cannot be changed in checkpoint\(\); files may be",
         ),
         (
             "thread",
-            "process: DirectoryError: 'log' cannot be changed on another thread than the operator's own",
+            "process: DosError: 'log' cannot be changed on another thread than the operator's own",
         ),
     ],
 )
@@ -254,9 +254,7 @@ def test_a_directory_is_asked_for_by_who_declares_it_and_on_a_worker() -> None:
     class Undeclared(Filing):
         keeps_files = False
 
-    with pytest.raises(
-        OperatorError, match=r"open: DirectoryError: Undeclared keeps no files.*keeps_files = True"
-    ):
+    with pytest.raises(OperatorError, match=r"open: DosError: Undeclared keeps no files.*keeps_files = True"):
         Trial(filing(Undeclared()))
     with pytest.raises(OperatorFailure, match=r"'own': directory\(\) is available only on a worker"):
         RuntimeContext("own", 0, 1, pa.schema([])).directory()
