@@ -13,9 +13,9 @@ Each run writes one object of a log, named by the epoch of its claim.
 
 import json
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from dos_client.core.quorum import deciding_record
 from dos_protocol.errors import CorruptDataError
@@ -23,12 +23,7 @@ from dos_protocol.limits import store_record_bytes_max
 from dos_protocol.messages import ObjectInfo
 from dos_protocol.store_record import StoreRecord, decode_store_record, encode_store_record
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-
 DIRECTORY = "dos.store"
-_PREFIX = "records."
 _LENGTH = struct.Struct(">I")
 assert _LENGTH.size == 4
 
@@ -38,26 +33,37 @@ def record_in(record: StoreRecord, directory: str) -> StoreRecord:
     return deciding_record(record) if directory == DIRECTORY else record
 
 
-def object_name(epoch: int) -> str:
-    return f"{_PREFIX}{epoch:016x}"
-
-
-def names_newest_first(answers: Mapping[bytes, Mapping[str, ObjectInfo]]) -> list[str]:
-    names = {name for objects in answers.values() for name in objects if name.startswith(_PREFIX)}
-    return sorted(names, reverse=True)
-
-
 def longest(answers: Mapping[bytes, Mapping[str, ObjectInfo]], name: str) -> tuple[bytes, ObjectInfo] | None:
     copies = [(member, objects[name]) for member, objects in sorted(answers.items()) if name in objects]
     return max(copies, key=lambda pair: pair[1].synced, default=None)
 
 
-def encode_entry(record: StoreRecord) -> bytes:
+Entry = TypeVar("Entry")
+
+
+class StoreLog(Generic[Entry]):
+    """The objects of one log, and its entries in bytes."""
+
+    def __init__(
+        self, prefix: str, encode: Callable[[Entry], bytes], decode: Callable[[bytes], list[Entry]]
+    ) -> None:
+        self._prefix, self.encode, self.decode = prefix, encode, decode
+
+    def object_name(self, epoch: int) -> str:
+        return f"{self._prefix}{epoch:016x}"
+
+    def names(self, answers: Mapping[bytes, Mapping[str, ObjectInfo]]) -> list[str]:
+        """Return the objects that any member holds, the oldest first."""
+        return sorted({name for held in answers.values() for name in held if name.startswith(self._prefix)})
+
+
+def _encode_record(record: StoreRecord) -> bytes:
     data = encode_store_record(record)
     return _LENGTH.pack(len(data)) + data
 
 
-def decode_entries(data: bytes) -> tuple[list[StoreRecord], int]:
+def decode_records(data: bytes) -> tuple[list[StoreRecord], int]:
+    """Return the whole entries, and the number of their bytes."""
     records: list[StoreRecord] = []
     position = 0
     while len(data) - position >= _LENGTH.size:
@@ -73,37 +79,23 @@ def decode_entries(data: bytes) -> tuple[list[StoreRecord], int]:
     return records, position
 
 
-def last_of(records: Iterable[StoreRecord], using: StoreRecord) -> StoreRecord:
-    return max([using, *records], key=lambda record: record.generation)
+RECORDS: Final = StoreLog("records.", _encode_record, lambda data: decode_records(data)[0])
 
 
-Entry = TypeVar("Entry", bound="DataclassInstance")
+def _encode_line(entry: Any) -> bytes:
+    return json.dumps({"version": 1, **asdict(entry)}, sort_keys=True).encode() + b"\n"
 
 
-class JsonLog(Generic[Entry]):
-    def __init__(self, prefix: str, entry: type[Entry]) -> None:
-        self._prefix = prefix
-        self._entry = entry
-
-    def object_name(self, epoch: int) -> str:
-        return f"{self._prefix}{epoch:016x}"
-
-    def names(self, answers: Mapping[bytes, Mapping[str, ObjectInfo]]) -> list[str]:
-        return sorted({name for held in answers.values() for name in held if name.startswith(self._prefix)})
-
-    def encode(self, entry: Entry) -> bytes:
-        return json.dumps({"version": 1, **asdict(entry)}, sort_keys=True).encode() + b"\n"
-
-    def decode(self, data: bytes) -> list[Entry]:
-        entries = []
-        for line in data.split(b"\n"):
-            try:
-                fields: dict[str, Any] = json.loads(line)
-                del fields["version"]
-                entries.append(self._entry(**fields))
-            except (ValueError, TypeError, KeyError):
-                continue
-        return entries
+def _decode_lines(data: bytes, entry: type[Entry]) -> list[Entry]:
+    entries = []
+    for line in data.split(b"\n"):
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            del fields["version"]
+            entries.append(entry(**fields))
+        except (ValueError, TypeError, KeyError):  # a beat, or a line that is cut off
+            continue
+    return entries
 
 
 BEAT: Final = b"\n"
@@ -132,7 +124,7 @@ class Change:
         )
 
 
-CHANGES: Final = JsonLog("history.", Change)
+CHANGES: Final = StoreLog("history.", _encode_line, lambda data: _decode_lines(data, Change))
 
 
 def merge(entries: Iterable[Change]) -> list[Change]:
@@ -166,7 +158,7 @@ class Override:
     details: list[str] = field(default_factory=list)
 
 
-OVERRIDES: Final = JsonLog("overrides.", Override)
+OVERRIDES: Final = StoreLog("overrides.", _encode_line, lambda data: _decode_lines(data, Override))
 
 
 def is_finished(entries: Iterable[Override], generation: int) -> bool:

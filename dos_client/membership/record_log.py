@@ -16,7 +16,7 @@ import trio
 
 from dos_client import randomness
 from dos_client.core import logs
-from dos_client.core.logs import BEAT, CHANGES, OVERRIDES, Change, Entry, JsonLog, Override, merge
+from dos_client.core.logs import BEAT, CHANGES, RECORDS, Change, Entry, StoreLog, merge
 from dos_client.limits import change_beat_s, change_end_s, take_over_attempts_max
 from dos_client.live_store import Store
 from dos_client.randomness import backoff_s
@@ -33,55 +33,43 @@ _T = TypeVar("_T")
 
 
 class RecordLog:
-    def __init__(self, claim: Claim, writer: ObjectWriter, last: StoreRecord) -> None:
-        self.last = last
-        self._claim = claim
-        self._writer = writer
-        self._others: dict[str, ObjectWriter] = {}
+    """The logs of a store under one claim. `last`: the newest record that is decided."""
 
-    @property
-    def epoch(self) -> int:
-        return self._claim.epoch
+    def __init__(self, claim: Claim, last: StoreRecord) -> None:
+        self.claim, self.last = claim, last
+        self._writers: dict[str, ObjectWriter] = {}
 
     def check(self) -> None:
         """Raise FencedError if another run has taken the log over, which ends this one."""
-        self._claim.check()
+        self.claim.check()
 
     async def decide(self, record: StoreRecord) -> None:
         """Decide the record for its generation. Raises FencedError if another run has taken the log over."""
         if record.generation != self.last.generation + 1:
             raise ValueError(f"generation {record.generation} does not follow {self.last.generation}")
-        await self._writer.wait_synced(self._writer.append(logs.encode_entry(record)))
+        await self.write(RECORDS, record)
         self.last = record
 
-    async def note(self, entry: Override) -> None:
-        writer = self._writer_of(OVERRIDES)
-        await writer.wait_synced(writer.append(OVERRIDES.encode(entry)))
-
-    async def record_change(self, change: Change) -> None:
-        writer = self._writer_of(CHANGES)
-        await writer.wait_synced(writer.append(CHANGES.encode(change)))
+    async def write(self, log: StoreLog[Entry], entry: Entry) -> None:
+        writer = self._writer_of(log)
+        await writer.wait_synced(writer.append(log.encode(entry)))
 
     def beat(self) -> None:
         self._writer_of(CHANGES).append(BEAT)
 
-    def _writer_of(self, log: "JsonLog[Any]") -> ObjectWriter:
-        name = log.object_name(self._claim.epoch)
-        if name not in self._others:
-            self._others[name] = self._claim.open_object(name)
-        return self._others[name]
+    def _writer_of(self, log: StoreLog[Any]) -> ObjectWriter:
+        name = log.object_name(self.claim.epoch)
+        if name not in self._writers:
+            self._writers[name] = self.claim.open_object(name)
+        return self._writers[name]
 
 
-async def read_overrides(store: Store) -> list[Override]:
-    return await read_log(store, OVERRIDES)
-
-
-async def read_log(store: Store, log: JsonLog[Entry]) -> list[Entry]:
+async def read_log(store: Store, log: StoreLog[Entry]) -> list[Entry]:
     """Return a log's entries. Raises QuorumUnavailableError, BrokenConnectionError after retries."""
     return await _retry(lambda store: _read_log_once(store, log), store, BrokenConnectionError)
 
 
-async def _read_log_once(store: Store, log: JsonLog[Entry]) -> list[Entry]:
+async def _read_log_once(store: Store, log: StoreLog[Entry]) -> list[Entry]:
     view = await store.inspect(logs.DIRECTORY)
     holders = logs.record_in(store.record, logs.DIRECTORY)
     entries: list[Entry] = []
@@ -107,11 +95,11 @@ async def open_record_log(store: Store, *, seen_epoch: int | None = None) -> Asy
     """
     if seen_epoch is None:
         # superseded before the start is acknowledged: begin again (R17)
-        claim, log = await _retry(_take_over_once, store, FencedError)
+        records = await _retry(_take_over_once, store, FencedError)
     else:
-        claim, log = await _take_over_once(store, seen_epoch)
-    async with claim:
-        yield log
+        records = await _take_over_once(store, seen_epoch)
+    async with records.claim:
+        yield records
 
 
 async def _retry(
@@ -128,7 +116,7 @@ async def _retry(
             await trio.sleep(backoff_s(attempt, store.rng.random()))
 
 
-async def _take_over_once(store: Store, seen_epoch: int | None = None) -> tuple[Claim, RecordLog]:
+async def _take_over_once(store: Store, seen_epoch: int | None = None) -> RecordLog:
     view = await store.inspect(logs.DIRECTORY)
     if seen_epoch is not None and view.epoch_seen > seen_epoch:
         raise FencedError(
@@ -138,27 +126,27 @@ async def _take_over_once(store: Store, seen_epoch: int | None = None) -> tuple[
     # Of two runs that saw the same epoch, at most one gets the next one on a quorum.
     claim = await store.claim(logs.DIRECTORY, view.epoch_seen + 1, randomness.fresh_id())
     try:
-        last = logs.last_of(await _settle_all(claim), store.record)
-        writer = claim.open_object(logs.object_name(claim.epoch))
-        await writer.wait_synced(writer.append(logs.encode_entry(last)))
+        decided = [store.record, *await _settle_all(claim)]
+        records = RecordLog(claim, max(decided, key=lambda record: record.generation))
+        await records.write(RECORDS, records.last)
     except BaseException:
         with trio.CancelScope(shield=True):
             await claim.aclose()
         raise
-    return claim, RecordLog(claim, writer, last)
+    return records
 
 
 async def _settle_all(claim: Claim) -> list[StoreRecord]:
     """Settle every object of the log on a quorum (R7). Returns the entries of the head (R5)."""
     head: list[StoreRecord] = []
     # objects before the head, too: a joining member must have them all, and they are few and small
-    for name in logs.names_newest_first(claim.answers):
+    for name in reversed(RECORDS.names(claim.answers)):
         copy = logs.longest(claim.answers, name)
         if copy is None or not copy[1].synced:
             continue
         member, info = copy
         data = await claim.read(name, 0, info.synced, member)
-        entries, complete_bytes = logs.decode_entries(data)
+        entries, complete_bytes = logs.decode_records(data)
         await claim.settle(name, complete_bytes, prefix_digest(data[:complete_bytes]))
         head = head or entries
     return head
@@ -196,7 +184,7 @@ async def recorded(store: Store, records: RecordLog, change: Change) -> AsyncIte
     """Write the entries of a change before and after the block, and beats during it. If it is canceled, there
     is no second entry.
     """
-    await records.record_change(change)
+    await records.write(CHANGES, change)
     failure: Exception | None = None
     try:
         async with background_tasks() as nursery:
@@ -208,7 +196,7 @@ async def recorded(store: Store, records: RecordLog, change: Change) -> AsyncIte
     end = replace(change, at=now_text(), generation=store.record.generation, outcome=outcome)
     try:
         with trio.move_on_after(change_end_s):
-            await records.record_change(end)
+            await records.write(CHANGES, end)
     except DosError as error:
         log.warning("the end of the change is not in the history: %s", error)
     if failure is not None:

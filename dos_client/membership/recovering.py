@@ -17,7 +17,7 @@ import trio
 
 from dos_client import randomness
 from dos_client.core.comparing import CopyState, MemberCopy, RepairPlan, copy_of, judge, plan
-from dos_client.core.logs import ACCEPT_LOSS, DIRECTORY, Override
+from dos_client.core.logs import ACCEPT_LOSS, DIRECTORY, OVERRIDES, Override
 from dos_client.core.quorum import Quorums
 from dos_client.core.replacement import StoreSurvivors, forced
 from dos_client.errors import LossError, ReplacementError
@@ -135,10 +135,10 @@ async def _accept_damage(
     details = await truncate_damage(store)
     async with open_record_log(store) as records:
         override = entry(ACCEPT_LOSS, store.record, now)
-        await records.note(override)
+        await records.write(OVERRIDES, override)
         reporter.phase("fencing")
         details += await claim_above(store, {one.directory for one in left})
-        await records.note(replace(override, finished=True, details=details))
+        await records.write(OVERRIDES, replace(override, finished=True, details=details))
     reporter.phase("done")
     return Recovered(store.record, tuple(details))
 
@@ -149,13 +149,13 @@ async def _finish(
     reporter.phase("cutting")
     details = await truncate_damage(store)
     async with open_record_log(store) as records:
-        await records.note(override)
+        await records.write(OVERRIDES, override)
         await install_decided(store, records)
         reporter.phase("fencing")
         details += await claim_above(store)
         for address in new:
             await add_to(store, records, address, reporter)
-        await records.note(replace(override, finished=True, details=details))
+        await records.write(OVERRIDES, replace(override, finished=True, details=details))
     reporter.phase("done")
     return Recovered(store.record, tuple(details))
 

@@ -12,7 +12,15 @@ from typing import Final
 
 import trio
 
-from dos_client.core.logs import ACCEPT_LOSS, DIRECTORY, OTHER_IS_GONE, Change, Override, is_finished
+from dos_client.core.logs import (
+    ACCEPT_LOSS,
+    DIRECTORY,
+    OTHER_IS_GONE,
+    OVERRIDES,
+    Change,
+    Override,
+    is_finished,
+)
 from dos_client.core.membership import ROLLED_BACK, ServerAnswer
 from dos_client.core.quorum import Quorums, filled_member, replaced_member, tie_breaker
 from dos_client.core.replacement import (
@@ -40,7 +48,7 @@ from dos_client.membership.record_log import (
     names_of,
     now_text,
     open_record_log,
-    read_overrides,
+    read_log,
     recorded,
     this_user,
 )
@@ -164,7 +172,7 @@ async def _replace(
         return
     async with open_record_log(store) as records:
         if override is not None:
-            await records.note(override)
+            await records.write(OVERRIDES, override)
         await install_decided(store, records)
         leaving = store.record.find(old)
         change = change_now(
@@ -178,7 +186,7 @@ async def _replace(
             await replace_in(store, records, old, new, reporter)
         forced_before = await unfinished(store)
         if forced_before is not None and forced_before.what == OTHER_IS_GONE:
-            await records.note(replace(forced_before, finished=True))
+            await records.write(OVERRIDES, replace(forced_before, finished=True))
 
 
 async def replace_in(
@@ -683,7 +691,7 @@ async def unfinished(store: Store, *, accept_loss: bool = False) -> Override | N
     if era(store.record.generation) == 0:
         return None
     try:
-        entries = await read_overrides(store)
+        entries = await read_log(store, OVERRIDES)
     except (CorruptError, CorruptDataError, QuorumUnavailableError) as error:
         if not accept_loss:
             raise LossError(

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dos_client.core.comparing import CopyState
-from dos_client.core.logs import Change, Override
+from dos_client.core.logs import OVERRIDES, Change, Override
 from dos_client.core.membership import Condition, MemberView, describe, rolled_back, same_server
 from dos_client.core.quorum import Quorums, filled_member
 from dos_client.limits import status_answer_s
-from dos_client.membership.record_log import read_history, read_overrides
+from dos_client.membership.record_log import read_history, read_log
 from dos_client.repair.verifying import (
     MemberHolding,
     VerifyReport,
@@ -149,7 +149,7 @@ async def _complete_status(
     url = f"dos://{','.join(servers)}"
     silent = {one.member.server_id for one in status.members if one.condition is Condition.UNAVAILABLE}
     async with open_store(url, token=token, client=client, record=status.record) as store:
-        status.overrides = await read_overrides(store)
+        status.overrides = await read_log(store, OVERRIDES)
         status.history = await read_history(store)
         if holdings:
             status.compared = await verify_store(store, without=silent, answer_timeout_s=status_answer_s)

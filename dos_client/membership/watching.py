@@ -198,7 +198,7 @@ class StoreWatcher:
             try:
                 # A run that has begun since the look is not interrupted.
                 async with open_record_log(store, seen_epoch=self._observer.seen_epoch) as records:
-                    self._observer.own_epoch = records.epoch
+                    self._observer.own_epoch = records.claim.epoch
                     _holds_claim.set(1)
                     await install_decided(store, records)
                     if store.record != record:

@@ -10,9 +10,9 @@ from dos_client import (
     init_store,
     open_store,
 )
-from dos_client.core.logs import OTHER_IS_GONE
+from dos_client.core.logs import OTHER_IS_GONE, OVERRIDES
 from dos_client.core.replacement import era
-from dos_client.membership.record_log import read_overrides
+from dos_client.membership.record_log import read_log
 from dos_client.membership.replacing import add_member, replace_member
 from dos_client.repair.verifying import verify_store
 from dos_client.sessions.discovery import probe
@@ -63,7 +63,7 @@ async def test_of_two_members_one_is_gone_and_a_person_reports_it(five: Threads)
         await has(new, "live", "x", b"both and on")
     assert await content_of(new, "idle", "o0") == CONTENT
     async with open_store(url_of([one, new])) as store:
-        begun, finished = await read_overrides(store)
+        begun, finished = await read_log(store, OVERRIDES)
         assert (begun.what, begun.finished, finished.finished) == (OTHER_IS_GONE, False, True)
         assert begun.generation_before == 1
         assert [text.split()[0] for text in begun.lost] == [gone.location]
@@ -97,7 +97,7 @@ async def test_a_forced_replacement_that_was_interrupted_continues(five: Threads
     done = await replace_member(url, old=gone.location, new=new.location, other_is_gone=True)
     assert [m.address for m in done.voters] == [one.location, new.location]
     async with open_store(url_of([one, new])) as store:
-        assert (await read_overrides(store))[-1].finished
+        assert (await read_log(store, OVERRIDES))[-1].finished
         assert not (await verify_store(store)).findings
 
 
@@ -192,7 +192,7 @@ async def test_of_two_members_the_one_that_joins_is_lost_and_another_takes_its_p
     assert done.ack_quorum == 2
     assert await content_of(new, "idle", "o0") == CONTENT
     async with open_store(url_of([one, new])) as store:
-        assert (await read_overrides(store))[-1].finished
+        assert (await read_log(store, OVERRIDES))[-1].finished
 
 
 async def test_a_store_is_made_one_larger_under_a_live_writer(five: Threads) -> None:

@@ -13,11 +13,10 @@ from dos_client import (
     init_store,
     open_store,
 )
-from dos_client.core import logs
 from dos_client.core.comparing import CopyState
-from dos_client.core.logs import ACCEPT_LOSS, DIRECTORY, Override
+from dos_client.core.logs import ACCEPT_LOSS, DIRECTORY, OVERRIDES, Override
 from dos_client.core.replacement import add
-from dos_client.membership.record_log import open_record_log, read_overrides
+from dos_client.membership.record_log import open_record_log, read_log
 from dos_client.membership.recovering import recover_store
 from dos_client.membership.replacing import add_member, replace_member
 from dos_client.repair.verifying import verify_store
@@ -86,7 +85,7 @@ async def test_two_of_three_are_lost_and_the_last_continues_with_two_new_ones(fi
             writer.append(b"as if nothing had happened")
     now = url_of([last, *new])
     async with open_store(now) as store:
-        begun, finished = await read_overrides(store)
+        begun, finished = await read_log(store, OVERRIDES)
         assert (begun.what, finished.finished) == (ACCEPT_LOSS, True)
         assert any("live: claimed at epoch 1048581, above 5" in line for line in finished.details)
         # The last entries of the store's own logs are on a quorum. The slowest member may not have them yet.
@@ -127,7 +126,7 @@ async def test_a_recovery_that_was_interrupted_continues(five: Threads, phase: s
     done = await recover_store(url, accept_loss=True, new=[new.location])
     assert [m.address for m in done.record.voters] == [last.location, new.location]
     async with open_store(url_of([last, new])) as store:
-        assert (await read_overrides(store))[-1].finished
+        assert (await read_log(store, OVERRIDES))[-1].finished
         assert (await store.inspect("idle")).epoch_seen > 1 << 20
         assert not (await verify_store(store)).findings
 
@@ -158,16 +157,16 @@ async def test_what_was_forced_is_read_whole_though_a_member_has_less_of_it(five
     await init_store(url)
     begun = Override(ACCEPT_LOSS, "2026-11-22T12:00:00+00:00", "me", 1, 0)
     async with open_store(url) as store, open_record_log(store) as records:
-        await records.note(begun)
-        log = logs.OVERRIDES.object_name((await store.inspect(DIRECTORY)).epoch_seen)
-        await has(five[2], DIRECTORY, log, logs.OVERRIDES.encode(begun))
+        await records.write(OVERRIDES, begun)
+        log = OVERRIDES.object_name((await store.inspect(DIRECTORY)).epoch_seen)
+        await has(five[2], DIRECTORY, log, OVERRIDES.encode(begun))
         await off(five[2])
-        await records.note(replace(begun, finished=True))
+        await records.write(OVERRIDES, replace(begun, finished=True))
     await on(five[2])
     await off(five[0])
     for _ in range(5):
         async with open_store(url) as store:
-            assert [one.finished for one in await read_overrides(store)] == [False, True]
+            assert [one.finished for one in await read_log(store, OVERRIDES)] == [False, True]
 
 
 async def test_a_survivor_that_disappears_while_it_is_fenced_off_is_reported_as_such(five: Threads) -> None:
@@ -215,7 +214,7 @@ async def test_a_recovery_whose_own_log_is_damaged_continues_by_word(five: Threa
     assert [m.address for m in done.record.voters] == [last.location, new.location]
     assert any(log.name in line and "was damaged, now 0 bytes" in line for line in done.details)
     async with open_store(url_of([last, new])) as store:
-        assert (await read_overrides(store))[-1].finished
+        assert (await read_log(store, OVERRIDES))[-1].finished
         findings = (await verify_store(store)).findings
         assert [(one.name, one.expected_size) for one in findings] in ([], [(log.name, 0)])
 

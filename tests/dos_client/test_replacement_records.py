@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dos_client import QuorumUnavailableError, open_store
 from dos_client.core import logs
-from dos_client.core.logs import OVERRIDES, Override, is_finished
+from dos_client.core.logs import OVERRIDES, RECORDS, Override, is_finished
 from dos_client.core.membership import ServerAnswer, decide
 from dos_client.core.replacement import (
     GENERATIONS_PER_ERA,
@@ -149,9 +149,9 @@ def test_nothing_to_finish_is_refused() -> None:
 
 @given(st.lists(st.integers(1, 50), max_size=5), st.integers(0, 400))
 def test_the_log_gives_the_whole_entries_of_any_cut(generations: list[int], cut: int) -> None:
-    entries = [logs.encode_entry(record("abc", 2, one)) for one in generations]
+    entries = [RECORDS.encode(record("abc", 2, one)) for one in generations]
     data = b"".join(entries)[:cut]
-    found, whole = logs.decode_entries(data)
+    found, whole = logs.decode_records(data)
     assert [one.generation for one in found] == generations[: len(found)]
     assert whole == sum(len(entry) for entry in entries[: len(found)])
     if len(found) < len(entries):
@@ -160,28 +160,27 @@ def test_the_log_gives_the_whole_entries_of_any_cut(generations: list[int], cut:
 
 @given(st.binary(max_size=300))
 def test_whatever_the_bytes_the_log_is_read_without_an_error(data: bytes) -> None:
-    found, whole = logs.decode_entries(data)
+    found, whole = logs.decode_records(data)
     assert whole == 0 or found
 
 
 def test_a_flipped_bit_ends_the_log_there() -> None:
-    entry = logs.encode_entry(G1)
+    entry = RECORDS.encode(G1)
     for position in range(4, len(entry)):
         damaged = bytearray(entry + entry)
         damaged[len(entry) + position] ^= 1
-        assert logs.decode_entries(bytes(damaged)) == ([G1], len(entry))
+        assert logs.decode_records(bytes(damaged)) == ([G1], len(entry))
 
 
 def test_the_head_is_the_highest_epoch_and_of_it_the_longest_copy() -> None:
-    old, new = logs.object_name(9), logs.object_name(16)
+    old, new = RECORDS.object_name(9), RECORDS.object_name(16)
     answers = {
         b"a": {old: ObjectInfo(old, 50, 50), "other": ObjectInfo("other")},
         b"b": {old: ObjectInfo(old, 70, 70), new: ObjectInfo(new, 10, 10)},
     }
-    assert logs.names_newest_first(answers) == [new, old]
+    assert RECORDS.names(answers) == [old, new]
     assert logs.longest(answers, old) == (b"b", ObjectInfo(old, 70, 70))
     assert logs.longest(answers, "nothing") is None
-    assert logs.last_of([G1, record("abc", 2, 4)], record("abc", 2, 3)).generation == 4
 
 
 def test_beginning_keeps_identities_and_order() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from dos_client.core import logs
 from dos_client.membership import filling
 from dos_client.membership import watching as shell
 from dos_protocol.store_record import StoreRecord
@@ -45,17 +44,16 @@ def watchers_act_without_a_claim() -> list[Patch]:
     """A watcher sends the record that it wants, whatever another one has sent."""
 
     @asynccontextmanager
-    async def no_log(store: Any) -> AsyncIterator[Any]:
+    async def no_log(store: Any, **_: Any) -> AsyncIterator[Any]:
         async def decide(record: StoreRecord) -> None:
             log.last = record
 
-        async def record_change(change: logs.Change) -> None:
-            del change
+        async def write(*_: Any) -> None: ...
 
+        claim = SimpleNamespace(epoch=0)
         log = SimpleNamespace(
-            last=store.record, epoch=0, check=lambda: None, decide=decide,
-            record_change=record_change, beat=lambda: None,
-        )  # fmt: skip
+            last=store.record, claim=claim, check=lambda: None, decide=decide, write=write, beat=lambda: None
+        )
         yield log
 
     return [(shell, "open_record_log", no_log)]

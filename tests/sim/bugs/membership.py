@@ -84,13 +84,13 @@ def records_are_not_decided() -> list[Patch]:
     async def decide(self: RecordLog, record: StoreRecord) -> None:
         self.last = record
 
-    async def record_change(self: RecordLog, change: Any) -> None:
+    async def write(self: RecordLog, log: Any, entry: Any) -> None:
         """Nor does the history, which is written under the same claim, end the earlier run."""
 
     return [
         (RecordLog, "decide", decide),
         (RecordLog, "check", lambda self: None),
-        (RecordLog, "record_change", record_change),
+        (RecordLog, "write", write),
     ]
 
 
