@@ -1,12 +1,14 @@
-"""Tasks that end with a block."""
+"""Tasks that end with a block, or with a consumer."""
 
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from functools import partial
+from typing import Final, Generic, TypeVar
 
 import trio
 
-from dos_protocol.errors import DosError
+from dos_protocol.errors import ClosedError, DosError
 
 T = TypeVar("T")
 AT_ONCE: Final = 8
@@ -64,3 +66,56 @@ async def read_each(names: Iterable[str], read: Callable[[str], Awaitable[T]]) -
     if failures:
         raise failures[0]
     return {name: found[name] for name in sorted(found)}
+
+
+class _Begun(Generic[T]):
+    def __init__(self) -> None:
+        self.scope, self.ended = trio.CancelScope(), trio.Event()
+        self.results = list[T]()
+        self.error: Exception = ClosedError("the read was cancelled")
+
+    async def run(self, read: Callable[[], Awaitable[T]], kept_s: float) -> None:
+        with self.scope:
+            try:
+                self.results.append(await read())
+            except Exception as error:  # raised by `Ahead.next`
+                self.error = error
+            finally:
+                self.ended.set()
+            if kept_s:
+                await trio.sleep(kept_s)
+                self.results.clear()  # not requested in time: free the memory
+                self.error = ClosedError("the result was not requested in time")
+
+
+class Ahead(Generic[T]):
+    """Reads that begin before their results are requested, in order. `start`: runs a task that outlives its
+    caller. `kept_s`: how long a result is kept that nobody requests; 0: until `drop`.
+    """
+
+    def __init__(self, start: Callable[[Callable[[], Awaitable[None]]], object], kept_s: float = 0.0) -> None:
+        self._start, self._kept_s = start, kept_s
+        self._begun: deque[_Begun[T]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._begun)
+
+    def begin(self, read: Callable[[], Awaitable[T]]) -> None:
+        self._begun.append(_Begun())
+        self._start(partial(self._begun[-1].run, read, self._kept_s))
+
+    async def next(self) -> T:
+        """Wait for the oldest read and return its result. Raises its error; ClosedError if it was dropped."""
+        one = self._begun.popleft()
+        try:
+            await one.ended.wait()
+        finally:
+            one.scope.cancel()
+        if not one.results:
+            raise one.error
+        return one.results[0]
+
+    def drop(self) -> None:
+        for one in self._begun:
+            one.scope.cancel()
+        self._begun.clear()

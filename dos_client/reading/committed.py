@@ -40,6 +40,7 @@ from dos_client.reading.member_queries import (
     with_retries,
 )
 from dos_client.sessions.connection import Connection
+from dos_client.tasks import Ahead
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import BrokenConnectionError, CorruptError, DosError, NotFoundError, PastEndError
 from dos_protocol.limits import digest_block_bytes
@@ -367,12 +368,13 @@ async def committed_stream(
         if not known and await extent.beyond(offset) is None:
             return
         fold = await with_retries(store, lambda: committed.begin(offset), without_limit=without_limit)
-    with _Ahead(store, committed, without_limit=without_limit) as ahead:
+    pieces = _Pieces(store, committed, without_limit=without_limit)
+    try:
         while end is None or fold.size < end:
             limit = known or await extent.beyond(max(fold.size, offset))
             if limit is None:
                 return
-            piece, fold = await ahead.next(fold, limit if end is None else min(limit, end))
+            piece, fold = await pieces.next(fold, limit if end is None else min(limit, end))
             if fold.size % piece_bytes and fold.size < limit:
                 known = 0  # a quorum agrees on less
             if seen is not None:
@@ -380,6 +382,8 @@ async def committed_stream(
             data = piece.data[offset - piece.start :] if piece.start < offset else piece.data
             if data:
                 yield data
+    finally:
+        pieces.drop()
 
 
 async def read_committed(
@@ -392,38 +396,34 @@ async def read_committed(
     return b"".join([data async for data in stream])
 
 
-class _Slot:
-    def __init__(self, start: int, end: int) -> None:
-        self.start = start
-        self.end = end
-        self.scope = trio.CancelScope()
-        self.piece: CommittedPiece | None = None
-        self.ended = trio.Event()
-
-
-class _Ahead:
-    """The pieces fetched ahead. Invariant: the slots are contiguous."""
+class _Pieces:
+    """The pieces of a stream, fetched ahead. Invariant: they are contiguous; `_ends` are their ends."""
 
     def __init__(self, store: ReadableStore, committed: CommittedReads, *, without_limit: bool) -> None:
         self._store = store
         self._committed = committed
         self._without_limit = without_limit
-        self._slots: deque[_Slot] = deque()
+        self._ahead = Ahead[CommittedPiece](store.start)
+        self._ends: deque[int] = deque()
 
     async def next(self, fold: PrefixDigest, limit: int) -> tuple[CommittedPiece, PrefixDigest]:
         self._prefetch(fold.size, limit)
-        slot = self._slots[0]
-        await slot.ended.wait()
-        self._slots.popleft()
-        self._prefetch(slot.end, limit)
-        after = None if slot.piece is None else self._committed.check(fold, slot.piece)
-        if slot.piece is None or after is None:
-            piece, after = await self._fetch_alone(fold, slot.end)
-        else:
-            piece = slot.piece
-        if after.size != slot.end:
-            self._drop_all()
+        end, after = self._ends.popleft(), None
+        with suppress(DosError):
+            piece = await self._ahead.next()
+            after = self._committed.check(fold, piece)
+        self._prefetch(end, limit)
+        if (
+            after is None
+        ):  # it failed, or does not continue `fold`: others may have it, or the error is raised
+            piece, after = await self._fetch_alone(fold, end)
+        if after.size != end:
+            self.drop()
         return piece, after
+
+    def drop(self) -> None:
+        self._ahead.drop()
+        self._ends.clear()
 
     async def _fetch_alone(self, fold: PrefixDigest, end: int) -> tuple[CommittedPiece, PrefixDigest]:
         deadline = trio.current_time() + read_timeout_s
@@ -438,33 +438,12 @@ class _Ahead:
             await self._store.wait_moved(RETRY_PAUSE_S)
 
     def _prefetch(self, start: int, limit: int) -> None:
-        start = self._slots[-1].end if self._slots else start
-        while start < limit and len(self._slots) < pieces_ahead_max:
-            slot = _Slot(start, min(start - start % piece_bytes + piece_bytes, limit))
-            self._slots.append(slot)
-            self._store.start(partial(self._fetch, slot))
-            start = slot.end
-
-    async def _fetch(self, slot: _Slot) -> None:
-        try:
-            # the consumer of the slot fetches it again and gets the error
-            with slot.scope, suppress(DosError):
-                slot.piece = await self._committed.fetch(slot.start, slot.end)
-        finally:
-            slot.ended.set()
-
-    def _drop_all(self) -> None:
-        for slot in self._slots:
-            slot.scope.cancel()
-        self._slots.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._drop_all()
+        start = self._ends[-1] if self._ends else start
+        while start < limit and len(self._ends) < pieces_ahead_max:
+            end = min(start - start % piece_bytes + piece_bytes, limit)
+            self._ahead.begin(partial(self._committed.fetch, start, end))
+            self._ends.append(end)
+            start = end
 
 
 async def follow(store: ReadableStore, directory: str, name: str, offset: int) -> AsyncGenerator[bytes]:

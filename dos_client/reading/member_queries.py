@@ -5,7 +5,7 @@ delays. Damage that members report is noted here, for all reads.
 """
 
 import logging
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -32,6 +32,7 @@ from dos_client.limits import (
 from dos_client.reading.damage import CopyFault
 from dos_client.sessions.connection import Connection
 from dos_client.sessions.members import WitnessedStore, open_member_session
+from dos_client.tasks import Ahead
 from dos_protocol.errors import (
     BrokenConnectionError,
     CorruptError,
@@ -429,26 +430,15 @@ Read = Callable[[str, int, int, bytes | None], Awaitable[bytes]]
 Key = tuple[str, bytes | None]
 
 
-class _Piece:
-    def __init__(self, offset: int, size: int) -> None:
-        self.offset = offset
-        self.size = size
-        self.data: bytes | None = None
-        self.ended = trio.Event()
-        self.scope = trio.CancelScope()
-
-
+@dataclass(slots=True)
 class _Sequence:
-    """One object that is read in order. Its pieces are contiguous, and the first begins at `next`."""
+    """One object that is read in order. The pieces `ahead`, each with its offset, fill the range from `next`
+    to `end`.
+    """
 
-    def __init__(self) -> None:
-        self.next = 0
-        self.pieces: deque[_Piece] = deque()
-
-    def drop(self) -> None:
-        for piece in self.pieces:
-            piece.scope.cancel()
-        self.pieces.clear()
+    ahead: Ahead[tuple[int, bytes]]
+    next: int = 0
+    end: int = 0
 
 
 class ReadAhead:
@@ -478,49 +468,39 @@ class ReadAhead:
 
     def drop(self) -> None:
         for sequence in self._sequences.values():
-            sequence.drop()
+            sequence.ahead.drop()
         self._sequences.clear()
 
     def _start_sequence(self, key: Key) -> _Sequence:
         old = self._sequences.pop(key, None)
         if old is not None:
-            old.drop()
+            old.ahead.drop()
         while len(self._sequences) >= read_ahead_streams_max:
             _, oldest = self._sequences.popitem(last=False)
-            oldest.drop()
-        sequence = self._sequences[key] = _Sequence()
+            oldest.ahead.drop()
+        sequence = self._sequences[key] = _Sequence(Ahead(self._start, read_ahead_kept_s))
         return sequence
 
     async def _take_piece(self, sequence: _Sequence, offset: int, max_bytes: int) -> bytes | None:
         """Return the piece that was read ahead, if it is what is requested."""
-        if not sequence.pieces:
+        if not len(sequence.ahead):
             return None
-        piece = sequence.pieces.popleft()
-        await piece.ended.wait()
-        piece.scope.cancel()
-        # A shorter piece may have met an end that has moved since: it is requested again.
-        if piece.offset == offset and piece.data is not None and len(piece.data) >= max_bytes:
-            if len(piece.data) > max_bytes:
-                sequence.drop()
-            return piece.data[:max_bytes]
-        sequence.drop()
+        with suppress(DosError):  # it is requested again, and raises then
+            at, data = await sequence.ahead.next()
+            # A shorter piece may have met an end that has moved since: it is requested again.
+            if at == offset and len(data) >= max_bytes:
+                if len(data) > max_bytes:
+                    sequence.ahead.drop()
+                return data[:max_bytes]
+        sequence.ahead.drop()
         return None
 
     def _top_up(self, key: Key, sequence: _Sequence, size: int) -> None:
-        pieces = sequence.pieces
-        while len(pieces) < read_ahead_pieces_max:
-            offset = pieces[-1].offset + pieces[-1].size if pieces else sequence.next
-            piece = _Piece(offset, size)
-            pieces.append(piece)
-            self._start(partial(self._fetch, key, piece))
+        while len(sequence.ahead) < read_ahead_pieces_max:
+            begin = sequence.end if len(sequence.ahead) else sequence.next
+            sequence.ahead.begin(partial(self._fetch, key, begin, size))
+            sequence.end = begin + size
 
-    async def _fetch(self, key: Key, piece: _Piece) -> None:
+    async def _fetch(self, key: Key, offset: int, size: int) -> tuple[int, bytes]:
         name, member = key
-        with piece.scope:
-            try:
-                with suppress(DosError):  # the consumer requests it again and gets the error
-                    piece.data = await self._read(name, piece.offset, piece.size, member)
-            finally:
-                piece.ended.set()
-            await trio.sleep(read_ahead_kept_s)
-            piece.data = None  # not requested in time: free the memory
+        return offset, await self._read(name, offset, size, member)

@@ -7,7 +7,6 @@ an archive is a store of one member, whose claim still has the epoch of the chai
 
 import functools
 import hashlib
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from typing import Final, TypeVar
@@ -16,6 +15,7 @@ import trio
 
 from dos_client import Bookmark
 from dos_client.errors import QuorumUnavailableError
+from dos_client.tasks import Ahead
 from dos_protocol.errors import (
     BrokenConnectionError,
     CorruptError,
@@ -37,49 +37,20 @@ from journal.ports import DirectoryEntries, StorePort
 Read = Callable[[], bytes]
 
 
-class _Part:
-    """A part that is being read in a thread. A cancellation does not wait for the thread."""
-
-    def __init__(self, read: Read) -> None:
-        self.scope = trio.CancelScope()
-        self._read = read
-        self._data = b""
-        self._error: Exception | None = None
-        self._ended = trio.Event()
-
-    async def run(self) -> None:
-        try:
-            with self.scope:
-                self._data = await trio.to_thread.run_sync(self._read, abandon_on_cancel=True)
-        except Exception as error:  # raised again by `data`
-            self._error = error
-        finally:
-            self._ended.set()
-
-    async def data(self) -> bytes:
-        await self._ended.wait()
-        if self._error is not None:
-            raise self._error
-        return self._data
-
-
 async def in_order(reads: Iterable[Read]) -> AsyncGenerator[bytes]:
     """Yield the results of blocking reads in order, with `archive_reads_ahead_max` started ahead. Raises
     their errors.
     """
-    begun: deque[_Part] = deque()
-    waiting = iter(reads)
+    ahead, waiting = Ahead[bytes](trio.lowlevel.spawn_system_task), iter(reads)
     try:
         while True:
-            while len(begun) <= archive_reads_ahead_max and (read := next(waiting, None)) is not None:
-                begun.append(_Part(read))
-                trio.lowlevel.spawn_system_task(begun[-1].run)
-            if not begun:
+            while len(ahead) <= archive_reads_ahead_max and (read := next(waiting, None)) is not None:
+                ahead.begin(functools.partial(in_thread, read))
+            if not len(ahead):
                 return
-            yield await begun.popleft().data()
+            yield await ahead.next()
     finally:
-        for part in begun:
-            part.scope.cancel()
+        ahead.drop()
 
 
 ARCHIVE: Final = b"archive".ljust(16, b".")
