@@ -32,7 +32,7 @@ from dos_client.reading.committed import (
 )
 from dos_client.reading.damage import Damage
 from dos_client.reading.member_queries import Readers, read_any
-from dos_client.sessions.connection import Connection, fresh_failure
+from dos_client.sessions.connection import Access, Connection, fresh_failure
 from dos_client.sessions.discovery import find_membership
 from dos_client.sessions.members import Watch, Witnesses
 from dos_client.urls import DosUrl
@@ -54,11 +54,15 @@ class Store:
     """
 
     def __init__(
-        self, url: DosUrl, record: StoreRecord, nursery: trio.Nursery, *, token: bytes = b"", client: str = ""
+        self,
+        url: DosUrl,
+        record: StoreRecord,
+        nursery: trio.Nursery,
+        access: Access,
+        located: Mapping[bytes, str],
     ) -> None:
         self.url, self.record = url, record
-        self.located: Mapping[bytes, str] = {}
-        self.token, self.client = token, client
+        self.access, self.located = access, located
         self.rng = randomness.stream()
         self.run_token = trio.lowlevel.current_trio_token()
         self.server_record: StoreRecord | None = None
@@ -81,10 +85,10 @@ class Store:
         refusal = refusal_of_token(Quorums(self.record), failures)
         if refusal is None:
             return error
-        if not isinstance(self.token, FileToken):
+        if not isinstance(self.access.token, FileToken):
             return fresh_failure(refusal)
         return QuorumUnavailableError(
-            f"members refuse the token in {self.token.path}: {refusal.args[0]}",
+            f"members refuse the token in {self.access.token.path}: {refusal.args[0]}",
             remedy="write a valid token into the file: it is read again",
         )
 
@@ -289,8 +293,7 @@ class Store:
             while True:
                 membership, _ = await find_membership(
                     [*self.url.servers, *(member.address for member in self.record.members)],
-                    token=self.token,
-                    client=self.client,
+                    self.access,
                     store_id=self.record.store_id,
                     above=self.record.generation,  # writers wait here, and the replaced member may be silent
                     undecided_s=answers_grace_s * 2 ** min(attempt, 5),  # slow members may be needed

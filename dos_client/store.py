@@ -13,6 +13,7 @@ from dos_client.live_store import Store
 from dos_client.membership.founding import all_refuse, init_store
 from dos_client.randomness import backoff_s
 from dos_client.repair.repairing import auto_repair, watch_for_damage
+from dos_client.sessions.connection import Access
 from dos_client.sessions.discovery import ServerSurvey, find_membership, probe
 from dos_client.tasks import background_tasks
 from dos_client.urls import DosUrl, parse_url
@@ -38,9 +39,9 @@ async def open_store(
     that moved. `record`: the record that counts, if the caller has just found it. Raises StoreNotReadyError,
     which lists the problem of each server, if no record is confirmed within `open_timeout_s`.
     """
-    parsed = parse_url(url)
-    found = record or await _find_record(parsed, token, client)
-    async with _run_store(parsed, found, token, client, located or {}) as store:
+    parsed, access = parse_url(url), Access(token, client)
+    found = record or await _find_record(parsed, access)
+    async with _run_store(parsed, found, access, located or {}) as store:
         store.start(store.keep_membership)
         store.start(lambda: auto_repair(store))
         store.start(lambda: watch_for_damage(store))
@@ -57,20 +58,20 @@ async def connect(url: str | DosUrl, *, token: bytes = b"", client: str = "") ->
         raise LocalProtocolError(
             f"connect() takes one server, got {len(parsed.servers)}; use open_store() for several"
         )
-    answer = await probe(parsed.servers[0], token=token, client=client)
+    access = Access(token, client)
+    answer = await probe(parsed.servers[0], access)
     alone = StoreRecord(NO_ID, 0, 1, (Member(answer.server_id, answer.address),))
-    async with _run_store(parsed, alone, token, client, {}) as store:
+    async with _run_store(parsed, alone, access, {}) as store:
         store.server_record = answer.record
         yield store
 
 
 @asynccontextmanager
 async def _run_store(
-    url: DosUrl, record: StoreRecord, token: bytes, client: str, located: Mapping[bytes, str]
+    url: DosUrl, record: StoreRecord, access: Access, located: Mapping[bytes, str]
 ) -> AsyncIterator[Store]:
     async with background_tasks() as nursery:
-        store = Store(url, record, nursery, token=token, client=client)
-        store.located = located
+        store = Store(url, record, nursery, access, located)
         nursery.start_soon(_observe, store)
         yield store
 
@@ -93,11 +94,11 @@ def _publish_figures(store: Store, figures: metrics.StoreFigures) -> None:
     figures.publish(store.counts, store.members(), sum(claim.waiting for claim in store.claims()))
 
 
-async def _find_record(url: DosUrl, token: bytes, client: str) -> StoreRecord:
+async def _find_record(url: DosUrl, access: Access) -> StoreRecord:
     deadline = trio.current_time() + open_timeout_s
     attempt = 0
     while True:
-        membership, seen = await find_membership(url.servers, token=token, client=client, hurry=True)
+        membership, seen = await find_membership(url.servers, access, hurry=True)
         if membership.record is not None:
             return membership.record
         attempt += 1

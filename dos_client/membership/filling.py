@@ -176,7 +176,7 @@ class Filling:
     async def _check_same_server(self) -> None:
         """Raise ReplacementError if another server is at the joining member's address: its disk is lost."""
         try:
-            answer = await probe(self._joining.address, token=self._store.token, client=self._store.client)
+            answer = await probe(self._joining.address, self._store.access)
         except DosError:
             return
         if answer.server_id != self._joining.server_id:

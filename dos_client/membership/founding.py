@@ -14,7 +14,7 @@ from dos_client.errors import (
     StoreRefusedError,
     TokenRefusedError,
 )
-from dos_client.sessions.connection import open_connection
+from dos_client.sessions.connection import Access, open_connection
 from dos_client.sessions.discovery import find_membership, send_record, survey
 from dos_client.tasks import try_each
 from dos_client.urls import REACHABLE, DosUrl, loopback_among, parse_url
@@ -33,13 +33,13 @@ async def init_store(
     written then, unless the message says that some servers took the record; running it again completes that.
     Raises BadUrlError.
     """
-    parsed = parse_url(url)
+    parsed, access = parse_url(url), Access(token, client)
     if alone := loopback_among(parsed.servers):
         raise BadUrlError(
             f"only its own machine can reach {alone}, and the other servers are on other machines",
             remedy=REACHABLE,
         )
-    membership, seen = await find_membership(parsed.servers, token=token, client=client)
+    membership, seen = await find_membership(parsed.servers, access)
     if refusal := seen.all_refuse:
         raise all_refuse(parsed, refusal, seen.problems(membership))
     if seen.errors:
@@ -62,9 +62,9 @@ async def init_store(
         Member(next(a.server_id for a in seen.answers if a.address == address), address)
         for address in parsed.servers
     )
-    await _all_empty(members, token, client)
+    await _all_empty(members, access)
     record = StoreRecord(randomness.fresh_id(), 1, _quorum(ack_quorum, len(members)), members)
-    return await _send_to_all(record, token, client)
+    return await _send_to_all(record, access)
 
 
 def all_refuse(url: DosUrl, refusal: DosError, problems: Sequence[str]) -> StoreRefusedError:
@@ -102,12 +102,12 @@ def _check_same_store(
     return record
 
 
-async def _all_empty(members: tuple[Member, ...], token: bytes, client: str) -> None:
+async def _all_empty(members: tuple[Member, ...], access: Access) -> None:
     problems: list[str] = []
 
     async def inspect(member: Member) -> None:
         try:
-            async with open_connection(member.address, token=token, client=client) as connection:
+            async with open_connection(member.address, **access._asdict()) as connection:
                 listing = await connection.list_names()
         except DosError as error:
             problems.append(f"{member.address}: {error}")
@@ -126,9 +126,9 @@ async def _all_empty(members: tuple[Member, ...], token: bytes, client: str) -> 
         )
 
 
-async def _send_to_all(record: StoreRecord, token: bytes, client: str) -> StoreRecord:
+async def _send_to_all(record: StoreRecord, access: Access) -> StoreRecord:
     async def send(member: Member) -> None:
-        await send_record(member.address, record, token=token, client=client)
+        await send_record(member.address, record, access)
 
     failed = [f"{member.address}: {error}" for member, error in await try_each(record.members, send)]
     if failed:
@@ -137,7 +137,7 @@ async def _send_to_all(record: StoreRecord, token: bytes, client: str) -> StoreR
             sorted(failed),
             remedy="run the same command again to continue",
         )
-    seen = await survey((member.address for member in record.members), token=token, client=client)
+    seen = await survey((member.address for member in record.members), access)
     changed = [answer.address for answer in seen.answers if answer.record != record]
     if changed or seen.errors:
         raise StoreNotReadyError("servers changed while the store was created", [*changed, *seen.errors])

@@ -175,7 +175,7 @@ def change_now(
     store: Store, what: str, *, old: str = "", new: str = "", why: str = "", automatic: bool = False
 ) -> Change:
     """Return the first entry of a change that begins now."""
-    by = f"{this_user()}, {store.client or 'dos'}"
+    by = f"{this_user()}, {store.access.client or 'dos'}"
     return Change(what, now_text(), by, store.record.generation, old, new, why, automatic)
 
 

@@ -37,6 +37,7 @@ from dos_client.membership.replacing import (
 )
 from dos_client.repair.repairing import repair_store, send_copy
 from dos_client.repair.walking import StoreWalk, open_walk
+from dos_client.sessions.connection import Access
 from dos_client.sessions.discovery import ServerSurvey
 from dos_client.store import Store, open_store
 from dos_client.tasks import AT_ONCE, try_each
@@ -68,20 +69,21 @@ async def recover_store(
     `accept_loss`, raises LossError, which names what is missing and what is left; also if nothing
     acknowledged can be lost. Raises ReplacementError if nothing has to be given up.
     """
-    parsed, reporter, added = parse_url(url), ProgressReporter(progress), [parse_address(one) for one in new]
+    parsed, access, reporter = parse_url(url), Access(token, client), ProgressReporter(progress)
+    added = [parse_address(one) for one in new]
     reporter.phase("looking")
-    now, seen = await find_survivors(parsed.servers, token=token, client=client)
+    now, seen = await find_survivors(parsed.servers, access)
     now = need_store(now, seen)
     override = None
     if not now.complete:
-        await _require_acceptance(now, seen, token=token, client=client, accept_loss=accept_loss)
+        await _require_acceptance(now, seen, access, accept_loss=accept_loss)
         for address in added:
-            await require_empty(address, token, client)
+            await require_empty(address, access)
         reporter.phase("forcing")
         record = forced(now)
-        await force(record, seen, token=token, client=client)
+        await force(record, seen, access)
         override = entry(ACCEPT_LOSS, record, now)
-    async with open_store(parsed, token=token, client=client) as store:
+    async with open_store(parsed, **access._asdict()) as store:
         begun = override or await unfinished(store, accept_loss=accept_loss)
         if begun is None:
             return await _accept_damage(store, now, reporter, accept_loss=accept_loss)
@@ -91,9 +93,9 @@ async def recover_store(
 
 
 async def _require_acceptance(
-    now: StoreSurvivors, seen: ServerSurvey, *, token: bytes, client: str, accept_loss: bool
+    now: StoreSurvivors, seen: ServerSurvey, access: Access, *, accept_loss: bool
 ) -> None:
-    loss = await describe_loss(now, seen, token=token, client=client)
+    loss = await describe_loss(now, seen, access)
     if now.covered:
         raise LossError(
             "no acknowledged data is lost: all of it is on the members that answer",

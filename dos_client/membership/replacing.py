@@ -53,7 +53,7 @@ from dos_client.membership.record_log import (
     this_user,
 )
 from dos_client.randomness import backoff_s
-from dos_client.sessions.connection import open_connection
+from dos_client.sessions.connection import Access, open_connection
 from dos_client.sessions.discovery import ServerSurvey, find_membership, probe, send_record
 from dos_client.store import open_store
 from dos_client.tasks import try_each
@@ -86,24 +86,24 @@ async def replace_member(
     It is accepted only if too few members answer to agree on a replacement, but every acknowledged byte is on
     one that does.
     """
-    reporter = ProgressReporter(progress)
+    access, reporter = Access(token, client), ProgressReporter(progress)
     reporter.phase("joining")
     old_name = old if len(old) == 32 and ":" not in old else parse_address(old)
     new_address, parsed = parse_address(new), parse_url(url)
-    now, seen = await find_survivors(parsed.servers, token=token, client=client)
+    now, seen = await find_survivors(parsed.servers, access)
     override = None
     if now is None or not now.complete:
         now = need_store(now, seen)
         override, old_name = await _force_without(
-            now, seen, old_name, new_address, token=token, client=client, other_is_gone=other_is_gone
+            now, seen, access, old_name, new_address, other_is_gone=other_is_gone
         )
-    async with open_store(parsed, token=token, client=client) as store:
+    async with open_store(parsed, **access._asdict()) as store:
         if other_is_gone and era(store.record.generation) == 0:
             raise ReplacementError(
                 "enough members answer, so --other-is-gone is not needed",
                 remedy="run the command again without --other-is-gone",
             )
-        answer = await probe(new_address, token=token, client=client)
+        answer = await probe(new_address, access)
         try:
             await _replace(store, old_name, answer, reporter, override)
         except FencedError as error:
@@ -120,11 +120,10 @@ async def replace_member(
 async def _force_without(
     now: StoreSurvivors,
     seen: ServerSurvey,
+    access: Access,
     old: str,
     new: str,
     *,
-    token: bytes,
-    client: str,
     other_is_gone: bool,
 ) -> tuple[Override, str]:
     """Force a record of the members that answer and of the new one, or raise the reason against it."""
@@ -140,7 +139,7 @@ async def _force_without(
     missing = ", ".join(one.address for one in now.lost)
     present = ", ".join(one.address for one in now.present)
     if not now.covered:
-        loss = await describe_loss(now, seen, token=token, client=client)
+        loss = await describe_loss(now, seen, access)
         raise LossError(
             f"more members are lost than the store tolerates: {missing}",
             loss.lines(),
@@ -157,11 +156,11 @@ async def _force_without(
             remedy=f"start {missing}; or, if it is gone for good and nobody works with it elsewhere,"
             " run the command again with --other-is-gone",
         )
-    answer = await probe(new, token=token, client=client)
-    await require_empty(new, token, client)
+    answer = await probe(new, access)
+    await require_empty(new, access)
     with refusals():
         record = forced(now, Member(answer.server_id, new) if restarted is None else None)
-    await force(record, seen, token=token, client=client)
+    await force(record, seen, access)
     return entry(OTHER_IS_GONE, record, now), old if restarted is None else id_text(restarted.server_id)
 
 
@@ -198,7 +197,7 @@ async def replace_in(
         absent = not await is_there(store, leaving)
     step, record = _plan(store.record, old, new, absent=absent)
     if step is ReplacementStep.BEGIN:
-        await require_empty(new.address, store.token, store.client, store.record)
+        await require_empty(new.address, store.access, store.record)
         if not absent:
             await require_both(store)
         await decide_and_install(store, records, record)
@@ -244,12 +243,12 @@ def _all_are_needed(record: StoreRecord, error: QuorumUnavailableError) -> Quoru
 
 async def add_to(store: Store, records: RecordLog, new: str, reporter: "ProgressReporter") -> None:
     reporter.phase("joining")
-    answer = await probe(new, token=store.token, client=store.client)
+    answer = await probe(new, store.access)
     known = store.record.member(answer.server_id)
     if known is not None and known.state == "in":
         return
     if known is None:
-        await require_empty(new, store.token, store.client, store.record)
+        await require_empty(new, store.access, store.record)
         await require_both(store)
         with refusals():
             record = add(store.record, answer.server_id, new)
@@ -327,7 +326,7 @@ async def _install(store: Store, record: StoreRecord) -> None:
 
     async def send(member: Member) -> None:
         address = store.located.get(member.server_id, member.address)
-        await send_record(address, record, token=store.token, client=store.client)
+        await send_record(address, record, store.access)
         log.info("%s now stores generation %d of its store record", address, record.generation)
 
     # Once enough members have it, the sessions of the previous record cannot acknowledge anything. The other
@@ -357,7 +356,7 @@ async def _fill(store: Store, records: RecordLog, reporter: ProgressReporter) ->
 async def _send_record_to_leaving(store: Store, address: str) -> None:
     """Send the record to the server that left, if it answers: its own record then shows that it is out."""
     try:
-        await send_record(address, store.record, token=store.token, client=store.client)
+        await send_record(address, store.record, store.access)
     except DosError as error:
         log.info("the replaced server %s did not accept the record: %s", address, error.args[0])
 
@@ -371,9 +370,9 @@ def refusals() -> Iterator[None]:
         raise ReplacementError(str(error)) from error
 
 
-async def require_empty(address: str, token: bytes, client: str, record: StoreRecord | None = None) -> None:
+async def require_empty(address: str, access: Access, record: StoreRecord | None = None) -> None:
     """Raise ReplacementError unless the server is empty and in no store, or a spare of this record."""
-    async with open_connection(address, token=token, client=client) as connection:
+    async with open_connection(address, **access._asdict()) as connection:
         held = connection.record
         spare = record is not None and any(one.server_id == connection.server_id for one in record.spares)
         if held is not None and not (spare and record is not None and held.store_id == record.store_id):
@@ -389,7 +388,7 @@ async def require_empty(address: str, token: bytes, client: str, record: StoreRe
 
 async def is_there(store: Store, member: Member) -> bool:
     try:
-        answer = await probe(member.address, token=store.token, client=store.client)
+        answer = await probe(member.address, store.access)
     except DosError:
         return False
     return answer.server_id == member.server_id and not answer.rolled_back
@@ -408,14 +407,14 @@ async def add_spare(
     """Add the empty server at the address `new` to the store's spares. Raises ReplacementError,
     StoreNotReadyError, QuorumUnavailableError.
     """
-    address = parse_address(new)
+    address, access = parse_address(new), Access(token, client)
     async with open_store(parse_url(url), token=token, client=client) as store:
-        answer = await probe(address, token=token, client=client)
+        answer = await probe(address, access)
         if any(one.server_id == answer.server_id for one in store.record.spares):
             return store.record
         spare = Member(answer.server_id, address, "spare")
         async with _changing(store, change_now(store, "spare-add", new=named(spare))) as records:
-            await require_empty(address, token, client)
+            await require_empty(address, access)
             with refusals():
                 record = with_spare(store.record, spare.server_id, address)
             await decide_and_install(store, records, record)
@@ -434,7 +433,7 @@ async def remove_spare(
             await decide_and_install(store, records, record)
         for one in known:
             try:
-                await send_record(one.address, store.record, token=token, client=client)
+                await send_record(one.address, store.record, store.access)
             except DosError as error:
                 log.info("the removed spare %s did not accept the record: %s", one.address, error.args[0])
         return store.record
@@ -447,10 +446,10 @@ async def move_member(
     there is no member, also answers at its old address, or went back in time; StoreNotReadyError,
     QuorumUnavailableError.
     """
-    parsed, address = parse_url(url), parse_address(new)
-    answer = await probe(address, token=token, client=client)
+    parsed, address, access = parse_url(url), parse_address(new), Access(token, client)
+    answer = await probe(address, access)
     servers = list(dict.fromkeys([*parsed.servers, address]))
-    membership, _ = await find_membership(servers, token=token, client=client, hurry=True)
+    membership, _ = await find_membership(servers, access, hurry=True)
     known = membership.record.member(answer.server_id) if membership.record is not None else None
     if known is None:
         raise ReplacementError(
@@ -460,7 +459,7 @@ async def move_member(
     if known.address == address and membership.record is not None:
         return membership.record
     at = DosUrl(tuple(servers))
-    async with open_store(at, token=token, client=client, located={known.server_id: address}) as store:
+    async with open_store(at, located={known.server_id: address}, **access._asdict()) as store:
         change = change_now(store, "move", old=named(known), new=address)
         async with _changing(store, change) as records:
             await move_in(store, records, {known.server_id: address})
@@ -479,7 +478,7 @@ async def move_in(store: Store, records: RecordLog, addresses: Mapping[bytes, st
 
 
 async def _is_that_member(store: Store, server_id: bytes, address: str) -> None:
-    answer = await probe(address, token=store.token, client=store.client)
+    answer = await probe(address, store.access)
     with trio.move_on_after(open_timeout_s):
         while not (
             answer.rolled_back or store.is_connected(server_id) or server_id in store.witnesses.rolled_back
@@ -495,7 +494,7 @@ async def _is_that_member(store: Store, server_id: bytes, address: str) -> None:
     if member is None or not store.is_connected(server_id):
         raise ReplacementError(f"{address} does not answer as server {id_text(server_id)}")
     try:
-        old = await probe(member.address, token=store.token, client=store.client)
+        old = await probe(member.address, store.access)
     except DosError:
         return
     if member.address != address and old.server_id == server_id and not old.rolled_back:
@@ -564,9 +563,9 @@ class StoreLoss:
 
 
 async def find_survivors(
-    servers: Iterable[str], *, token: bytes, client: str
+    servers: Iterable[str], access: Access
 ) -> tuple[StoreSurvivors | None, ServerSurvey]:
-    membership, seen = await find_membership(servers, token=token, client=client)
+    membership, seen = await find_membership(servers, access)
     return survivors(membership, seen.answers), seen
 
 
@@ -591,12 +590,12 @@ def need_store(now: StoreSurvivors | None, seen: ServerSurvey) -> StoreSurvivors
     return now
 
 
-async def describe_loss(now: StoreSurvivors, seen: ServerSurvey, *, token: bytes, client: str) -> StoreLoss:
+async def describe_loss(now: StoreSurvivors, seen: ServerSurvey, access: Access) -> StoreLoss:
     """Return what the survivors have. Each is queried alone, because they are too few for a quorum."""
     copies_of: dict[str, list[tuple[int, tuple[ObjectInfo, ...]]]] = {}
     for member in now.present:
         try:
-            async with open_connection(member.address, token=token, client=client) as connection:
+            async with open_connection(member.address, **access._asdict()) as connection:
                 for entry in await connection.list_all():
                     opened = await connection.open_directory(entry.name)
                     copies_of.setdefault(entry.name, []).append((opened.epoch, opened.entries))
@@ -629,7 +628,7 @@ def _why(member: Member, seen: ServerSurvey) -> str:
     return "did not answer"
 
 
-async def force(record: StoreRecord, seen: ServerSurvey, *, token: bytes, client: str) -> None:
+async def force(record: StoreRecord, seen: ServerSurvey, access: Access) -> None:
     """Send a forced record to its members until it counts, then to servers that it leaves out. Raises
     ReplacementError.
     """
@@ -643,13 +642,13 @@ async def force(record: StoreRecord, seen: ServerSurvey, *, token: bytes, client
         for attempt in range(1, 1 << 20):
             for address in addresses:
                 try:
-                    await send_record(address, record, token=token, client=client)
+                    await send_record(address, record, access)
                     errors.pop(address, None)
                 except DosError as error:
                     errors[address] = str(error.args[0])
-            membership, _ = await find_membership(addresses, token=token, client=client)
+            membership, _ = await find_membership(addresses, access)
             if membership.record == record:
-                await _send_to_excluded(record, seen, token=token, client=client)
+                await _send_to_excluded(record, seen, access)
                 return
             await trio.sleep(backoff_s(attempt, 1.0))
     raise ReplacementError(
@@ -659,13 +658,13 @@ async def force(record: StoreRecord, seen: ServerSurvey, *, token: bytes, client
     )
 
 
-async def _send_to_excluded(record: StoreRecord, seen: ServerSurvey, *, token: bytes, client: str) -> None:
+async def _send_to_excluded(record: StoreRecord, seen: ServerSurvey, access: Access) -> None:
     for answer in seen.answers:
         if answer.record is None or answer.record.store_id != record.store_id:
             continue
         if record.member(answer.server_id) is None:
             try:
-                await send_record(answer.address, record, token=token, client=client)
+                await send_record(answer.address, record, access)
             except DosError as error:
                 log.info("%s did not accept the record that excludes it: %s", answer.address, error.args[0])
 

@@ -16,6 +16,7 @@ from dos_client.repair.verifying import (
     damage_text,
     verify_store,
 )
+from dos_client.sessions.connection import Access
 from dos_client.sessions.discovery import find_membership
 from dos_client.store import open_store
 from dos_protocol.errors import DosError
@@ -89,7 +90,8 @@ async def store_status(
     """Ask the servers and the members that they name. `holdings`: also compare all copies, by digest. A
     server that does not answer within `status_answer_s` counts as unavailable.
     """
-    membership, seen = await find_membership(servers, token=token, client=client, timeout_s=status_answer_s)
+    access = Access(token, client)
+    membership, seen = await find_membership(servers, access, timeout_s=status_answer_s)
     problems, duplicates = seen.problems(membership), same_server(seen.answers)
     record = membership.record
     if record is None:
@@ -106,7 +108,7 @@ async def store_status(
         status.spares[spare.server_id] = "" if at.get(spare.address) == spare.server_id else problem
     if status.usable:
         try:
-            await _complete_status(status, servers, holdings=holdings, token=token, client=client)
+            await _complete_status(status, servers, access, holdings=holdings)
         except DosError as error:
             status.problems.append(str(error.args[0]))
     answering = _answering(status)
@@ -144,11 +146,11 @@ def _problems(status: StoreStatus) -> list[str]:
 
 
 async def _complete_status(
-    status: StoreStatus, servers: Sequence[str], *, holdings: bool, token: bytes, client: str
+    status: StoreStatus, servers: Sequence[str], access: Access, *, holdings: bool
 ) -> None:
     url = f"dos://{','.join(servers)}"
     silent = {one.member.server_id for one in status.members if one.condition is Condition.UNAVAILABLE}
-    async with open_store(url, token=token, client=client, record=status.record) as store:
+    async with open_store(url, record=status.record, **access._asdict()) as store:
         status.overrides = await read_log(store, OVERRIDES)
         status.history = await read_history(store)
         if holdings:

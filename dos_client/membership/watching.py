@@ -58,7 +58,7 @@ from dos_client.membership.replacing import (
 from dos_client.metrics import registry
 from dos_client.repair.repairing import repair_store
 from dos_client.repair.verifying import damage_text, verify_store
-from dos_client.sessions.connection import open_connection
+from dos_client.sessions.connection import Access, open_connection
 from dos_client.sessions.discovery import ServerSurvey, find_membership, probe
 from dos_client.store import open_store
 from dos_client.tasks import background_tasks
@@ -100,14 +100,13 @@ class StoreWatcher:
         token: bytes = b"",
         client: str = "dos store watch",
     ) -> None:
+        self._options, self._access = options, Access(token, client)
         servers = [*parse_url(url).servers, *(parse_address(one) for one in options.look_at)]
         self._observer = StoreObserver(
             list(dict.fromkeys(servers)),
+            self._access,
             step_max_s=3 * options.interval_s + watch_look_max_s,
-            token=token,
-            client=client,
         )
-        self._options, self._token, self._client = options, token, client
         self._policy = WatchPolicy(options.replace_after_s, options.stand_by_s)
         self._reporter = ProgressReporter(progress)
         self._on_seen: Callable[[Seen], None] = lambda _: None
@@ -219,7 +218,7 @@ class StoreWatcher:
                 silent = filled_member(store.record) or old
                 if await is_there(store, silent):
                     raise ReplacementError(f"{silent.address} answers again: it is not replaced")
-                answer = await probe(new.address, token=self._token, client=self._client)
+                answer = await probe(new.address, self._access)
                 if answer.server_id != new.server_id:
                     raise ReplacementError(f"another server answers at the address of spare {new.address}")
                 await replace_in(store, records, old.server_id.hex(), answer, self._reporter)
@@ -255,9 +254,9 @@ class StoreObserver:
     taken for another run's. `seen_epoch`: at the last look that decided anything.
     """
 
-    def __init__(self, servers: Sequence[str], *, step_max_s: float, token: bytes, client: str) -> None:
+    def __init__(self, servers: Sequence[str], access: Access, *, step_max_s: float) -> None:
         self.own_epoch = self.seen_epoch = 0
-        self._servers, self._token, self._client = list(servers), token, client
+        self._servers, self._access = list(servers), access
         self._silences = Silences(step_max_s)
         self._store_id: bytes | None = None
         self._record: StoreRecord | None = None
@@ -277,16 +276,11 @@ class StoreObserver:
     @asynccontextmanager
     async def open(self, located: Mapping[bytes, str]) -> AsyncIterator[Store]:
         url = DosUrl(tuple(self._addresses()))
-        async with open_store(url, token=self._token, client=self._client, located=located) as store:
+        async with open_store(url, located=located, **self._access._asdict()) as store:
             yield store
 
     async def look(self) -> StoreSight:
-        membership, seen = await find_membership(
-            self._addresses(),
-            token=self._token,
-            client=self._client,
-            store_id=self._store_id,
-        )
+        membership, seen = await find_membership(self._addresses(), self._access, store_id=self._store_id)
         record = membership.record
         if record is None:
             return StoreSight(None, problems=tuple(seen.problems(membership)))
@@ -365,7 +359,7 @@ class StoreObserver:
 
     async def _why_not_empty(self, record: StoreRecord, spare: Member) -> str:
         try:
-            await require_empty(spare.address, self._token, self._client, record)
+            await require_empty(spare.address, self._access, record)
         except DosError as error:
             return str(error.args[0])
         return ""
@@ -380,10 +374,9 @@ class StoreObserver:
             try:
                 async with open_connection(
                     member.address,
-                    token=self._token,
                     store_id=record.store_id,
                     generation=record.generation,
-                    client=self._client,
+                    **self._access._asdict(),
                 ) as connection:
                     witnessed = decode_witnessed(connection.welcome.witnessed)
             except (DosError, ValueError) as error:

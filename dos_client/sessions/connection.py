@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager
 from itertools import count
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import trio
 
@@ -408,6 +408,18 @@ class Connection(Requests):
                 await self.call(m.Quit(), m.Bye, math.inf)
             except DosError as error:
                 log.debug("no BYE from %s: %s", self.address, error)
+
+
+class Access(NamedTuple):
+    """How a client presents itself to each server: its token, and its name for their logs. The fields are
+    arguments of `open_connection` and `open_store`.
+    """
+
+    token: bytes = b""
+    client: str = ""
+
+
+ANYBODY: Final = Access()
 
 
 @asynccontextmanager

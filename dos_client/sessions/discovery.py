@@ -10,7 +10,7 @@ import trio
 
 from dos_client.core.membership import Membership, ServerAnswer, decide
 from dos_client.limits import probe_grace_s, probe_timeout_s
-from dos_client.sessions.connection import line_of, open_connection
+from dos_client.sessions.connection import ANYBODY, Access, line_of, open_connection
 from dos_protocol.errors import BrokenConnectionError, DosError, TlsRequiredError, UnauthorisedError
 from dos_protocol.store_record import Member, StoreRecord
 from dos_tls import TlsError, TlsTruncatedError
@@ -42,10 +42,10 @@ class ServerSurvey:
 
 
 async def probe(
-    address: str, *, token: bytes = b"", client: str = "", timeout_s: float = probe_timeout_s
+    address: str, access: Access = ANYBODY, *, timeout_s: float = probe_timeout_s
 ) -> ServerAnswer:
     with trio.move_on_after(timeout_s):
-        async with open_connection(address, token=token, client=client) as connection:
+        async with open_connection(address, **access._asdict()) as connection:
             welcome = connection.welcome
             return ServerAnswer(
                 address,
@@ -62,9 +62,8 @@ async def probe(
 
 async def survey(
     addresses: Iterable[str],
+    access: Access = ANYBODY,
     *,
-    token: bytes = b"",
-    client: str = "",
     patience_s: Callable[[Sequence[ServerAnswer]], float] = lambda _: inf,
     timeout_s: float = probe_timeout_s,
 ) -> ServerSurvey:
@@ -77,7 +76,7 @@ async def survey(
 
     async def probe_one(address: str) -> None:
         try:
-            answers.append(await probe(address, token=token, client=client, timeout_s=timeout_s))
+            answers.append(await probe(address, access, timeout_s=timeout_s))
             del errors[address]
         except DosError as error:
             errors[address] = line_of(error)
@@ -93,10 +92,10 @@ async def survey(
     return ServerSurvey(by_address, dict(sorted(errors.items())), dict(sorted(refused.items())))
 
 
-async def send_record(address: str, record: StoreRecord, *, token: bytes = b"", client: str = "") -> None:
+async def send_record(address: str, record: StoreRecord, access: Access = ANYBODY) -> None:
     """Send a record to one server, which stores it unless it has a newer one. Raises as `probe`."""
     with trio.move_on_after(probe_timeout_s):
-        async with open_connection(address, token=token, client=client) as connection:
+        async with open_connection(address, **access._asdict()) as connection:
             await connection.configure(record)
             return
     raise BrokenConnectionError(f"{address} did not accept the store record within {probe_timeout_s:g} s")
@@ -104,9 +103,8 @@ async def send_record(address: str, record: StoreRecord, *, token: bytes = b"", 
 
 async def find_membership(
     addresses: Iterable[str],
+    access: Access = ANYBODY,
     *,
-    token: bytes = b"",
-    client: str = "",
     store_id: bytes | None = None,
     hurry: bool = False,
     above: int | None = None,
@@ -137,8 +135,7 @@ async def find_membership(
     while True:
         seen = await survey(
             [address for address in known if address not in silent],
-            token=token,
-            client=client,
+            access,
             patience_s=patience_s,
             timeout_s=timeout_s,
         )
@@ -153,7 +150,7 @@ async def find_membership(
         new = [address for address in sorted(named) if address not in known]
         known.update(dict.fromkeys(new))
         silent = seen.errors  # asked once: every further round would wait for them again
-        if not await _update_servers(membership, updated, token=token, client=client) and not new:
+        if not await _update_servers(membership, updated, access) and not new:
             return membership, seen
 
 
@@ -161,16 +158,14 @@ def _named(record: StoreRecord) -> tuple[Member, ...]:
     return (*record.members, *record.spares)
 
 
-async def _update_servers(
-    membership: Membership, updated: set[tuple[str, int]], *, token: bytes, client: str
-) -> bool:
+async def _update_servers(membership: Membership, updated: set[tuple[str, int]], access: Access) -> bool:
     newest, accepted = membership.newest, False
     for answer in membership.help:
         if newest is None or (answer.address, newest.generation) in updated:
             continue
         updated.add((answer.address, newest.generation))
         try:
-            await send_record(answer.address, newest, token=token, client=client)
+            await send_record(answer.address, newest, access)
         except DosError as error:
             log.info("%s did not accept generation %d: %s", answer.address, newest.generation, error)
         else:

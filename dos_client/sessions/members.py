@@ -19,7 +19,7 @@ from dos_client.core.status import StoreCounters
 from dos_client.core.witnessing import ProveStamp, Step, Witnessing
 from dos_client.limits import stamp_renewal_s, witness_again_s, witness_timeout_s
 from dos_client.randomness import backoff_s
-from dos_client.sessions.connection import Connection, fresh_failure, open_connection
+from dos_client.sessions.connection import Access, Connection, fresh_failure, open_connection
 from dos_client.sessions.discovery import probe, send_record
 from dos_protocol.errors import (
     BrokenConnectionError,
@@ -56,7 +56,7 @@ async def open_member_session(
     by = record or store.record
     address = store.located.get(member.server_id, member.address)
     async with open_connection(
-        address, token=store.token, store_id=by.store_id, generation=by.generation, client=store.client
+        address, store_id=by.store_id, generation=by.generation, **store.access._asdict()
     ) as connection:
         if connection.server_id != member.server_id:
             raise RemoteProtocolError(
@@ -76,8 +76,7 @@ class SharedStore(Protocol):
 
     record: StoreRecord
     located: Mapping[bytes, str]
-    token: bytes
-    client: str
+    access: Access
     rng: Random
     run_token: trio.lowlevel.TrioToken
     counts: StoreCounters
@@ -320,12 +319,12 @@ async def admit_or_act(store: WitnessedStore, member: Member, error: RefusedErro
     raises the reason.
     """
     address = store.located.get(member.server_id, member.address)
-    answer = await probe(address, token=store.token, client=store.client)
+    answer = await probe(address, store.access)
     verdict = admit(store.record, member.server_id, answer.server_id, answer.record)
     if verdict is MemberAdmission.NEWER_RECORD:
         store.reread_membership()
     elif verdict is MemberAdmission.OLDER_RECORD:
-        await send_record(answer.address, store.record, token=store.token, client=store.client)
+        await send_record(answer.address, store.record, store.access)
         log.info("%s now stores generation %d", answer.address, store.record.generation)
     elif verdict is not MemberAdmission.ADMITTED:
         raise RemoteProtocolError(f"{member.address}: {verdict.value}") from error

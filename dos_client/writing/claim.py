@@ -767,7 +767,7 @@ class MemberLink:
 
     def _is_refused(self, error: TokenRefusal) -> bool:
         """Return whether so many members refuse the token that the others are not enough."""
-        if isinstance(error, UnauthorisedError) and isinstance(self.claim.store.token, FileToken):
+        if isinstance(error, UnauthorisedError) and isinstance(self.claim.store.access.token, FileToken):
             return False  # a valid token may be written into the file: the claim waits for that
         quorums = Quorums(record_in(self.claim.store.record, self.claim.directory))
         refusals = {link.server_id: link.refusal for link in self.claim.links()}

@@ -85,8 +85,8 @@ def an_older_copy_at_the_old_address_stops_the_move() -> list[Patch]:
     """A disk that went back is taken for the member, so that it answers at two addresses."""
     original = replacing.probe
 
-    async def probe(address: str, **options: Any) -> ServerAnswer:
-        return replace(await original(address, **options), rolled_back=False)
+    async def probe(address: str, *options: Any) -> ServerAnswer:
+        return replace(await original(address, *options), rolled_back=False)
 
     return [(replacing, "probe", probe)]
 
