@@ -24,6 +24,7 @@ from dos_client.membership.filling import ReplaceProgress
 from dos_client.membership.record_log import open_record_log, read_history
 from dos_client.membership.replacing import add_spare
 from dos_client.membership.watching import Seen, StoreObserver, StoreWatcher, WatchOptions
+from dos_client.sessions.connection import ANYBODY
 from dos_protocol.errors import FencedError, NotAMemberError, StaleGenerationError
 from dos_protocol.store_record import StoreRecord
 from tests.dos_client.support import (
@@ -383,7 +384,7 @@ async def test_members_are_asked_about_others_only_while_some_are_absent(
         return {}
 
     monkeypatch.setattr(StoreObserver, "_stamps_of", stamps_of)
-    observer = StoreObserver([one.location for one in three], step_max_s=1.0, token=b"", client="")
+    observer = StoreObserver([one.location for one in three], ANYBODY, step_max_s=1.0)
     await observer.look()
     assert asked == []
     await off(three[1])
