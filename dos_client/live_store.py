@@ -32,7 +32,7 @@ from dos_client.reading.committed import (
 )
 from dos_client.reading.damage import Damage
 from dos_client.reading.member_queries import Readers, read_any
-from dos_client.sessions.connection import Access, Connection, fresh_failure
+from dos_client.sessions.connection import Connection, ServerAccess, fresh_failure
 from dos_client.sessions.discovery import find_membership
 from dos_client.sessions.members import Watch, Witnesses
 from dos_client.urls import DosUrl
@@ -58,7 +58,7 @@ class Store:
         url: DosUrl,
         record: StoreRecord,
         nursery: trio.Nursery,
-        access: Access,
+        access: ServerAccess,
         located: Mapping[bytes, str],
     ) -> None:
         self.url, self.record = url, record

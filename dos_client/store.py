@@ -13,7 +13,7 @@ from dos_client.live_store import Store
 from dos_client.membership.founding import all_refuse, init_store
 from dos_client.randomness import backoff_s
 from dos_client.repair.repairing import auto_repair, watch_for_damage
-from dos_client.sessions.connection import Access
+from dos_client.sessions.connection import ServerAccess
 from dos_client.sessions.discovery import ServerSurvey, find_membership, probe
 from dos_client.tasks import background_tasks
 from dos_client.urls import DosUrl, parse_url
@@ -39,7 +39,7 @@ async def open_store(
     that moved. `record`: the record that counts, if the caller has just found it. Raises StoreNotReadyError,
     which lists the problem of each server, if no record is confirmed within `open_timeout_s`.
     """
-    parsed, access = parse_url(url), Access(token, client)
+    parsed, access = parse_url(url), ServerAccess(token, client)
     found = record or await _find_record(parsed, access)
     async with _run_store(parsed, found, access, located or {}) as store:
         store.start(store.keep_membership)
@@ -58,7 +58,7 @@ async def connect(url: str | DosUrl, *, token: bytes = b"", client: str = "") ->
         raise LocalProtocolError(
             f"connect() takes one server, got {len(parsed.servers)}; use open_store() for several"
         )
-    access = Access(token, client)
+    access = ServerAccess(token, client)
     answer = await probe(parsed.servers[0], access)
     alone = StoreRecord(NO_ID, 0, 1, (Member(answer.server_id, answer.address),))
     async with _run_store(parsed, alone, access, {}) as store:
@@ -68,7 +68,7 @@ async def connect(url: str | DosUrl, *, token: bytes = b"", client: str = "") ->
 
 @asynccontextmanager
 async def _run_store(
-    url: DosUrl, record: StoreRecord, access: Access, located: Mapping[bytes, str]
+    url: DosUrl, record: StoreRecord, access: ServerAccess, located: Mapping[bytes, str]
 ) -> AsyncIterator[Store]:
     async with background_tasks() as nursery:
         store = Store(url, record, nursery, access, located)
@@ -94,7 +94,7 @@ def _publish_figures(store: Store, figures: metrics.StoreFigures) -> None:
     figures.publish(store.counts, store.members(), sum(claim.waiting for claim in store.claims()))
 
 
-async def _find_record(url: DosUrl, access: Access) -> StoreRecord:
+async def _find_record(url: DosUrl, access: ServerAccess) -> StoreRecord:
     deadline = trio.current_time() + open_timeout_s
     attempt = 0
     while True:

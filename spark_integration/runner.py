@@ -36,7 +36,7 @@ from dataflow.handle import (
     start_application,
 )
 from dos_client.errors import StoreRefusedError
-from dos_client.sessions.connection import Access
+from dos_client.sessions.connection import ServerAccess
 from dos_client.sessions.discovery import probe, send_record
 from dos_client.store import StoreNotReadyError, init_store, open_store
 from dos_client.urls import parse_url
@@ -111,7 +111,7 @@ async def _update_address(url: str, token: bytes) -> None:
     # An embedded server listens on another port each time. The store consists of this one server, so the next
     # generation of its record may have the new address (docs/decisions/0032).
     address = parse_url(url).servers[0]
-    answer = await probe(address, Access(token, "driver"))
+    answer = await probe(address, ServerAccess(token, "driver"))
     if answer.record is None:
         return
     old = answer.record
@@ -122,7 +122,7 @@ async def _update_address(url: str, token: bytes) -> None:
     if old.members[0].address != address:
         here = (Member(answer.server_id, address),)
         record = StoreRecord(old.store_id, old.generation + 1, old.ack_quorum, here)
-        await send_record(address, record, Access(token, "driver"))
+        await send_record(address, record, ServerAccess(token, "driver"))
 
 
 def make_ready(url: str, token: bytes = b"") -> None:

@@ -14,7 +14,7 @@ from dos_client.errors import (
     StoreRefusedError,
     TokenRefusedError,
 )
-from dos_client.sessions.connection import Access, open_connection
+from dos_client.sessions.connection import ServerAccess, open_connection
 from dos_client.sessions.discovery import find_membership, send_record, survey
 from dos_client.tasks import try_each
 from dos_client.urls import REACHABLE, DosUrl, loopback_among, parse_url
@@ -33,7 +33,7 @@ async def init_store(
     written then, unless the message says that some servers took the record; running it again completes that.
     Raises BadUrlError.
     """
-    parsed, access = parse_url(url), Access(token, client)
+    parsed, access = parse_url(url), ServerAccess(token, client)
     if alone := loopback_among(parsed.servers):
         raise BadUrlError(
             f"only its own machine can reach {alone}, and the other servers are on other machines",
@@ -102,7 +102,7 @@ def _check_same_store(
     return record
 
 
-async def _all_empty(members: tuple[Member, ...], access: Access) -> None:
+async def _all_empty(members: tuple[Member, ...], access: ServerAccess) -> None:
     problems: list[str] = []
 
     async def inspect(member: Member) -> None:
@@ -126,7 +126,7 @@ async def _all_empty(members: tuple[Member, ...], access: Access) -> None:
         )
 
 
-async def _send_to_all(record: StoreRecord, access: Access) -> StoreRecord:
+async def _send_to_all(record: StoreRecord, access: ServerAccess) -> StoreRecord:
     async def send(member: Member) -> None:
         await send_record(member.address, record, access)
 

@@ -37,7 +37,7 @@ from dos_client.membership.replacing import (
 )
 from dos_client.repair.repairing import repair_store, send_copy
 from dos_client.repair.walking import StoreWalk, open_walk
-from dos_client.sessions.connection import Access
+from dos_client.sessions.connection import ServerAccess
 from dos_client.sessions.discovery import ServerSurvey
 from dos_client.store import Store, open_store
 from dos_client.tasks import AT_ONCE, try_each
@@ -69,7 +69,7 @@ async def recover_store(
     `accept_loss`, raises LossError, which names what is missing and what is left; also if nothing
     acknowledged can be lost. Raises ReplacementError if nothing has to be given up.
     """
-    parsed, access, reporter = parse_url(url), Access(token, client), ProgressReporter(progress)
+    parsed, access, reporter = parse_url(url), ServerAccess(token, client), ProgressReporter(progress)
     added = [parse_address(one) for one in new]
     reporter.phase("looking")
     now, seen = await find_survivors(parsed.servers, access)
@@ -93,7 +93,7 @@ async def recover_store(
 
 
 async def _require_acceptance(
-    now: StoreSurvivors, seen: ServerSurvey, access: Access, *, accept_loss: bool
+    now: StoreSurvivors, seen: ServerSurvey, access: ServerAccess, *, accept_loss: bool
 ) -> None:
     loss = await describe_loss(now, seen, access)
     if now.covered:

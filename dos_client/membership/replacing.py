@@ -53,7 +53,7 @@ from dos_client.membership.record_log import (
     this_user,
 )
 from dos_client.randomness import backoff_s
-from dos_client.sessions.connection import Access, open_connection
+from dos_client.sessions.connection import ServerAccess, open_connection
 from dos_client.sessions.discovery import ServerSurvey, find_membership, probe, send_record
 from dos_client.store import open_store
 from dos_client.tasks import try_each
@@ -86,7 +86,7 @@ async def replace_member(
     It is accepted only if too few members answer to agree on a replacement, but every acknowledged byte is on
     one that does.
     """
-    access, reporter = Access(token, client), ProgressReporter(progress)
+    access, reporter = ServerAccess(token, client), ProgressReporter(progress)
     reporter.phase("joining")
     old_name = old if len(old) == 32 and ":" not in old else parse_address(old)
     new_address, parsed = parse_address(new), parse_url(url)
@@ -120,7 +120,7 @@ async def replace_member(
 async def _force_without(
     now: StoreSurvivors,
     seen: ServerSurvey,
-    access: Access,
+    access: ServerAccess,
     old: str,
     new: str,
     *,
@@ -370,7 +370,7 @@ def refusals() -> Iterator[None]:
         raise ReplacementError(str(error)) from error
 
 
-async def require_empty(address: str, access: Access, record: StoreRecord | None = None) -> None:
+async def require_empty(address: str, access: ServerAccess, record: StoreRecord | None = None) -> None:
     """Raise ReplacementError unless the server is empty and in no store, or a spare of this record."""
     async with open_connection(address, **access._asdict()) as connection:
         held = connection.record
@@ -407,7 +407,7 @@ async def add_spare(
     """Add the empty server at the address `new` to the store's spares. Raises ReplacementError,
     StoreNotReadyError, QuorumUnavailableError.
     """
-    address, access = parse_address(new), Access(token, client)
+    address, access = parse_address(new), ServerAccess(token, client)
     async with open_store(parse_url(url), token=token, client=client) as store:
         answer = await probe(address, access)
         if any(one.server_id == answer.server_id for one in store.record.spares):
@@ -446,7 +446,7 @@ async def move_member(
     there is no member, also answers at its old address, or went back in time; StoreNotReadyError,
     QuorumUnavailableError.
     """
-    parsed, address, access = parse_url(url), parse_address(new), Access(token, client)
+    parsed, address, access = parse_url(url), parse_address(new), ServerAccess(token, client)
     answer = await probe(address, access)
     servers = list(dict.fromkeys([*parsed.servers, address]))
     membership, _ = await find_membership(servers, access, hurry=True)
@@ -563,7 +563,7 @@ class StoreLoss:
 
 
 async def find_survivors(
-    servers: Iterable[str], access: Access
+    servers: Iterable[str], access: ServerAccess
 ) -> tuple[StoreSurvivors | None, ServerSurvey]:
     membership, seen = await find_membership(servers, access)
     return survivors(membership, seen.answers), seen
@@ -590,7 +590,7 @@ def need_store(now: StoreSurvivors | None, seen: ServerSurvey) -> StoreSurvivors
     return now
 
 
-async def describe_loss(now: StoreSurvivors, seen: ServerSurvey, access: Access) -> StoreLoss:
+async def describe_loss(now: StoreSurvivors, seen: ServerSurvey, access: ServerAccess) -> StoreLoss:
     """Return what the survivors have. Each is queried alone, because they are too few for a quorum."""
     copies_of: dict[str, list[tuple[int, tuple[ObjectInfo, ...]]]] = {}
     for member in now.present:
@@ -628,7 +628,7 @@ def _why(member: Member, seen: ServerSurvey) -> str:
     return "did not answer"
 
 
-async def force(record: StoreRecord, seen: ServerSurvey, access: Access) -> None:
+async def force(record: StoreRecord, seen: ServerSurvey, access: ServerAccess) -> None:
     """Send a forced record to its members until it counts, then to servers that it leaves out. Raises
     ReplacementError.
     """
@@ -658,7 +658,7 @@ async def force(record: StoreRecord, seen: ServerSurvey, access: Access) -> None
     )
 
 
-async def _send_to_excluded(record: StoreRecord, seen: ServerSurvey, access: Access) -> None:
+async def _send_to_excluded(record: StoreRecord, seen: ServerSurvey, access: ServerAccess) -> None:
     for answer in seen.answers:
         if answer.record is None or answer.record.store_id != record.store_id:
             continue

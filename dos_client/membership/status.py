@@ -16,7 +16,7 @@ from dos_client.repair.verifying import (
     damage_text,
     verify_store,
 )
-from dos_client.sessions.connection import Access
+from dos_client.sessions.connection import ServerAccess
 from dos_client.sessions.discovery import find_membership
 from dos_client.store import open_store
 from dos_protocol.errors import DosError
@@ -90,7 +90,7 @@ async def store_status(
     """Ask the servers and the members that they name. `holdings`: also compare all copies, by digest. A
     server that does not answer within `status_answer_s` counts as unavailable.
     """
-    access = Access(token, client)
+    access = ServerAccess(token, client)
     membership, seen = await find_membership(servers, access, timeout_s=status_answer_s)
     problems, duplicates = seen.problems(membership), same_server(seen.answers)
     record = membership.record
@@ -146,7 +146,7 @@ def _problems(status: StoreStatus) -> list[str]:
 
 
 async def _complete_status(
-    status: StoreStatus, servers: Sequence[str], access: Access, *, holdings: bool
+    status: StoreStatus, servers: Sequence[str], access: ServerAccess, *, holdings: bool
 ) -> None:
     url = f"dos://{','.join(servers)}"
     silent = {one.member.server_id for one in status.members if one.condition is Condition.UNAVAILABLE}

@@ -58,7 +58,7 @@ from dos_client.membership.replacing import (
 from dos_client.metrics import registry
 from dos_client.repair.repairing import repair_store
 from dos_client.repair.verifying import damage_text, verify_store
-from dos_client.sessions.connection import Access, open_connection
+from dos_client.sessions.connection import ServerAccess, open_connection
 from dos_client.sessions.discovery import ServerSurvey, find_membership, probe
 from dos_client.store import open_store
 from dos_client.tasks import background_tasks
@@ -100,7 +100,7 @@ class StoreWatcher:
         token: bytes = b"",
         client: str = "dos store watch",
     ) -> None:
-        self._options, self._access = options, Access(token, client)
+        self._options, self._access = options, ServerAccess(token, client)
         servers = [*parse_url(url).servers, *(parse_address(one) for one in options.look_at)]
         self._observer = StoreObserver(
             list(dict.fromkeys(servers)),
@@ -254,7 +254,7 @@ class StoreObserver:
     taken for another run's. `seen_epoch`: at the last look that decided anything.
     """
 
-    def __init__(self, servers: Sequence[str], access: Access, *, step_max_s: float) -> None:
+    def __init__(self, servers: Sequence[str], access: ServerAccess, *, step_max_s: float) -> None:
         self.own_epoch = self.seen_epoch = 0
         self._servers, self._access = list(servers), access
         self._silences = Silences(step_max_s)

@@ -410,7 +410,7 @@ class Connection(Requests):
                 log.debug("no BYE from %s: %s", self.address, error)
 
 
-class Access(NamedTuple):
+class ServerAccess(NamedTuple):
     """How a client presents itself to each server: its token, and its name for their logs. The fields are
     arguments of `open_connection` and `open_store`.
     """
@@ -419,7 +419,7 @@ class Access(NamedTuple):
     client: str = ""
 
 
-ANYBODY: Final = Access()
+ANYBODY: Final = ServerAccess()
 
 
 @asynccontextmanager

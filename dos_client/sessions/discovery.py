@@ -10,7 +10,7 @@ import trio
 
 from dos_client.core.membership import Membership, ServerAnswer, decide
 from dos_client.limits import probe_grace_s, probe_timeout_s
-from dos_client.sessions.connection import ANYBODY, Access, line_of, open_connection
+from dos_client.sessions.connection import ANYBODY, ServerAccess, line_of, open_connection
 from dos_protocol.errors import BrokenConnectionError, DosError, TlsRequiredError, UnauthorisedError
 from dos_protocol.store_record import Member, StoreRecord
 from dos_tls import TlsError, TlsTruncatedError
@@ -42,7 +42,7 @@ class ServerSurvey:
 
 
 async def probe(
-    address: str, access: Access = ANYBODY, *, timeout_s: float = probe_timeout_s
+    address: str, access: ServerAccess = ANYBODY, *, timeout_s: float = probe_timeout_s
 ) -> ServerAnswer:
     with trio.move_on_after(timeout_s):
         async with open_connection(address, **access._asdict()) as connection:
@@ -62,7 +62,7 @@ async def probe(
 
 async def survey(
     addresses: Iterable[str],
-    access: Access = ANYBODY,
+    access: ServerAccess = ANYBODY,
     *,
     patience_s: Callable[[Sequence[ServerAnswer]], float] = lambda _: inf,
     timeout_s: float = probe_timeout_s,
@@ -92,7 +92,7 @@ async def survey(
     return ServerSurvey(by_address, dict(sorted(errors.items())), dict(sorted(refused.items())))
 
 
-async def send_record(address: str, record: StoreRecord, access: Access = ANYBODY) -> None:
+async def send_record(address: str, record: StoreRecord, access: ServerAccess = ANYBODY) -> None:
     """Send a record to one server, which stores it unless it has a newer one. Raises as `probe`."""
     with trio.move_on_after(probe_timeout_s):
         async with open_connection(address, **access._asdict()) as connection:
@@ -103,7 +103,7 @@ async def send_record(address: str, record: StoreRecord, access: Access = ANYBOD
 
 async def find_membership(
     addresses: Iterable[str],
-    access: Access = ANYBODY,
+    access: ServerAccess = ANYBODY,
     *,
     store_id: bytes | None = None,
     hurry: bool = False,
@@ -158,7 +158,9 @@ def _named(record: StoreRecord) -> tuple[Member, ...]:
     return (*record.members, *record.spares)
 
 
-async def _update_servers(membership: Membership, updated: set[tuple[str, int]], access: Access) -> bool:
+async def _update_servers(
+    membership: Membership, updated: set[tuple[str, int]], access: ServerAccess
+) -> bool:
     newest, accepted = membership.newest, False
     for answer in membership.help:
         if newest is None or (answer.address, newest.generation) in updated:

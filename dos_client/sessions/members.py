@@ -19,7 +19,7 @@ from dos_client.core.status import StoreCounters
 from dos_client.core.witnessing import ProveStamp, Step, Witnessing
 from dos_client.limits import stamp_renewal_s, witness_again_s, witness_timeout_s
 from dos_client.randomness import backoff_s
-from dos_client.sessions.connection import Access, Connection, fresh_failure, open_connection
+from dos_client.sessions.connection import Connection, ServerAccess, fresh_failure, open_connection
 from dos_client.sessions.discovery import probe, send_record
 from dos_protocol.errors import (
     BrokenConnectionError,
@@ -76,7 +76,7 @@ class SharedStore(Protocol):
 
     record: StoreRecord
     located: Mapping[bytes, str]
-    access: Access
+    access: ServerAccess
     rng: Random
     run_token: trio.lowlevel.TrioToken
     counts: StoreCounters
