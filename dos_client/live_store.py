@@ -262,9 +262,6 @@ class Store:
     async def reopened(self, member: Member, directory: str) -> DirectoryOpened:
         return await self.readers.session(member, directory).opened()
 
-    def owed(self, member: Member, directory: str) -> int:
-        return self.readers.owed(member, directory)
-
     def is_connected(self, server_id: bytes) -> bool:
         return self.idle(server_id) is not None
 

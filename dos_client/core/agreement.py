@@ -135,14 +135,6 @@ def _without_damage(answer: DirectoryOpened) -> DirectoryOpened:
     return DirectoryOpened(answer.epoch, answer.writer_id, sound)
 
 
-def _failed_to_write(answer: DirectoryOpened) -> bool:
-    return any(info.poisoned for info in answer.entries)
-
-
-def _damaged_names(answer: DirectoryOpened) -> frozenset[str]:
-    return frozenset(info.name for info in answer.entries if info.corrupt)
-
-
 def view_of(
     directory: str,
     record: StoreRecord,
@@ -158,11 +150,12 @@ def view_of(
     `as_files`: in a directory that was never claimed, leave damaged files out (docs/decisions/0050). `sound`:
     the same in every directory: such a view never says what does not exist.
     """
+    damage: dict[bytes, frozenset[str]] = {}
     if sound:
         # The server of a failed write may have the bytes after a restart, so it counts as one that did not
         # answer.
-        opened = {one: answer for one, answer in opened.items() if not _failed_to_write(answer)}
-    damage = {one: _damaged_names(answer) for one, answer in opened.items()} if sound else {}
+        opened = {one: it for one, it in opened.items() if not any(info.poisoned for info in it.entries)}
+        damage = {one: frozenset(i.name for i in it.entries if i.corrupt) for one, it in opened.items()}
     if sound or (as_files and unclaimed(record, opened)):
         opened = {one: _without_damage(answer) for one, answer in opened.items()}
     quorums, trusted = Quorums(record), trusted_members(opened)

@@ -89,7 +89,7 @@ async def recover_store(
             return await _accept_damage(store, now, reporter, accept_loss=accept_loss)
         if begun.what != ACCEPT_LOSS:
             raise ReplacementError("a replacement is not complete", remedy="run `dos store replace` again")
-        return await _finish(store, begun, added, reporter)
+        return await _finish(store, begun, reporter, added)
 
 
 async def _require_acceptance(
@@ -133,20 +133,16 @@ async def _accept_damage(
             remedy="start the missing members and run `dos store repair`, or give up the damaged data:"
             " run the command again with --accept-loss",
         )
-    reporter.phase("cutting")
-    details = await truncate_damage(store)
-    async with open_record_log(store) as records:
-        override = entry(ACCEPT_LOSS, store.record, now)
-        await records.write(OVERRIDES, override)
-        reporter.phase("fencing")
-        details += await claim_above(store, {one.directory for one in left})
-        await records.write(OVERRIDES, replace(override, finished=True, details=details))
-    reporter.phase("done")
-    return Recovered(store.record, tuple(details))
+    override = entry(ACCEPT_LOSS, store.record, now)
+    return await _finish(store, override, reporter, directories={one.directory for one in left})
 
 
 async def _finish(
-    store: Store, override: Override, new: Sequence[str], reporter: ProgressReporter
+    store: Store,
+    override: Override,
+    reporter: ProgressReporter,
+    new: Sequence[str] = (),
+    directories: Collection[str] | None = None,
 ) -> Recovered:
     reporter.phase("cutting")
     details = await truncate_damage(store)
@@ -154,7 +150,8 @@ async def _finish(
         await records.write(OVERRIDES, override)
         await install_decided(store, records)
         reporter.phase("fencing")
-        details += await claim_above(store)
+        # Otherwise an earlier writer continues unaware, after bytes that were given up.
+        details += await claim_above(store, directories)
         for address in new:
             await add_to(store, records, address, reporter)
         await records.write(OVERRIDES, replace(override, finished=True, details=details))

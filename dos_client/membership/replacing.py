@@ -262,7 +262,7 @@ async def fill_and_finish(store: Store, records: RecordLog, reporter: "ProgressR
     reporter.phase("finishing")
     await decide_and_install(store, records, finish(store.record))
     if leaving is not None:
-        await _send_record_to_leaving(store, leaving.address)
+        await _tell_excluded(leaving.address, store.record, store.access)
 
 
 def _change_in_progress(record: StoreRecord) -> str:
@@ -353,12 +353,12 @@ async def _fill(store: Store, records: RecordLog, reporter: ProgressReporter) ->
     await Filling(store, joining, reporter.counts, records.check).run()
 
 
-async def _send_record_to_leaving(store: Store, address: str) -> None:
-    """Send the record to the server that left, if it answers: its own record then shows that it is out."""
+async def _tell_excluded(address: str, record: StoreRecord, access: ServerAccess) -> None:
+    """Send the record to a server that it leaves out, if it answers: its own record then shows that."""
     try:
-        await send_record(address, store.record, store.access)
+        await send_record(address, record, access)
     except DosError as error:
-        log.info("the replaced server %s did not accept the record: %s", address, error.args[0])
+        log.info("%s did not accept the record that leaves it out: %s", address, error.args[0])
 
 
 @contextmanager
@@ -432,10 +432,7 @@ async def remove_spare(
                 record = without_spare(store.record, spare)
             await decide_and_install(store, records, record)
         for one in known:
-            try:
-                await send_record(one.address, store.record, store.access)
-            except DosError as error:
-                log.info("the removed spare %s did not accept the record: %s", one.address, error.args[0])
+            await _tell_excluded(one.address, store.record, store.access)
         return store.record
 
 
@@ -648,7 +645,10 @@ async def force(record: StoreRecord, seen: ServerSurvey, access: ServerAccess) -
                     errors[address] = str(error.args[0])
             membership, _ = await find_membership(addresses, access)
             if membership.record == record:
-                await _send_to_excluded(record, seen, access)
+                for answer in seen.answers:
+                    ours = answer.record is not None and answer.record.store_id == record.store_id
+                    if ours and record.member(answer.server_id) is None:
+                        await _tell_excluded(answer.address, record, access)
                 return
             await trio.sleep(backoff_s(attempt, 1.0))
     raise ReplacementError(
@@ -656,17 +656,6 @@ async def force(record: StoreRecord, seen: ServerSurvey, access: ServerAccess) -
         f" {'; '.join(errors.values()) or 'too few members accepted it'}",
         remedy="run the same command again",
     )
-
-
-async def _send_to_excluded(record: StoreRecord, seen: ServerSurvey, access: ServerAccess) -> None:
-    for answer in seen.answers:
-        if answer.record is None or answer.record.store_id != record.store_id:
-            continue
-        if record.member(answer.server_id) is None:
-            try:
-                await send_record(answer.address, record, access)
-            except DosError as error:
-                log.info("%s did not accept the record that excludes it: %s", answer.address, error.args[0])
 
 
 def entry(what: str, record: StoreRecord, now: StoreSurvivors) -> Override:

@@ -171,8 +171,6 @@ class ReadableStore(WitnessedStore, Protocol):
 
     async def reader(self, member: Member, directory: str) -> Connection: ...
 
-    def owed(self, member: Member, directory: str) -> int: ...
-
     def is_connected(self, server_id: bytes) -> bool: ...
 
 
@@ -247,7 +245,7 @@ class ReaderSessions:
         return await self._store.reader(member, self._directory)
 
     def owed(self, member: Member) -> int:
-        return self._store.owed(member, self._directory)
+        return self._store.readers.owed(member, self._directory)
 
     def is_connected(self, member: Member) -> bool:
         return self._store.is_connected(member.server_id)

@@ -104,14 +104,14 @@ async def test_answers_that_nobody_waits_for_are_dropped_when_they_come(three: T
         session = await store.reader(member, "d")
         rule = between[0].hold(Way.TO_CLIENT)
         with trio.move_on_after(20):
-            while store.owed(member, "d") == 0:
+            while store.readers.owed(member, "d") == 0:
                 await read_times(store, content, 1)
-        owed = store.owed(member, "d")
+        owed = store.readers.owed(member, "d")
         assert 0 < owed <= answers_owed_max
         await read_times(store, content, 50)
-        assert store.owed(member, "d") <= answers_owed_max, "one that owes is asked last"
+        assert store.readers.owed(member, "d") <= answers_owed_max, "one that owes is asked last"
         rule.end()
-        await until(lambda: store.owed(member, "d") == 0, "late answers came, and were dropped")
+        await until(lambda: store.readers.owed(member, "d") == 0, "late answers came, and were dropped")
         assert await store.reader(member, "d") is session, "the session lives"
         assert await session.get("x", 0, 10) == content[:10]
 
