@@ -1,4 +1,6 @@
-"""The commands, run as a user runs them. They work without `dos_cli` too: they are typer commands."""
+"""The commands, run as a user runs them. They work without `dos_cli` too: they are typer commands.
+The decorator of all commands: how errors end one, what is printed where, and which options are added.
+"""
 
 import base64
 import json
@@ -8,17 +10,21 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import pytest
 import trio
+import typer
 from typer.testing import CliRunner
 
 from dos_client import open_store
+from dos_client.cli.kit import Call, Ends, Report, command
 from dos_client.cli.objects import app
 from dos_client.membership.founding import init_store
 from dos_protocol.digests import prefix_digest
+from dos_protocol.errors import NotFoundError
 from tests.dos_client.support import ThreadServer, damage, new_writer, url_of
+from tests.support.commands import run_command
 
 
 class Done(NamedTuple):
@@ -348,3 +354,69 @@ def test_every_command_explains_itself_with_an_example(command: list[str]) -> No
     shown = answered(*command, "--help").decode()
     assert "Example: " in shown
     assert f"dos {' '.join(command)}" in shown
+
+
+ERRORS = {
+    "none": None,
+    "dos": NotFoundError("no such thing"),
+    "value": ValueError("not a number"),
+    "bug": KeyError("forgotten"),
+}
+commands = typer.Typer()
+Which = Annotated[str, typer.Argument()]
+
+
+def result_of(which: str) -> Report:
+    if (error := ERRORS[which]) is not None:
+        raise error
+    return Report({"found": 1}, "one", 3, "two more are missing")
+
+
+@command(commands, "waits", ends=Ends(refused=(ValueError,)))
+async def waits(call: Call, which: Which) -> Report:
+    assert call.token == b""
+    return result_of(which)
+
+
+@command(commands, "never-waits", token=False, ends=Ends(negative=(ValueError,), refused=(ValueError,)))
+def never_waits(which: Which) -> Report:
+    """Read something, in one
+    paragraph.
+
+        dos never-waits   none
+    """
+    return result_of(which)
+
+
+@pytest.mark.parametrize("name", ["waits", "never-waits"])
+@pytest.mark.parametrize(("options", "shown"), [((), "one\n"), (("--json",), '{"found": 1}\n')])
+def test_a_result_is_printed_and_then_its_problem(name: str, options: tuple[str, ...], shown: str) -> None:
+    done = run_command(commands, name, "none", *options)
+    assert (done.returncode, done.stdout, done.stderr) == (3, shown, "dos: two more are missing\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "which", "code", "text"),
+    [
+        ("waits", "dos", 1, "no such thing"),
+        ("waits", "value", 2, "not a number"),
+        ("never-waits", "dos", 1, "no such thing"),
+        ("never-waits", "value", 1, "not a number"),
+    ],
+)
+def test_an_error_ends_a_command_with_its_text_and_code(name: str, which: str, code: int, text: str) -> None:
+    done = run_command(commands, name, which)
+    assert (done.returncode, done.stdout, done.stderr.startswith(f"dos: {text}")) == (code, "", True)
+
+
+@pytest.mark.parametrize("name", ["waits", "never-waits"])
+def test_a_bug_is_not_taken_for_an_error_of_the_user(name: str) -> None:
+    with pytest.raises(AssertionError, match="forgotten"):
+        run_command(commands, name, "bug")
+
+
+def test_help_is_the_docstring_with_its_code_and_has_the_options_that_were_asked_for() -> None:
+    shown = run_command(commands, "never-waits", "--help").stdout
+    assert "Read something, in one paragraph." in shown
+    assert "dos never-waits   none" in shown
+    assert ("--json" in shown, "--token-file" in shown) == (True, False)

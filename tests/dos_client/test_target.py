@@ -1,5 +1,6 @@
-"""What counts as acknowledged, and how much is remembered."""
+"""What counts as acknowledged, how much is remembered, and the window against a plain byte string."""
 
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,20 +12,35 @@ from trio.testing import MockClock
 
 from dos_client import init_store, open_store
 from dos_client.core.quorum import Quorums
-from dos_client.core.window import SendWindow
+from dos_client.core.window import (
+    AppendTimes,
+    Chunk,
+    Milestones,
+    SendWindow,
+    append_head,
+    milestone_range,
+    tag_of,
+)
 from dos_client.limits import (
+    append_times_max,
+    append_times_step_s,
     chunk_bytes_max,
     journal_lag_bytes_max,
+    milestone_bytes,
     silence_ping_s,
     window_bytes_max,
     witness_again_s,
 )
 from dos_client.membership.replacing import add_spare, remove_spare
 from dos_client.writing.object_writer import Waiters, WriteTarget
+from dos_protocol.digests import prefix_digest
+from dos_protocol.frames import FrameDecoder
+from dos_protocol.limits import digest_block_bytes, frame_header_bytes
+from dos_protocol.messages import Append, decode
 from dos_protocol.store_record import StoreRecord
 from dos_server.testing import MemoryServer, Servers, memory_server, memory_store
 from tests.dos_client.records import record, server_id
-from tests.dos_client.support import ThreadServer, claimed, until, url_of
+from tests.dos_client.support import ThreadServer, claimed, off, on, until, url_of
 
 A, B, C, J = (server_id(letter) for letter in "abcj")
 OLD = Quorums(record("abc", 2))
@@ -233,3 +249,228 @@ def test_a_session_that_ends_while_its_member_proves_a_stamp_delays_no_other_ses
             assert trio.current_time() - began < witness_again_s, "nobody waited for a proof to be repeated"
 
     run(story, members)
+
+
+BLOCK = digest_block_bytes
+sizes = st.one_of(
+    st.integers(0, 300),
+    st.sampled_from(
+        [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, chunk_bytes_max, chunk_bytes_max + 7, 5 * BLOCK]
+    ),
+)
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), sizes),
+        st.tuples(st.just("take"), st.integers(0, 1 << 20)),
+        st.tuples(st.just("digest"), st.just(0)),
+        st.tuples(st.just("trim"), st.integers(0, 1 << 20)),
+    ),
+    max_size=25,
+)
+
+
+def pattern(start: int, count: int) -> bytes:
+    return (
+        bytes((start + i) * 31 % 251 for i in range(count)) if count < 1000 else bytes([start % 251]) * count
+    )
+
+
+@given(actions)
+def test_chunks_are_the_bytes_appended_and_carry_the_digest_before_them(
+    script: list[tuple[str, int]],
+) -> None:
+    window, content = SendWindow(), b""
+    for action, number in script:
+        if action == "append":
+            data = pattern(len(content), number)
+            content += data
+            assert window.append(data) == len(content)
+        elif action == "take":
+            check_from(window, content, min(max(number, window.base), len(content)))
+        elif action == "digest":
+            assert window.digest == prefix_digest(content)
+        else:
+            before = window.base
+            window.trim(min(number, len(content)))
+            assert before <= window.base <= max(before, number)
+            assert window.base % BLOCK == 0
+    assert window.size == len(content)
+    check_from(window, content, window.base)
+    assert window.digest == prefix_digest(content)
+
+
+def check_from(window: SendWindow, content: bytes, offset: int) -> None:
+    for chunk in window.chunks_from(offset):
+        assert chunk.start == offset
+        assert chunk.digest == prefix_digest(content[:offset])
+        assert 0 < len(chunk.payload) <= chunk_bytes_max
+        assert content[offset : offset + len(chunk.payload)] == chunk.payload
+        offset = chunk.end
+    assert offset == len(content)
+
+
+@given(
+    st.lists(st.integers(1, 3 * BLOCK), max_size=8), st.integers(0, 12 * BLOCK), st.integers(0, 12 * BLOCK)
+)
+def test_digests_within_the_window_are_those_of_the_content_and_below_it_unknown(
+    cuts: list[int], trimmed: int, requested: int
+) -> None:
+    window, content = SendWindow(), b""
+    for cut in cuts:
+        content += pattern(len(content), cut)
+        window.append(content[-cut:])
+        list(window.chunks_from(window.base))
+    window.trim(min(trimmed, len(content)))
+    found = window.digest_at(requested)
+    if window.base <= requested <= len(content):
+        assert found == prefix_digest(content[:requested])
+    else:
+        assert found is None
+        with pytest.raises(ValueError, match="outside the window"):
+            list(window.chunks_from(requested))
+
+
+def test_small_appends_between_two_takes_travel_as_one_chunk() -> None:
+    window = SendWindow()
+    for _ in range(1000):
+        window.append(b"twenty bytes or so..")
+    assert [len(chunk.payload) for chunk in window.chunks_from(0)] == [20_000]
+
+
+def test_an_append_of_one_block_is_not_copied() -> None:
+    block = bytes(BLOCK)
+    window = SendWindow()
+    window.append(block)
+    assert next(iter(window.chunks_from(0))).payload is block
+
+
+def test_what_may_change_later_is_copied() -> None:
+    data = bytearray(b"abc")
+    window = SendWindow()
+    window.append(data)
+    data[:] = b"xyz"
+    assert next(iter(window.chunks_from(0))).payload == b"abc"
+
+
+@given(st.integers(0, 3 * BLOCK), st.integers(0, 2 * BLOCK))
+def test_a_window_continues_from_a_block_boundary_and_a_tail(before: int, more: int) -> None:
+    content = pattern(0, before)
+    base = before - before % BLOCK
+    window = SendWindow(base, prefix_digest(content[:base]), content[base:])
+    window.append(pattern(before, more))
+    content += pattern(before, more)
+    assert window.size == len(content)
+    assert window.digest == prefix_digest(content)
+    assert window.digest_at(before) == prefix_digest(content[:before])
+
+
+@given(st.integers(0, (1 << 20) - 1), st.integers(0, 1 << 39), st.binary(min_size=1, max_size=99))
+def test_an_append_is_a_frame_whose_id_tells_the_object(tag: int, start: int, payload: bytes) -> None:
+    chunk = Chunk(start, 77, payload)
+    head = append_head("name", tag, chunk)
+    assert append_head("name", tag, chunk) is head
+    decoder = FrameDecoder()
+    decoder.receive(head + payload)
+    frame = decoder.next_frame()
+    assert frame is not None
+    assert len(head) > frame_header_bytes
+    assert tag_of(frame.request_id) == tag
+    assert decode(frame) == Append("name", start, 77, payload)
+    assert tag_of(5) is None
+
+
+def test_many_small_appends_cost_little_more_than_their_bytes() -> None:
+    # EVIDENCE-OF: P-9
+    window, record, sent = SendWindow(), bytes(100), 0
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(20_000):
+            window.append(record)
+            for chunk in window.chunks_from(sent):  # one member takes each append as it comes
+                append_head("object", 1, chunk)
+                sent = chunk.end
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert window.chunks_count < 2_000_000 // BLOCK + BLOCK // 100 + 2
+    assert after - before < 2_000_000 * 1.1
+
+
+steps = st.lists(st.tuples(st.integers(0, 9), st.floats(0, 3)), max_size=60)
+
+
+@given(steps, st.integers(0, 300))
+def test_an_age_is_never_too_young_and_never_older_than_the_sample_before(
+    appends: list[tuple[int, float]], offset: int
+) -> None:
+    times, size, now, appended_at = AppendTimes(0.0), 0, 0.0, []
+    for count, seconds in appends:
+        now += seconds
+        times.note(size, now)  # bytes are about to be appended
+        appended_at += [now] * count
+        size += count
+    if offset < size:
+        age = times.age(offset, now)
+        assert age >= now - appended_at[offset] - 1e-9
+        longest = max((seconds for _, seconds in appends), default=0)
+        assert age <= now - appended_at[offset] + longest + append_times_step_s + 1e-9
+
+
+def test_times_are_kept_in_bounded_memory_and_the_newest_exactly() -> None:
+    # EVIDENCE-OF: P-9
+    times = AppendTimes(0.0)
+    for second in range(1, 100_000):
+        times.note(second * 10, float(second))
+    assert len(times) <= append_times_max + 1
+    assert times.age(999_990, 100_000.0) == 1.0
+    assert times.age(999_900, 100_000.0) == 10.0
+    assert 100_000.0 - 10 <= times.age(5, 100_000.0) <= 100_000.0, "what is old is known roughly"
+
+
+def test_milestones_follow_each_other_without_a_gap() -> None:
+    found = Milestones()
+    found.note(3 * milestone_bytes, 30)
+    found.note(5 * milestone_bytes, 50)
+    found.note(4 * milestone_bytes, 40)
+    found.note(4 * milestone_bytes, 41)
+    assert [found.at(place * milestone_bytes) for place in range(2, 6)] == [None, 30, 40, None]
+    assert found.at(3 * milestone_bytes + 1) is None
+    with pytest.raises(ValueError, match="a milestone must be at a multiple of"):
+        found.note(7, 7)
+
+
+@given(st.integers(0, 1 << 30), st.integers(0, 1 << 30))
+def test_a_stretch_goes_from_one_milestone_to_the_next_or_to_the_limit(offset: int, more: int) -> None:
+    begin, end = milestone_range(offset, offset + more)
+    assert begin % milestone_bytes == 0
+    assert begin <= offset <= end <= begin + milestone_bytes
+    assert end in (begin + milestone_bytes, offset + more)
+
+
+@pytest.mark.trio
+async def test_a_members_lag_is_told_in_bytes_and_seconds_and_disappears(three: list[ThreadServer]) -> None:
+    # EVIDENCE-OF: P-10
+    await init_store(url_of(three))
+    async with claimed(three) as (store, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"seen by all"))
+        await until(lambda: not any(one.lag_bytes for one in store.members()), "all have it")
+        assert [one.lag_s for one in store.members()] == [0.0] * 3
+        await off(three[2])
+        begin = trio.current_time()
+        await writer.wait_synced(writer.append(b"first missing"))
+
+        def lagging() -> tuple[int, float, str]:
+            one = next(one for one in store.members() if one.address == three[2].location)
+            return one.lag_bytes, one.lag_s, one.state
+
+        await until(lambda: lagging()[1] > 0.3, "it grows")
+        await writer.wait_synced(writer.append(b"second"))
+        lag_bytes, lag_s, state = lagging()
+        assert (lag_bytes, state) == (len(b"first missingsecond"), "unavailable")
+        assert 0.3 < lag_s <= trio.current_time() - begin + append_times_step_s, (
+            "the age of the first byte, not of the last"
+        )
+        await on(three[2])
+        await until(lambda: lagging() == (0, 0.0, "in sync"), "it has caught up")

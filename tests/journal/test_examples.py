@@ -1,21 +1,31 @@
-"""Every example in the help of `dos journal` works: run as a user would who copies it."""
+"""Every example in the help of `dos journal` works: run as a user would who copies it. So do
+the marked examples of docs/journaled-files.md, in the order of the page, against a store in memory.
+"""
 
+import ast
+import inspect
 import os
 import shlex
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 import dos
 from dos_client.store import open_store
+from dos_server.testing import memory_store, threaded_store
 from journal import ChainWriter, Directory, Op, Record
+from journal.archive.archiving import archive_chain
+from journal.archive.bucket import Bucket, parse_s3_url
 from journal.cli import app
 from tests.journal.archives import client
 from tests.journal.journal_command import journal
+from tests.journal.journaled_files import files
 from tests.journal.test_cli import V0
-from tests.support.s3 import FakeS3
+from tests.support.examples import example, run_example
+from tests.support.s3 import BUCKET, FakeS3
 
 DAY_MS = 86_400_000
 COMMANDS = {str(one.name): one.help or "" for one in app.registered_commands}
@@ -84,8 +94,8 @@ def test_the_help_shows_each_example_as_it_is_written() -> None:
     """Nothing of it is taken for markup, and no sentence is broken in its middle."""
     for command in COMMANDS:
         result = " ".join(journal(command, "--help").stdout.split())
-        for example in examples(command):
-            assert example in result, command
+        for line in examples(command):
+            assert line in result, command
         text = " ".join(COMMANDS[command].split("\n\n")[0].split())
         assert text in result
 
@@ -106,14 +116,71 @@ def test_every_example_works(
         notes.wait_synced()
     commands = sorted(COMMANDS, key=lambda one: one != "archive")  # others read or trim what it has archived
     for command in [one for one in commands if one not in UNTIL_INTERRUPTED]:
-        for example in examples(command):
-            command_line = example.split(" | ")[0].replace("dos://h1,h2,h3", store_url)
+        for line in examples(command):
+            command_line = line.split(" | ")[0].replace("dos://h1,h2,h3", store_url)
             command_line = command_line.replace("/ledger/", f"/ledger{unique}/").replace(
                 "/wordcount.", f"/wordcount{unique}."
             )
             done = journal(*shlex.split(command_line)[2:])
-            assert done.returncode == 0, f"{example}\n{done.stdout}\n{done.stderr}"
+            assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     assert len(list(Path("an-hour-ago").rglob("*.log"))) == 1
     assert [path.name for path in Path("new-year").iterdir()] == ["totals"]
     assert Path("ledger.svg").stat().st_size > 1000
     assert Path("ledger.png").read_bytes().startswith(b"\x89PNG")
+
+
+PAGE = "docs/journaled-files.md"
+
+
+async def run(name: str, url: str, names: dict[str, Any]) -> None:
+    """Run an example, which may wait at its top level."""
+    text = example(PAGE, name, store=url, bucket=f"s3://{BUCKET}/dos")
+    code = compile(text, f"{PAGE}, {name}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    waits = eval(code, names)
+    if inspect.isawaitable(waits):
+        await waits
+
+
+@pytest.mark.trio
+async def test_the_examples_of_the_page_run(
+    s3: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    async with memory_store() as servers:
+        await run("change", servers.url, names)
+        assert files(Path("ledger")).keys() == {"2026/11.log", "totals", "letter"}
+        async with (
+            open_store(servers.url) as store,
+            await store.claim("ledger", 2, names["writer_id"]) as claim,
+            await Directory.open(Path("ledger"), claim) as ledger,
+        ):
+            names |= {"store": store, "ledger": ledger}
+            await run("restore", servers.url, names)
+            assert files(Path("as-of-new-year")) == files(Path("ledger"))
+            assert files(Path("before-the-rename")) == {"draft": b"Dear landlord,\n"}
+            await run("trim", servers.url, names)
+            await archive_chain(store, "ledger", "files", Bucket(parse_s3_url(f"s3://{BUCKET}/dos")))
+            (tmp_path / "with no server").mkdir()
+            monkeypatch.chdir(tmp_path / "with no server")
+            await run("archive", servers.url, names)
+            assert files(Path("as-of-new-year")) == files(Path("../ledger"))
+        await run("local", servers.url, names)
+        assert files(Path("before-the-call")) == {"today": b"buy milk\n"}
+        await run("damaged", servers.url, names)
+        assert files(Path("what-is-whole")) == files(Path("notes"))
+        await run("mirror", servers.url, names)
+        assert files(Path("resilience")) == {"my_app-worker3.tcp-control": b"localhost\n"}
+
+
+def test_the_example_without_trio_runs_after_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    with threaded_store() as servers:
+        trio.run(run, "change", servers.url, names)
+        run_example(PAGE, "blocking", names, store=servers.url)
+    assert "'2026/12.log': 9" in capsys.readouterr().out
+    assert files(Path("before-the-rename"))["draft"] == b"Dear landlord,\n"
+    assert files(Path("notes")) == {"today": b"water the plants\n"}

@@ -1,12 +1,23 @@
-"""Inspection of a journal, and the lines that its records become."""
+"""Timelines: counts over time as text and JSON, and as a picture; what all pictures have in common.
+The inspection of a journal, and the lines that its records become.
+"""
 
+import io
 import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from dos_protocol.errors import CorruptDataError
+from journal import Op, Record
 from journal.core.chain import Predecessor, SegmentStart, start_record
 from journal.core.errors import (
     ChainError,
@@ -19,6 +30,7 @@ from journal.core.inspection import (
     EXTENT_MAGIC,
     Inspector,
     Located,
+    Timeline,
     fault_fields,
     fault_text,
     kind_of,
@@ -26,7 +38,331 @@ from journal.core.inspection import (
     record_json,
     record_text,
 )
-from journal.core.record import Op, Record, encode
+from journal.core.record import encode, encode_v1
+from journal.limits import timeline_stretches_max
+from journal.pictures import _HEAD, _LEFT, _RIGHT, WIDTH, check_drawable, draw_timeline, drawn
+from journal.showing import Bound, as_line, dumper, timeline_json, timeline_text
+from tests.journal.journal_command import journal
+from tests.journal.test_cli import V0, V1
+
+BEGIN_MS = 1_700_000_000_000
+
+
+def timeline_of(records: list[Record], bytes_each: int = 100) -> Timeline:
+    timeline = Timeline()
+    for number, record in enumerate(records):
+        timeline.take(Located("s", number * bytes_each, (number + 1) * bytes_each, 1, record))
+    return timeline
+
+
+def mark(ms: int) -> Record:
+    return Record(Op.MARK, ints=(BEGIN_MS + ms,))
+
+
+WRITE = Record(Op.WRITE, ints=(0,), strings=(b"f", b"x"))
+ANY = st.one_of(
+    st.just(WRITE),
+    st.builds(mark, st.integers(0, 10**8)),
+    st.builds(lambda step: Record(Op.CHECKPOINT, ints=(step, step, 1), strings=(b"{}",)), st.integers(0, 9)),
+)
+
+
+@given(st.lists(ANY, min_size=1, max_size=60), st.integers(1, 40))
+def test_every_record_is_counted_once(records: list[Record], lines: int) -> None:
+    found = timeline_of(records).stretches(lines)
+    assert 0 < len(found) <= lines
+    assert sum(one.records for one in found) == len(records)
+    assert sum(one.bytes for one in found) == 100 * len(records)
+    assert sum(one.events["checkpoints"] for one in found) == sum(
+        record.op is Op.CHECKPOINT for record in records
+    )
+    begins = [one.begin for one in found]
+    assert len({later - earlier for earlier, later in pairwise(begins)}) <= 1, "equally long"
+
+
+def test_what_stands_between_two_clocks_belongs_to_the_first() -> None:
+    found = timeline_of([WRITE, mark(0), WRITE, WRITE, mark(9_000), WRITE]).stretches(10)
+    assert [(one.begin - BEGIN_MS, one.records) for one in found if one.records] == [(0, 4), (9_000, 2)]
+    assert len(found) == 10
+
+
+def test_memory_does_not_grow_with_the_journal() -> None:
+    timeline = timeline_of([mark(60_000 * number) for number in range(3 * timeline_stretches_max)])
+    assert len(timeline._by_time._found) <= timeline_stretches_max
+    assert sum(one.records for one in timeline.stretches(7)) == 3 * timeline_stretches_max
+
+
+def test_the_chart_has_a_bar_for_the_bytes_and_names_what_stands_out() -> None:
+    timeline = timeline_of(
+        [mark(0), WRITE, WRITE, mark(1000), Record(Op.CHECKPOINT, ints=(1, 1, 1), strings=(b"{}",))]
+    )
+    first, second = timeline_text(timeline, lines=5, columns=100).splitlines()
+    assert first.count("#") * 2 == second.count("#") * 3 or first.count("#") > second.count("#") > 0
+    assert "300 bytes" in first
+    assert second.endswith("200 bytes  2 records  from 300  1 checkpoints")
+    report = timeline_json(timeline, lines=5)
+    assert report["by"] == "time"
+    assert report["stretches"][1] == {
+        "begin": BEGIN_MS + 1000, "offset": 300, "records": 2, "bytes": 200, "checkpoints": 1,
+    }  # fmt: skip
+
+
+def test_a_journal_without_clocks_is_divided_by_offset() -> None:
+    assert json.loads(journal("timeline", V0, "--json").stdout)["by"] == "offset"
+    assert journal("timeline", V1).returncode == 0
+    assert timeline_text(Timeline(), lines=3, columns=80) == "no records"
+
+
+def checkpoint(number: int, ms: int) -> Record:
+    text = b'{"cut":%d,"step":4,"wall_time_ms":%d,"workers":{}}' % (number, BEGIN_MS + ms)
+    return Record(Op.CHECKPOINT, ints=(number, 4, 1), strings=(text,))
+
+
+def test_a_manifest_has_times_because_its_checkpoints_have() -> None:
+    timeline = timeline_of([Record(Op.SNAPSHOT_END), checkpoint(1, 0), checkpoint(2, 5_000)])
+    assert timeline.by_time
+    assert [one.offset for one in timeline.stretches(10) if one.records] == [0, 200]
+
+
+def dumped(begin: Bound, end: Bound | None, *, times: bool = False) -> list[str]:
+    """The lines of a journal with a clock each second, at offset 100, 300, ..."""
+    records = [record for number in range(4) for record in (WRITE, mark(1000 * number))]
+    located = [Located("s", 100 * n, 100 * n + 100, 1, record) for n, record in enumerate(records)]
+    lines: list[str] = []
+    dumper(lines.append, as_line, begin=begin, end=end, times=times)(located)
+    return "".join(lines).splitlines()
+
+
+def test_records_are_shown_from_a_time_to_a_time_or_an_offset_with_their_times() -> None:
+    def at(second: float) -> datetime:
+        return datetime.fromtimestamp(BEGIN_MS / 1000 + second, UTC)
+
+    assert [line.split()[0] for line in dumped(at(1), at(2))] == ["300", "400"]
+    assert [line.split()[0] for line in dumped(at(0.5), 500)] == ["300", "400"]
+    assert [line.split()[0] for line in dumped(200, at(0))] == []
+    first, second, third, *_ = dumped(0, None, times=True)
+    assert first.startswith("0 WRITE ")
+    assert second.startswith("100 2023-11-14T22:13:20.000+00:00 MARK ")
+    assert third.startswith("200 2023-11-14T22:13:20.000+00:00 WRITE "), "the last time that is known"
+
+
+def test_the_command_takes_offsets_and_times_and_refuses_anything_else() -> None:
+    whole = journal("dump", V1).stdout.splitlines()
+    assert journal("dump", V1, "--from", "time:2999-01-01T00:00", "--to", "99999999").stdout == ""
+    assert journal("dump", V1, "--from", "0", "--times").stdout.count("\n") == len(whole)
+    for bad in ("soon", "step:4", "-1"):
+        refused = journal("dump", V1, f"--from={bad}")
+        assert refused.returncode == 2
+        assert "--from" in refused.stderr
+
+
+SPACE = "{http://www.w3.org/2000/svg}"
+
+
+def life() -> Timeline:
+    """Ten seconds, a write in each; taken over after five, with a snapshot, and two checkpoints."""
+    timeline, at = Timeline(), 0
+    for second in range(10):
+        epoch = 1 if second < 5 else 2
+        several = [mark(1000 * second), WRITE]
+        if second in (0, 5):
+            several.append(Record(Op.SEGMENT_START, strings=(b"{}",)))
+        if second == 5:
+            several.append(Record(Op.SNAPSHOT_END, ints=(0,)))
+        if second in (3, 8):
+            several.append(Record(Op.CHECKPOINT, ints=(second,)))
+        for record in several:
+            timeline.take(Located(f"files.{epoch:016x}.{at:016x}", at, at + 100, 1, record))
+            at += 100
+    return timeline
+
+
+def drawing(timeline: Timeline, path: Path, title: str = "some") -> ElementTree.Element:
+    draw_timeline(timeline, title, path / "a.svg")
+    return ElementTree.parse(path / "a.svg").getroot()
+
+
+def bars(picture: ElementTree.Element, kind: str) -> list[str]:
+    """Return the tooltip of each bar or tick of a kind."""
+    groups = [one for one in picture.iter(f"{SPACE}g") if (one.get("id") or "").startswith(f"{kind}-")]
+    return [one.findtext(f"{SPACE}title") or "" for one in groups]
+
+
+def texts(picture: ElementTree.Element) -> list[str]:
+    return [one.text or "" for one in picture.iter(f"{SPACE}text")]
+
+
+def test_each_stretch_has_its_bars_and_each_event_its_tick(tmp_path: Path) -> None:
+    picture = drawing(life(), tmp_path, "dos://h/ledger/files")
+    kinds = ("bytes", "records", "checkpoints", "segments", "resets", "snapshots", "steps")
+    assert {kind: len(bars(picture, kind)) for kind in kinds} == {
+        "bytes": 10,
+        "records": 10,
+        "checkpoints": 2,
+        "segments": 2,
+        "resets": 1,
+        "snapshots": 1,
+        "steps": 0,
+    }
+    (reset,) = bars(picture, "resets")
+    second, _, label = bars(picture, "segments")[1].rpartition(": ")
+    assert (reset, label) == (f"{second}: 1 resets", "1 segments"), "the second segment is another writer's"
+    assert bars(picture, "bytes")[1].endswith(": 200 bytes")
+    assert bars(picture, "bytes")[5] == f"{second}: 400 bytes"
+    expected = {
+        "dos://h/ledger/files",
+        "2,500 bytes, 25 records",
+        "bytes in each 1 s",
+        "400 B",
+        "checkpoints: 2",
+    }
+    assert expected <= set(texts(picture))
+    assert any(one.startswith("time, ") for one in texts(picture))
+
+
+def test_a_png_shows_a_bar_in_its_place(tmp_path: Path) -> None:
+    draw_timeline(life(), "some", tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as image:
+        assert (image.format, image.width) == ("PNG", 2 * WIDTH)
+        pixels = image.convert("RGB")
+        blue = [
+            pixels.getpixel((x, 2 * (_HEAD + 10))) == (0x2F, 0x6F, 0xB3)
+            for x in range(2 * _LEFT, 2 * (WIDTH - _RIGHT))
+        ]
+    share = sum(blue) / len(blue)
+    assert 0.08 < share < 0.1, "at this height there is only the tallest of ten bars"
+    assert blue.index(True) / len(blue) == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_picture_of_nothing_reports_it_and_one_without_times_counts_bytes(tmp_path: Path) -> None:
+    assert "no records" in texts(drawing(Timeline(), tmp_path))
+    timeline = Timeline()
+    for number in range(100):
+        timeline.take(Located("some", 5000 * number, 5000 * (number + 1), 1, WRITE))
+    assert {"bytes in each 4,096 bytes", "logical offset", "400,000"} <= set(
+        texts(drawing(timeline, tmp_path))
+    )
+    alone = Timeline()
+    alone.take(Located("some", 0, 100, 1, WRITE))
+    assert {"bytes", "records", "100 bytes, 1 records"} <= set(texts(drawing(alone, tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("ms_apart", "unit"),
+    [(60_000, "in each 2.8 min"), (3_600_000, "in each 2.8 h"), (86_400_000, "in each 2.8 days")],
+)
+def test_long_stretches_are_told_in_a_unit_that_suits_them(ms_apart: int, unit: str, tmp_path: Path) -> None:
+    timeline = Timeline()
+    for number in range(400):
+        timeline.take(Located("some", 10 * number, 10 * number + 10, 1, mark(ms_apart * number)))
+    assert any(
+        one.startswith("bytes " + unit[:9]) and one.endswith(unit.split()[-1])
+        for one in texts(drawing(timeline, tmp_path))
+    )
+
+
+def test_a_long_name_stays_in_the_picture(tmp_path: Path) -> None:
+    picture = drawing(life(), tmp_path, "dos://h/" + "x" * 300 + "/files")
+    (title,) = [one for one in texts(picture) if one.endswith("/files")]
+    assert len(title) * 14 * 0.602 < WIDTH - _LEFT
+
+
+def test_the_command_draws_and_reports_what_it_cannot(tmp_path: Path) -> None:
+    path = tmp_path / "some.journal"
+    path.write_bytes(b"".join(encode_v1(mark(1000 * n)) + encode_v1(WRITE) for n in range(5)))
+    done = journal("timeline", "--plot", tmp_path / "a.svg", path)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert len(bars(ElementTree.parse(tmp_path / "a.svg").getroot(), "bytes")) == 5
+    assert journal("timeline", "--plot", tmp_path / "a.png", path).returncode == 0
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.format == "PNG"
+    refused = journal("timeline", "--plot", tmp_path / "a.jpg", path)
+    assert (refused.returncode, "ends in .svg or .png" in refused.stderr) == (2, True)
+    assert not (tmp_path / "a.jpg").exists()
+    nowhere = journal("timeline", "--plot", tmp_path / "no" / "a.svg", path)
+    assert (nowhere.returncode, "Traceback" in nowhere.stderr) == (2, False)
+
+
+def draw(path: Path, words: str = "some words", tooltip: str = "told") -> bytes:
+    with drawn(path, "a title", 300, 200) as picture:
+        axes = picture.figure.add_axes((0.2, 0.2, 0.7, 0.7))
+        axes.set_title(words)
+        (bar,) = axes.bar([1], [2])
+        picture.describe(bar, "bar", tooltip)
+    return path.read_bytes()
+
+
+def test_a_png_is_one_of_twice_the_size_and_an_svg_is_one_with_its_words(tmp_path: Path) -> None:
+    with Image.open(io.BytesIO(draw(tmp_path / "a.png"))) as image:
+        assert (image.format, image.size) == ("PNG", (600, 400))
+        image.load()
+        assert len(set(image.convert("RGB").resize((60, 40)).tobytes())) > 2, "something is in it"
+    root = ElementTree.fromstring(draw(tmp_path / "a.svg"))
+    assert (root.tag, root.get("width"), root.get("height")) == (f"{SPACE}svg", "225pt", "150pt")
+    assert "some words" in [one.text for one in root.iter(f"{SPACE}text")]
+    assert [one.text for one in root.iter(f"{SPACE}title")] == ["a title", "told"]
+
+
+@pytest.mark.parametrize("name", ["a.svg", "a.png"])
+def test_the_same_figures_give_the_same_bytes_in_any_process_at_any_time(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = draw(tmp_path / name)
+    (tmp_path / "matplotlibrc").write_text("axes.facecolor: red\nsvg.fonttype: path\n")
+    monkeypatch.setenv("MATPLOTLIBRC", str(tmp_path / "matplotlibrc"))
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path))
+    line = f"from tests.journal.test_inspection import *; draw(Path({str(tmp_path / ('other-' + name))!r}))"
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", line], check=True, cwd=root)
+    assert (tmp_path / f"other-{name}").read_bytes() == first
+    assert str(datetime.now(UTC).year).encode() + b"-" not in first, "no date is in it"
+
+
+def test_a_name_is_a_name_whatever_is_in_it(tmp_path: Path) -> None:
+    odd = "$x^2$ <script>&\"'</script> \x00\x1b 表 ]]> -->"
+    for name in ("a.png", "a.svg"):
+        draw(tmp_path / name, odd.replace("\x00\x1b", ""), odd)
+    root = ElementTree.parse(tmp_path / "a.svg").getroot()
+    assert [one.tag for one in root.iter() if "script" in one.tag] == []
+    assert odd.replace("\x00\x1b", "??") in [one.text for one in root.iter(f"{SPACE}title")]
+    assert any("$x^2$" in (one.text or "") for one in root.iter(f"{SPACE}text"))
+
+
+@pytest.mark.parametrize("name", ["a.pdf", "a", "a.PNG", "a.svg.gz"])
+def test_another_kind_of_file_is_refused_with_the_rule(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"name a file that ends in .svg or .png, not {name}"):
+        check_drawable(tmp_path / name)
+
+
+def test_nothing_is_left_when_the_drawing_fails(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="midway"), drawn(tmp_path / "a.svg", "t", 100, 100):
+        raise RuntimeError("midway")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_library_the_error_names_what_to_install_and_all_else_works(tmp_path: Path) -> None:
+    """In a process of its own, in which the library cannot be imported."""
+    code = f"""
+import sys
+sys.modules["matplotlib"] = None
+import journal.cli
+from pathlib import Path
+from typer.testing import CliRunner
+path = Path({str(tmp_path)!r}) / "some.journal"
+path.write_bytes(b"")
+run = lambda *words: CliRunner().invoke(journal.cli.app, ["timeline", *map(str, words), str(path)])
+print(run().exit_code)
+done = run("--plot", path.with_suffix(".png"))
+print(done.exit_code, done.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result, refused = [line for line in done.stdout.splitlines() if line]
+    assert result == "0"
+    assert refused.startswith("2 dos: a picture needs the package matplotlib")
+    assert refused.endswith("pip install 'dos-journal[plots]'")
+    assert [one.name for one in tmp_path.iterdir()] == ["some.journal"]
+
 
 BELOW = Predecessor("J.0000000000000002.0000000000000000", 500, 7)
 FIRST = SegmentStart("J", 3, 0, None, 1, "00" * 16)

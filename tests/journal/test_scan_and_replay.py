@@ -1,26 +1,57 @@
-"""Surveys and replays of one segment, on bytes alone."""
+"""Segments on bytes alone: names, start records and their rules, surveys and replays. Reading from one member
+after the other: what a member that is away may have is not called lost.
+"""
 
 import re
+from collections.abc import AsyncGenerator
 from itertools import product
+from typing import Any, cast
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from dos_client.errors import QuorumUnavailableError
 from dos_protocol.digests import prefix_digest
+from dos_protocol.errors import (
+    BadNameError,
+    BrokenConnectionError,
+    BusyError,
+    CorruptError,
+    FencedError,
+    LocalProtocolError,
+    NotFoundError,
+)
+from dos_protocol.names import is_name
 from journal.chain import report_unproved
 from journal.core.chain import (
     ORIGIN,
     ChainState,
+    Floors,
     Position,
     Predecessor,
+    SegmentName,
     SegmentSpan,
     SegmentStart,
+    base_of,
+    below,
+    below_or_within,
+    check_chain_name,
+    lowest,
+    parse_segment_name,
+    parse_start,
+    segment_name,
     start_record,
 )
-from journal.core.errors import ChainError, CorruptRecordError, StopNotFoundError, TornRecordError
+from journal.core.errors import (
+    ChainError,
+    CorruptRecordError,
+    LostBytesError,
+    StopNotFoundError,
+    TornRecordError,
+)
 from journal.core.record import Op, Record, encode
 from journal.core.scan import (
     RecordBoundary,
@@ -31,6 +62,7 @@ from journal.core.scan import (
     SpanReplay,
     fold,
 )
+from journal.reading import ChainSource
 from tests.journal.strategies import other_records
 
 START = SegmentStart("J", 3, 0, None, 1, "00" * 16)
@@ -343,3 +375,292 @@ def test_a_chain_with_nothing_in_it_holds_no_position_but_the_origin(end: Positi
     report_unproved("d", msgspec.structs.replace(chain, unproved=0, claimed=0))
     with pytest.raises(QuorumUnavailableError, match="d: 7 more bytes of chain J"):
         report_unproved("d", msgspec.structs.replace(chain, claimed=0))
+
+
+chains = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,93}", fullmatch=True).filter(
+    lambda name: parse_segment_name(name) is None
+)
+FIRST = SegmentStart("state", 3, 0, None, 1, "00" * 16)
+BELOW = Predecessor("state.0000000000000003.0000000000000000", 100, 7)
+SECOND = SegmentStart("state", 3, 100, BELOW, 1, "00" * 16)
+
+
+@given(chains, st.integers(1, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_a_segments_name_is_an_objects_name_and_comes_apart_again(chain: str, epoch: int, base: int) -> None:
+    name = segment_name(chain, epoch, base)
+    assert is_name(name)
+    assert parse_segment_name(name) == SegmentName(chain, epoch, base)
+
+
+@given(st.lists(st.tuples(st.integers(1, 2**64 - 1), st.integers(0, 2**64 - 1)), min_size=2))
+def test_names_of_one_chain_sort_as_their_epochs_and_bases_do(pairs: list[tuple[int, int]]) -> None:
+    assert sorted(segment_name("c", *pair) for pair in pairs) == [
+        segment_name("c", *pair) for pair in sorted(pairs)
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "state",
+        "state.3.0",
+        "state.0000000000000003.000000000000000G",
+        "state.000000000000000A.0000000000000000",
+        ".0000000000000003.0000000000000000",
+        "a" * 95 + ".0000000000000003.0000000000000000",
+        "state.0000000000000003.0000000000000000\n",
+    ],
+)
+def test_other_names_are_not_segments(name: str) -> None:
+    assert parse_segment_name(name) is None
+
+
+def test_the_longest_name_of_a_chain_is_that_of_the_longest_segment() -> None:
+    longest = "a" * 94
+    assert check_chain_name(longest) == longest
+    assert len(segment_name(longest, 2**64 - 1, 2**64 - 1)) == 128
+    assert parse_segment_name(segment_name(longest, 1, 0)) == SegmentName(longest, 1, 0)
+
+
+@pytest.mark.parametrize("chain", ["", "../x", "a" * 95, "c.0000000000000003.0000000000000000"])
+def test_a_chains_name_leaves_room_and_is_no_segments_name(chain: str) -> None:
+    with pytest.raises(BadNameError):
+        check_chain_name(chain)
+
+
+@pytest.mark.parametrize(("epoch", "base"), [(0, 0), (1, -1), (2**64, 0), (1, 2**64)])
+def test_epochs_count_from_one_and_both_have_64_bits(epoch: int, base: int) -> None:
+    with pytest.raises(LocalProtocolError):
+        segment_name("state", epoch, base)
+
+
+@pytest.mark.parametrize("start", [FIRST, SECOND])
+def test_a_start_record_says_all_that_was_put_in(start: SegmentStart) -> None:
+    assert parse_start(start_record(start), start.name) == start
+
+
+def test_digests_and_offsets_of_64_bits_survive_the_json() -> None:
+    below = Predecessor("c.0000000000000001.0000000000000001", 2**64 - 2, 2**64 - 1)
+    start = SegmentStart("c", 2**64 - 1, 2**64 - 1, below, 2**64 - 1, "ff" * 16)
+    assert parse_start(start_record(start), start.name) == start
+
+
+def test_fields_of_a_newer_release_are_ignored() -> None:
+    record = start_record(FIRST)
+    newer = record.strings[0][:-1] + b',"compression":"none"}'
+    assert parse_start(Record(Op.SEGMENT_START, strings=(newer,)), FIRST.name) == FIRST
+
+
+def changed(start: SegmentStart, **fields: object) -> Record:
+    return start_record(msgspec.structs.replace(start, **fields))
+
+
+@pytest.mark.parametrize(
+    ("record", "name", "text"),
+    [
+        (Record(Op.MARK), FIRST.name, "a SEGMENT_START record"),
+        (Record(Op.SEGMENT_START), FIRST.name, "a SEGMENT_START record"),
+        (Record(Op.CHECKPOINT, strings=start_record(FIRST).strings), FIRST.name, "a SEGMENT_START record"),
+        (
+            Record(Op.SEGMENT_START, ints=(1,), strings=start_record(FIRST).strings),
+            FIRST.name,
+            "a SEGMENT_START record",
+        ),
+        (
+            Record(Op.SEGMENT_START, strings=start_record(FIRST).strings * 2),
+            FIRST.name,
+            "a SEGMENT_START record",
+        ),
+        (Record(Op.SEGMENT_START, strings=(b"{}",)), FIRST.name, "JSON of a segment start"),
+        (Record(Op.SEGMENT_START, strings=(b"\xff",)), FIRST.name, "JSON of a segment start"),
+        (Record(Op.SEGMENT_START, strings=(b"[" * 5000,)), FIRST.name, "JSON of a segment start"),
+        (start_record(FIRST), SECOND.name, "the start record of this segment"),
+        (changed(SECOND, predecessor=None), SECOND.name, "a predecessor below base 100"),
+        (
+            changed(SECOND, predecessor=Predecessor(SECOND.name, 100, 7)),
+            SECOND.name,
+            "an earlier epoch or base",
+        ),
+        (
+            changed(SECOND, predecessor=Predecessor("state.0000000000000004.0000000000000000", 100, 7)),
+            SECOND.name,
+            "an earlier epoch or base",
+        ),
+        (
+            changed(SECOND, predecessor=Predecessor("steps.0000000000000001.0000000000000000", 100, 7)),
+            SECOND.name,
+            "a predecessor in chain state",
+        ),
+        (
+            changed(SECOND, predecessor=Predecessor("state", 100, 7)),
+            SECOND.name,
+            "a predecessor in chain state",
+        ),
+        (changed(SECOND, predecessor=Predecessor(BELOW.name, 99, 7)), SECOND.name, "ends at base 100"),
+        (changed(SECOND, predecessor=Predecessor(BELOW.name, 0, 7)), SECOND.name, "ends at base 100"),
+        (changed(SECOND, predecessor=Predecessor(BELOW.name, 101, 7)), SECOND.name, "ends at base 100"),
+        (
+            changed(FIRST, predecessor=Predecessor("state.0000000000000002.0000000000000000", 0, 7)),
+            FIRST.name,
+            "ends at base 0",
+        ),
+        (changed(FIRST, base=1), f"{FIRST.name[:-1]}1", "a predecessor below base 1"),
+        (changed(SECOND, released=(3, 100)), SECOND.name, "a release of segments below an earlier one"),
+        (changed(SECOND, released=(4, 0)), SECOND.name, "a release of segments below an earlier one"),
+        (changed(SECOND, released=(0, 0)), SECOND.name, "a release of segments below an earlier one"),
+        (changed(SECOND, released=(-1, 9)), SECOND.name, "a release of segments below an earlier one"),
+    ],
+)
+def test_a_start_that_breaks_a_rule_is_refused_by_name(record: Record, name: str, text: str) -> None:
+    with pytest.raises(ChainError, match=text) as caught:
+        parse_start(record, name)
+    assert caught.value.where == name
+
+
+@pytest.mark.parametrize("released", [(0, 1), (1, 0), (3, 99)])
+def test_a_start_may_release_what_lies_below_any_earlier_segment(released: tuple[int, int]) -> None:
+    start = msgspec.structs.replace(SECOND, released=released)
+    assert parse_start(start_record(start), SECOND.name).released == released
+
+
+def test_a_segment_may_stand_on_an_earlier_one_of_its_epoch_and_release_nothing() -> None:
+    same = Predecessor("state.0000000000000003.0000000000000063", 1, 7)
+    start = msgspec.structs.replace(SECOND, predecessor=same)
+    assert parse_start(start_record(start), SECOND.name) == start
+    assert "released" not in start_record(start).strings[0].decode()
+
+
+floors = st.dictionaries(st.sampled_from("abc"), st.tuples(st.integers(1, 3), st.integers(0, 3)))
+
+
+@given(st.lists(floors, max_size=3))
+def test_the_floor_that_several_need_is_the_lowest_of_those_that_all_name(several: list[Floors]) -> None:
+    found = lowest(several)
+    for chain in "abc":
+        named = [each[chain] for each in several if chain in each]
+        assert found.get(chain) == (min(named) if named and len(named) == len(several) else None)
+    assert list(found) == sorted(found), "the same order everywhere, for it is written down"
+
+
+@given(floors, st.sampled_from("abcd"), st.integers(1, 3), st.integers(0, 3))
+def test_garbage_is_what_lies_below_its_chains_floor(
+    named: Floors, chain: str, epoch: int, base: int
+) -> None:
+    is_garbage = chain in named and (epoch, base) < named[chain]
+    assert below(named)(segment_name(chain, epoch, base)) == is_garbage
+    assert not below(named)(chain)
+
+
+def test_the_position_that_a_segment_stands_on() -> None:
+    assert SECOND.end_below == Position(3, 100, 7)
+    assert FIRST.end_below == ORIGIN
+
+
+def test_a_position_lies_in_the_segment_with_the_largest_base_below_it() -> None:
+    bases = [0, 100, 250]
+    assert base_of(Position(3, 100, 0), bases) == 0
+    assert base_of(Position(3, 101, 0), bases) == 100
+    assert base_of(Position(3, 900, 0), bases) == 250
+    assert base_of(Position(3, 5, 0), [10]) is None
+    assert base_of(ORIGIN, bases) is None
+
+
+@given(st.builds(Position, *[st.integers(0, 2**64 - 1)] * 3))
+def test_a_position_is_the_same_after_json(position: Position) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(position), type=Position) == position
+
+
+def test_both_ends_of_a_gap_are_needed() -> None:
+    is_unneeded = below_or_within({"c": (1, 5)}, {"c": [((2, 0), (4, 0))]})
+    orders = [(1, 4), (1, 5), (2, 0), (2, 1), (3, 9), (4, 0), (5, 0)]
+    assert [order for order in orders if is_unneeded(segment_name("c", *order))] == [(1, 4), (2, 1), (3, 9)]
+    assert not is_unneeded(segment_name("d", 3, 0))
+    assert not is_unneeded("other")
+
+
+class BeingRemoved:
+    """A store whose object is being removed when it is read from an offset on, so often; then it is gone."""
+
+    def __init__(self, offset: int, times: int) -> None:
+        self._offset, self._times = offset, times
+
+    async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
+        del directory, name
+        if offset < self._offset:
+            return bytes(min(max_bytes, self._offset - offset))
+        self._times -= 1
+        if self._times >= 0:
+            raise BusyError("x is being removed")
+        raise NotFoundError("there is no x")
+
+    async def stream(self, directory: str, name: str, offset: int, end: int) -> AsyncGenerator[bytes]:
+        while offset < end:
+            yield (data := await self.read(directory, name, offset, 2))
+            offset += len(data)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(("times", "ends"), [(1, NotFoundError), (3, NotFoundError), (99, BusyError)])
+async def test_a_segment_that_is_removed_while_it_is_read_is_gone_and_not_busy(
+    autojump_clock: MockClock, times: int, ends: type[Exception]
+) -> None:
+    """Readers of a chain that is trimmed expect NotFoundError, and list its segments again."""
+    del autojump_clock
+    reading = ChainSource(cast("Any", BeingRemoved(4, times)), "d")
+    with pytest.raises(ends):
+        [chunk async for chunk in reading.chunks("x", 8)]
+
+
+AWAY = QuorumUnavailableError("it is away", [])
+
+
+class Members:
+    """A claim whose members answer with these bytes, or with these errors."""
+
+    def __init__(self, **answers: bytes | Exception) -> None:
+        self._answers = answers
+
+    async def read(self, name: str, offset: int, max_bytes: int, *, member: bytes | None = None) -> bytes:
+        del name
+        assert member is not None
+        answer = self._answers[member.decode()]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer[offset : offset + max_bytes]
+
+
+def source(**answers: bytes | Exception) -> tuple[ChainSource, list[bytes]]:
+    return ChainSource(cast("Any", Members(**answers))), [name.encode() for name in answers]
+
+
+async def chunks(length: int, **answers: bytes | Exception) -> bytes:
+    reading, members = source(**answers)
+    return b"".join([chunk async for chunk in reading.chunks("x", length, cast("Any", members))])
+
+
+@pytest.mark.trio
+async def test_what_one_member_lacks_another_gives() -> None:
+    assert await chunks(6, a=b"abc", b=b"abcdef") == b"abcdef"
+    assert await chunks(6, a=CorruptError("rotten"), b=b"abcdef") == b"abcdef"
+    assert await chunks(6, a=AWAY, b=b"abcdef") == b"abcdef"
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("absence", [AWAY, BrokenConnectionError("reset")])
+async def test_bytes_that_a_member_may_have_that_is_unavailable_are_not_lost(absence: Exception) -> None:
+    """Found by the simulator, seed 464: it had answered the claim, and lost its power before it was read."""
+    for answers in ({"a": absence, "b": b"abc"}, {"a": b"abc", "b": absence}):
+        with pytest.raises(QuorumUnavailableError, match="x from byte 3 on may be on a member"):
+            await chunks(6, **answers)
+
+
+@pytest.mark.trio
+async def test_bytes_that_nobody_has_are_lost_and_a_fence_ends_everything() -> None:
+    with pytest.raises(LostBytesError, match="x should have 6 bytes and ends at 3"):
+        await chunks(6, a=b"abc", b=b"ab")
+    with pytest.raises(LostBytesError):
+        await chunks(6, a=b"abc", b=CorruptError("rotten"))
+    with pytest.raises(CorruptError):
+        await chunks(6, a=CorruptError("rotten"), b=CorruptError("rotten too"))
+    with pytest.raises(FencedError):
+        await chunks(6, a=FencedError("superseded"), b=b"abcdef")

@@ -27,7 +27,7 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
         "tests/dataflow/test_entry_points.py": ("entry", "entry_producer"),
     },
     "docs/journaled-files.md": {
-        "tests/journal/test_journaled_files_manual.py": (
+        "tests/journal/test_examples.py": (
             *("change", "restore", "trim", "local", "damaged", "blocking", "mirror", "archive"),
         ),
     },
