@@ -96,22 +96,6 @@ def losing(between: list[Proxy], way: Way) -> Iterator[None]:
         proxy.heal()
 
 
-async def test_a_lost_answer_leaves_exactly_one_copy(three: Threads) -> None:
-    # EVIDENCE-OF: P-3, P-10
-    async with claimed_through_proxies(three) as (between, _, claim):
-        writer = claim.open_object("x")
-        await writer.wait_synced(writer.append(b"one "))
-        with losing(between, Way.TO_CLIENT):
-            size = writer.append(b"two ")
-            for server in three:
-                await has(server, "d", "x", b"one two ")
-            assert writer.synced == 4, "the servers have acknowledged, and nobody heard it"
-        await writer.wait_synced(size)
-        await writer.wait_synced(writer.append(b"three"))
-        for server in three:
-            await has(server, "d", "x", b"one two three")
-
-
 async def test_a_request_lost_on_its_way_is_sent_again_once(three: Threads) -> None:
     # EVIDENCE-OF: P-3
     async with claimed_through_proxies(three) as (between, _, claim):

@@ -4,11 +4,9 @@ import pytest
 import trio
 
 from dos_client import init_store
-from dos_client.core.claim import ClaimState
 from dos_client.limits import waiting_after_s
 from dos_protocol.errors import FencedError
 from tests.dos_client.support import (
-    caught_up,
     claimed,
     content_of,
     has,
@@ -70,30 +68,6 @@ async def test_kill_9_of_all_loses_nothing_acknowledged(three_servers: Processes
         assert all(content.startswith(copy) for copy in copies)
         await writer.wait_synced(writer.size)
         assert await content_of(three_servers[0], "d", "x") in (content, copies[0])
-
-
-@pytest.mark.process
-async def test_without_a_quorum_it_waits_and_continues_automatically(three_servers: Processes) -> None:
-    # EVIDENCE-OF: P-10
-    await init_store(url_of(three_servers))
-    async with claimed(three_servers) as (store, claim):
-        writer = claim.open_object("x")
-        await writer.wait_synced(writer.append(b"before"))
-        for server in three_servers[:2]:
-            await trio.to_thread.run_sync(server.kill)
-        await until(lambda: claim.waiting, "the writer says that it waits")
-        assert claim.state is ClaimState.WAITING
-        size = writer.append(b" and after")
-        await until(
-            lambda: any("cannot connect" in one.error for one in store.members()), "the error is shown"
-        )
-        assert writer.synced == 6
-        await caught_up(store)
-        await trio.to_thread.run_sync(three_servers[0].restart)
-        await writer.wait_synced(size)
-        await claim.wait_quorum()
-        assert not claim.waiting
-        await has(three_servers[0], "d", "x", b"before and after")
 
 
 @pytest.mark.process

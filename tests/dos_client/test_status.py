@@ -14,7 +14,7 @@ import trio
 
 from dos_client import NotEmptyError, init_store
 from dos_client.core.claim import ClaimState
-from dos_client.core.membership import Condition, ServerAnswer, describe, same_server
+from dos_client.core.membership import Condition, ServerAnswer, describe
 from dos_client.core.replacement import begin
 from dos_client.membership.status import StoreStatus, store_status
 from dos_client.repair.verifying import MemberHolding, VerifyReport
@@ -65,11 +65,6 @@ def test_a_member_is_called_what_it_is(
     assert view.condition is condition
     assert detail in view.detail
     assert view.counts == (condition is Condition.THERE)
-
-
-def test_one_server_at_two_addresses_is_said_to_be_one() -> None:
-    (line,) = same_server([seen("a", G1), seen("a", G1, "other:1"), seen("b", G1)])
-    assert "a:1 and other:1 are one server" in line
 
 
 # On real servers

@@ -65,13 +65,6 @@ async def test_making_a_store_that_was_half_made_finishes_it(three: Servers) -> 
             assert connection.record == record, "a client that reads a decided record passes it on"
 
 
-async def test_alone_under_two_names_is_no_store_of_two(alone: ThreadServer) -> None:
-    # EVIDENCE-OF: P-5
-    port = alone.address[1]
-    with pytest.raises(NotEmptyError, match="several addresses belong to the same server"):
-        await init_store(f"dos://127.0.0.1:{port},localhost:{port}")
-
-
 async def test_servers_with_objects_or_away_are_refused_by_name(three: Servers) -> None:
     async with connect(three[0].url) as server, await server.unclaimed("old") as claim:
         writer = claim.open_object("x")

@@ -133,12 +133,6 @@ def test_dump_of_a_damaged_journal_shows_all_that_is_good_and_then_the_fault(tmp
     assert "Traceback" not in done.stderr
 
 
-def test_a_file_of_a_servers_data_directory_is_named_as_what_it_is(tmp_path: Path) -> None:
-    done = journal("verify", file_of(tmp_path, b"\xd0\x58\x01\x00", bytes(100)))
-    assert done.returncode == 1
-    assert "a file of a server's data directory" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

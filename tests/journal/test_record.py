@@ -16,13 +16,11 @@ from journal.core import record as codec
 from journal.core.errors import CorruptRecordError
 from journal.core.record import (
     FILE_ARITY,
-    HEADER_V1,
     Op,
     ParseResult,
     Record,
     RecordDecoder,
     decode_all,
-    detect_version,
     encode,
     encode_v0,
     encode_v1,
@@ -63,27 +61,10 @@ def test_it_does_not_matter_into_which_pieces_the_bytes_are_cut(version: int, da
     assert decoder.offset == len(whole)
 
 
-@VERSIONS
-def test_byte_by_byte_gives_the_same_as_all_at_once(version: int) -> None:
-    written = [Record(Op.WRITE, 2, (10,), (b"/w/a", b"0\n")), Record(Op.REMOVE, 3, (), (b"/w/a",))]
-    whole = b"".join(encode(record, version) for record in written)
-    decoder = RecordDecoder(version)
-    read = [record for index in range(len(whole)) for _, record in decoder.feed(whole[index : index + 1])]
-    assert read == written
-    assert decoder.finish() is None
-
-
 def test_offsets_count_from_where_the_stream_began() -> None:
     data = encode(Record(Op.MARK, ints=(1,)))
     decoder = RecordDecoder(offset=1000)
     assert decoder.feed(data)[0][0] == 1000 + len(data)
-
-
-def test_the_version_shows_in_the_first_bytes() -> None:
-    assert detect_version(encode(Record(Op.REMOVE, strings=(b"a",)), 1)) == 1
-    assert detect_version(encode(Record(Op.REMOVE, strings=(b"a",)), 0)) == 0
-    assert detect_version(b"\xd0") is None
-    assert detect_version(b"") is None
 
 
 @pytest.mark.parametrize(
@@ -108,24 +89,9 @@ def test_a_record_that_no_reader_would_take_is_not_written(record: Record, versi
         encode(record, version)
 
 
-@VERSIONS
-def test_a_body_beyond_the_limit_is_not_written(version: int) -> None:
-    largest = record_body_bytes_max - 8 * 3 - 1
-    assert len(encode(Record(Op.WRITE, ints=(0,), strings=(b"a", bytes(largest))), version)) > largest
-    with pytest.raises(LocalProtocolError, match="split it into several records"):
-        encode(Record(Op.WRITE, ints=(0,), strings=(b"a", bytes(largest + 1))), version)
-
-
 def test_a_record_with_255_ints_and_255_strings_fits() -> None:
     record = Record(Op.OUTPUT, ints=tuple(range(255)), strings=tuple(bytes([i]) for i in range(255)))
     assert decode_all(encode(record))[0][0][1] == record
-
-
-def test_the_header_says_how_long_a_record_is_before_its_body_exists() -> None:
-    data = encode_v1(Record(Op.WRITE, ints=(0,), strings=(b"a", bytes(1000))))
-    decoder = RecordDecoder()
-    assert decoder.feed(data[: HEADER_V1.size]) == []
-    assert decoder._needed == len(data)
 
 
 def test_a_large_record_in_small_pieces_is_joined_once() -> None:

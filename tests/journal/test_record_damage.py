@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_protocol.digests import digest64
-from dos_protocol.errors import CorruptDataError, LocalProtocolError
+from dos_protocol.errors import LocalProtocolError
 from journal.core.errors import CorruptRecordError, TornRecordError, UnknownRecordError
 from journal.core.record import HEADER_V0, HEADER_V1, MAGIC, Op, Record, RecordDecoder, decode_all, encode
 from journal.limits import record_body_bytes_max
@@ -76,21 +76,10 @@ def test_every_bit_flip_of_a_version_0_journal_leaves_the_records_before_it_and_
         assert [record for _, record in read][:before] == THREE[:before], f"bit {bit}"
         assert fault is None or isinstance(fault, NAMED), f"bit {bit}"
         silent += fault is None
+        if bit // 8 < [0, *ends][before] + 4:  # in its length: not taken for a record that was cut off
+            assert type(fault) is CorruptRecordError, f"bit {bit}"
     free = sum(8 + 8 * len(r.ints) + sum(len(s) for s in r.strings) for r in THREE)
     assert silent == 8 * free, "only tags, ints and strings can change unseen"
-
-
-@VERSIONS
-def test_no_bit_flip_in_a_length_looks_like_a_record_that_was_cut_off(version: int) -> None:
-    data, ends = three(version)
-    start = ends[1]
-    lengths = range(start, start + 4) if version == 0 else range(start + 16, start + 20)
-    for byte in lengths:
-        for bit in range(8):
-            broken = bytearray(data)
-            broken[byte] ^= 1 << bit
-            _, fault = decode_all(bytes(broken), version)
-            assert type(fault) is CorruptRecordError
 
 
 @VERSIONS
@@ -165,35 +154,6 @@ def test_pickle_bytes_are_no_journal() -> None:
 
 def with_header_digest(header: bytes) -> bytes:
     return header[:20] + (digest64(header[:20]) & 0xFFFFFFFF).to_bytes(4)
-
-
-@pytest.mark.parametrize(
-    ("header", "kind", "text"),
-    [
-        (HEADER_V1.pack(MAGIC, 2, 4, 0, 0, 0, 0, 0, 0), UnknownRecordError, "found version 2"),
-        (HEADER_V1.pack(MAGIC, 1, 200, 0, 0, 0, 0, 0, 0), UnknownRecordError, "found op 200"),
-        (HEADER_V1.pack(MAGIC, 1, 4, 0x100, 0, 0, 0, 0, 0), UnknownRecordError, "found 0x0100"),
-        (HEADER_V1.pack(MAGIC, 1, 2, 0, 1, 1, 0, 16, 0), CorruptRecordError, "1 strings for REMOVE"),
-        (HEADER_V1.pack(MAGIC, 1, 4, 0, 2, 0, 0, 15, 0), CorruptRecordError, "found 15 bytes"),
-    ],
-)
-def test_a_valid_header_that_this_release_cannot_read_is_reported_from_damage(
-    header: bytes, kind: type[CorruptDataError], text: str
-) -> None:
-    good = encode(THREE[0])
-    read, fault = decode_all(good + with_header_digest(header) + bytes(range(1, 60)), 1)
-    assert [record for _, record in read] == THREE[:1]
-    assert type(fault) is kind
-    assert text in str(fault)
-    assert len(good) <= fault.offset < len(good) + 24
-
-
-def test_a_version_0_record_of_a_later_version_reports_it() -> None:
-    data = bytearray(encode(THREE[0], 0))
-    data[4] = 3
-    _, fault = decode_all(bytes(data), 0)
-    assert type(fault) is UnknownRecordError
-    assert "found version 3" in str(fault)
 
 
 HUGE = [

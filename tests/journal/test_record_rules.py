@@ -215,16 +215,18 @@ def test_a_record_of_version_1_is_waited_for_in_two_steps() -> None:
     assert needed == [24] * 24 + [len(whole)] * (len(whole) - 24)
 
 
-@pytest.mark.parametrize("op", [Op.OUTPUT, Op.WRITE])
+@pytest.mark.parametrize(("op", "version"), [(Op.OUTPUT, 1), (Op.WRITE, 1), (Op.WRITE, 0)])
 @pytest.mark.parametrize("over", [0, 1])
-def test_the_largest_body_is_written_and_read_and_one_byte_more_is_neither(op: Op, over: int) -> None:
+def test_the_largest_body_is_written_and_read_and_one_byte_more_is_neither(
+    op: Op, version: int, over: int
+) -> None:
     record = Record(op, 0, (0,), (b"a", bytes(record_body_bytes_max - 25 + over)))
     if over:
         with pytest.raises(LocalProtocolError, match="split it into several records"):
-            encode_v1(record)
+            encode(record, version)
         return
-    data = encode_v1(record)
-    assert decode_all(data) == ([(len(data), record)], None)
+    data = encode(record, version)
+    assert decode_all(data, version) == ([(len(data), record)], None)
 
 
 SIZES = [0, 1, 2047 - 24, 2048 - 24, 2049 - 24, 5000]

@@ -411,16 +411,6 @@ async def test_a_predecessor_of_which_no_member_has_all_bytes_is_lost_and_not_cu
         await taken(store.claim(2))
 
 
-async def test_an_epoch_is_one_line_of_history() -> None:
-    store = MemoryStore()
-    await first_writer(store, "a")
-    claim = store.claim(2)
-    state = await taken(claim)
-    await ChainWriter.open(claim, "J", state, 1)
-    with pytest.raises(LocalProtocolError, match="already opened under this claim"):
-        await ChainWriter.open(claim, "J", state, 1)
-
-
 async def test_a_claim_below_the_epochs_of_the_chain_opens_nothing() -> None:
     store = MemoryStore()
     plant(store, SegmentStart("J", 5, 0, None, 1, "00" * 16))
@@ -429,19 +419,6 @@ async def test_a_claim_below_the_epochs_of_the_chain_opens_nothing() -> None:
         await ChainWriter.open(claim, "J", await taken(claim), 1)
     with pytest.raises(LocalProtocolError, match="an epoch above all existing"):
         await ChainWriter.open(claim, "J", await taken(claim, at=ORIGIN), 1)
-
-
-async def test_two_chains_of_one_directory_do_not_mix() -> None:
-    store = MemoryStore()
-    claim = store.claim(1)
-    state = await ChainWriter.open(claim, "state", None, 1)
-    steps = await ChainWriter.open(claim, "steps", None, 1)
-    state.append(note("state 1"))
-    steps.append(note("step 1"))
-    claim = store.claim(2)
-    for chain, expected in (("state", ["state 1"]), ("steps", ["step 1"])):
-        found = await take_over(claim, chain, generation=1)
-        assert await texts_of(claim, found) == expected
 
 
 async def test_r13_the_position_ordered_is_the_base_and_never_the_longest() -> None:
@@ -515,21 +492,6 @@ async def test_r16_a_journal_is_created_only_when_every_member_reports_that_it_i
     state = await taken(claim)
     assert (state.end, state.segments, state.seen) == (None, (), 0)
     await ChainWriter.open(claim, "J", state, 1)
-
-
-async def test_a_take_over_waits_a_while_for_a_member_whose_answer_it_needs(autojump_clock: object) -> None:
-    store = MemoryStore()
-    claim = store.claim(1, [1, 2])
-
-    async def third_member_answers() -> None:
-        await trio.sleep(3)
-        claim.join(store.servers[2])
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(third_member_answers)
-        state = await take_over(claim, "J", generation=1)
-    assert state.end is None
-    assert trio.current_time() >= 3
 
 
 async def test_a_journal_that_exists_is_not_created_a_second_time() -> None:
