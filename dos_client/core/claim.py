@@ -109,6 +109,7 @@ class ClaimMachine:
     def _count(self) -> None:
         enough = self.quorums.can_acknowledge(self.live)
         match self.state:
+            # Only those connected now: a member that left may have granted a higher claim since (R1).
             case ClaimState.CLAIMING if self.quorums.can_take_over(self.held & self.live):
                 self._step(ClaimEvent.GRANTED)
             case ClaimState.HELD if not enough:

@@ -91,10 +91,12 @@ class Quorums:
         self._acks: tuple[int, ...] = (record.ack_quorum,)
         self._claims: tuple[int, ...] = (claims_needed(len(old), record.ack_quorum),)
         if filled is not None and replaced is not None:
+            # Both sets: what one of them alone acknowledges is lost for whoever uses the other one.
             self.sets = (old, old - {replaced.server_id} | {filled.server_id})
             self._acks, self._claims = self._acks * 2, self._claims * 2
         elif filled is not None:
             self.sets = (old, old | {filled.server_id})
+            # All of both: a quorum of the smaller store need not meet each quorum of the larger one.
             self._acks = self._claims = (len(old), len(old) + 1)
         before = self._first_acks = record.ack_quorum
         self._covers = tuple(len(group) - before + 1 for group in self.sets)

@@ -267,6 +267,7 @@ class Filling:
         )
 
     async def _fill(self, wanted: DirectoryGoal, missing: list[str], live: DirectoryOpened) -> None:
+        # P-4: without the claim that the others hold, a fenced writer could reach a quorum with this member.
         epoch, writer_id = max((wanted.epoch, wanted.writer_id), (live.epoch, live.writer_id))
         async with open_member_session(self._store, self._joining) as connection:
             opened = await self._enter(connection, wanted.directory, epoch, writer_id, live.epoch)

@@ -45,6 +45,7 @@ class RecordLog:
 
     async def decide(self, record: StoreRecord) -> None:
         """Decide the record for its generation. Raises FencedError if another run has taken the log over."""
+        # Two records of one generation would be two stores that both confirm theirs.
         if record.generation != self.last.generation + 1:
             raise ValueError(f"generation {record.generation} does not follow {self.last.generation}")
         await self.write(RECORDS, record)

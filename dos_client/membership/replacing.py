@@ -257,6 +257,7 @@ async def add_to(store: Store, records: RecordLog, new: str, reporter: "Progress
 
 
 async def fill_and_finish(store: Store, records: RecordLog, reporter: "ProgressReporter") -> None:
+    # Filled before it counts: otherwise it answers a take-over without bytes that were acknowledged.
     await _fill(store, records, reporter)
     leaving = replaced_member(store.record)
     reporter.phase("finishing")

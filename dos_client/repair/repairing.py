@@ -353,6 +353,8 @@ class _NewCopy:
 
     async def put(self, chunk: Chunk) -> None:
         goal, old = self.todo.goal, self.todo.old
+        # With the old copy's size and digest: the server refuses to replace one that has changed since, which
+        # may be longer by acknowledged bytes.
         await self.walk.session(self.server_id).repair(
             RepairChunk(
                 self.name,

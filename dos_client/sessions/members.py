@@ -58,6 +58,7 @@ async def open_member_session(
     async with open_connection(
         address, store_id=by.store_id, generation=by.generation, **store.access._asdict()
     ) as connection:
+        # By identity, not by address: a wiped server there would prove that what it lost never existed (R4).
         if connection.server_id != member.server_id:
             raise RemoteProtocolError(
                 f"{address} is now server {id_text(connection.server_id)}, another or a wiped one;"

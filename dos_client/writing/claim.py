@@ -1042,7 +1042,9 @@ class MemberCopies:
 
     def _count(self, copy: ObjectCopy) -> None:
         replica, target = copy.replica, copy.target
-        if self.link.scope.cancel_called:
+        if (
+            self.link.scope.cancel_called
+        ):  # compared under the previous store record, whose quorums count no more
             return
         target.unsure.discard(self.server_id)
         target.spoiled.discard(self.server_id)
