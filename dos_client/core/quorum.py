@@ -91,7 +91,7 @@ class Quorums:
         self._acks: tuple[int, ...] = (record.ack_quorum,)
         self._claims: tuple[int, ...] = (claims_needed(len(old), record.ack_quorum),)
         if filled is not None and replaced is not None:
-            # Both sets: what one of them alone acknowledges is lost for whoever uses the other one.
+            # Both sets: what one of them alone acknowledges is lost for clients that use the other one.
             self.sets = (old, old - {replaced.server_id} | {filled.server_id})
             self._acks, self._claims = self._acks * 2, self._claims * 2
         elif filled is not None:
