@@ -1,28 +1,5 @@
 """The records of requests to a region and of their answers, in objects of its store, which
 `checkpoint/requests/queue.py` reads and writes. What a request does: `verbs.py`.
-
-A record, integers big-endian:
-
-    offset  0  magic           ff 44 52 51
-            4  version         u8, 1
-            5  kind            u8, RecordKind
-            6  reserved        u16, 0
-            8  payload bytes   u32
-           12  digest          u64, xxh3-64 of the 12 bytes before it and the payload
-           20  payload         JSON
-
-A record is valid if and only if
-
-1. the magic is this,
-2. the version and the kind are known,
-3. reserved is 0,
-4. the payload is within the limit of its kind,
-5. the digest matches,
-6. the payload is JSON of its kind.
-
-UTF-8 has no byte ff, so a payload contains no magic. If a magic follows within an incomplete record, that
-record was torn, possibly within its header, and reading continues at the magic. Bytes that are no valid
-record are skipped and counted.
 """
 
 import struct
@@ -39,6 +16,28 @@ from dos_protocol.errors import MALFORMED_JSON
 
 MAGIC: Final = b"\xffDRQ"
 VERSION: Final = 1
+# A record, integers big-endian:
+#
+#     offset  0  magic           ff 44 52 51
+#             4  version         u8, 1
+#             5  kind            u8, RecordKind
+#             6  reserved        u16, 0
+#             8  payload bytes   u32
+#            12  digest          u64, xxh3-64 of the 12 bytes before it and the payload
+#            20  payload         JSON
+#
+# A record is valid if and only if
+#
+# 1. the magic is this,
+# 2. the version and the kind are known,
+# 3. reserved is 0,
+# 4. the payload is within the limit of its kind,
+# 5. the digest matches,
+# 6. the payload is JSON of its kind.
+#
+# UTF-8 has no byte ff, so a payload contains no magic. If a magic follows within an incomplete record, that
+# record was torn, possibly within its header, and reading continues at the magic. Bytes that are no valid
+# record are skipped and counted.
 _HEAD: Final = struct.Struct(">4sBBHI")
 _DIGEST: Final = struct.Struct(">Q")
 HEADER_BYTES: Final = _HEAD.size + _DIGEST.size

@@ -317,6 +317,8 @@ class Roster:
     def launch(self, worker: Worker, round_number: int, now: float) -> int:
         """Count a new attempt and return its number."""
         worker.move(WorkerEvent.LAUNCH)
+        # Never a number twice, also not after a successor that was given up: its process may join late, and
+        # would pass for this one.
         worker.attempt = self._attempts[worker.index] = 1 + self._attempts.get(worker.index, 0)
         worker.launched_at = now
         worker.forget_companion()

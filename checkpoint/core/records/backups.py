@@ -4,27 +4,9 @@ A target numbers the records of one region 1, 2, ... A run writes two of them: o
 after everything else, one that has the whole backup. Each is written only if no record has that number. So a
 run that began while another one was under way makes the record of the other impossible, as a claim does.
 
-    offset size
-         0    4  magic ff 44 42 4b
-         4    1  version = 1
-         5    1  kind: 1 a run begins, 2 a backup
-         6    2  zero
-         8    8  bytes of the JSON, big-endian
-        16    .  the JSON
-         .   32  SHA-256 of everything before it
-
 The bytes of a segment are stored as *pieces*, each an object that is never changed. A later backup of a
-segment that has grown has the pieces of the earlier one and more. The theory:
-
-1. A checkpoint X states the position of every chain of its workers. A restore of X reads each chain from its
-   floor up to that position, *which lies in the newest segment*, so a part of that segment is copied too.
-2. Inputs are needed from the positions of X on, up to what is recorded when they are copied: a producer's
-   numbers continue there.
-3. The newest record states which backups are retained. Only their pieces, and those of runs that began after
-   it, are used again: no run deletes these (4).
-4. A run deletes after its record is written, and only records and pieces of its own number or lower: first
-   the records that are not retained, then the pieces that no retained backup needs. Pieces of a later run
-   have higher numbers, and the record of an earlier one can no longer be written.
+segment that has grown has the pieces of the earlier one and more. Inputs are needed from the positions of the
+checkpoint on, up to what is recorded when they are copied: a producer's numbers continue there.
 """
 
 import hashlib
@@ -54,6 +36,14 @@ from journal import ORIGIN, Floor, Position
 
 _MAGIC: Final = b"\xffDBK"
 _VERSION: Final = 1
+#     offset size
+#          0    4  magic ff 44 42 4b
+#          4    1  version = 1
+#          5    1  kind: 1 a run begins, 2 a backup
+#          6    2  zero
+#          8    8  bytes of the JSON, big-endian
+#         16    .  the JSON
+#          .   32  SHA-256 of everything before it
 _HEADER: Final = struct.Struct(">4sBBHQ")
 _SUM_BYTES: Final = 32
 _BEGUN: Final = 1
@@ -261,6 +251,8 @@ class NeededChain(NamedTuple):
     floor: int
 
 
+# A checkpoint X states the position of every chain of its workers. A restore of X reads each chain from its
+# floor up to that position, *which lies in the newest segment*, so a part of that segment is copied too.
 def needed_chains(checkpoint: Checkpoint, region: str) -> list[NeededChain]:
     """Return the chains of the region's workers that a restore of the checkpoint reads.
 
@@ -329,6 +321,8 @@ class Known(NamedTuple):
     """SHA-256 -> the piece of a run that began after the newest backup and did not end."""
 
 
+# The newest record states which backups are retained. Only their pieces, and those of runs that began after
+# it, are used again: no run deletes these (`unneeded_pieces`).
 def known_objects(newest: BackupRecord | None, listed: Mapping[str, int]) -> Known:
     """Return what can be used again. listed: the objects that the target lists, with their lengths.
 
@@ -370,6 +364,9 @@ def released_records(listed: Iterable[str], record: BackupRecord) -> list[str]:
     )
 
 
+# A run deletes after its record is written, and only records and pieces of its own number or lower: first
+# the records that are not retained, then the pieces that no retained backup needs. Pieces of a later run
+# have higher numbers, and the record of an earlier one can no longer be written.
 def unneeded_pieces(
     listed: Iterable[str], record: BackupRecord, retained: Sequence[BackupRecord]
 ) -> list[str]:

@@ -19,39 +19,6 @@ history. Pure.
 
 A vote is built by `PendingCheckpoint.build`, also the one with which a layout changes. `repeated` writes all
 records that are no vote, but for the first one of a fork.
-
-*A restore* appends one record to the manifest: the positions of the older checkpoint under the next number
-(`restored`). Its acknowledgement is the commit; no order is sent before. It begins a new *line*: chains
-continue at the positions of the record, beside what they hold of the earlier line, which nothing reads any
-more and retention deletes. No chain is truncated. But files are, so a checkpoint of the earlier line whose
-output was taken back cannot be restored any more.
-
-A line has the steps of the line of the restored checkpoint (`Rewind.of`) up to `Rewind.step`, and its own
-steps after that. So two lines have in common what they had where they parted (`parting`), and output that
-was read on one of them after that was taken back on the other (`taken_back`).
-
-*An edit* is a restore whose state has other rows: the record E has the positions of checkpoint X, except for
-the state chains of the workers that got rows. These chains continue at their positions in X, and their rows
-in E are blocks with the number of E. **The acknowledgement of E is the commit.** Before it, no record names
-the blocks, so they are what a worker left that died before its vote.
-
-A region whose first state is given (`first_record`) has E as its checkpoint 1, at step 0.
-
-*A fork* takes two records, and copies nothing:
-
-1. A savepoint of the original, named `fork-` and random digits, holds the checkpoint. Its note names the new
-   region.
-2. The first record in the manifest of the new region has the positions of that checkpoint, which are in the
-   chains of the original (`Checkpoint.in_origin`). **Its acknowledgement is the commit.**
-
-The first incarnation of the new region restores from the chains of the original, and opens its own at their
-beginning. Before any step runs, all workers vote for the next checkpoint, which contains the state
-completely. From then on the new region depends on the original only as long as it retains its first record
-(`needs_original`). After that the driver of the original drops the savepoint: what is released stays
-released (R14), so this can be known too late, but never too early.
-
-The output of the new region is its own: its logs and sinks begin anew, and steps are numbered on. It reads
-the inputs of the original, from the positions of the checkpoint.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -177,6 +144,11 @@ def refuse_republishing(last: Checkpoint, target: Checkpoint) -> None:
         )
 
 
+# A restore appends one record to the manifest: the positions of the older checkpoint under the next number
+# (`restored`). Its acknowledgement is the commit; no order is sent before. It begins a new *line*: chains
+# continue at the positions of the record, beside what they hold of the earlier line, which nothing reads any
+# more and retention deletes. No chain is truncated. But files are, so a checkpoint of the earlier line whose
+# output was taken back cannot be restored any more.
 def restored(kept: Sequence[Checkpoint], target: Checkpoint, incarnation: int, *, by: str = "") -> Checkpoint:
     """Return the record that restores `target`, one of the retained checkpoints `kept`, oldest first.
 
@@ -238,6 +210,9 @@ def taken_back(checkpoint: Checkpoint, line: int, step: int) -> Rewind | None:
     return parted if parted is not None and parted.step < step else None
 
 
+# A line has the steps of the line of the restored checkpoint (`Rewind.of`) up to `Rewind.step`, and its own
+# steps after that. So two lines have in common what they had where they parted (`parting`), and output that
+# was read on one of them after that was taken back on the other (`taken_back`).
 def parting(checkpoint: Checkpoint, line: int, later: int | None = None) -> Rewind | None:
     """Return where an earlier line and a later one (None: that of the checkpoint) part: after `step` and the
     sizes `outputs`, with the restore because of which they do. None if they are the same.
@@ -325,6 +300,21 @@ def _listed(savepoints: Mapping[str, int]) -> str:
     )
 
 
+# A fork takes two records, and copies nothing:
+#
+# 1. A savepoint of the original, named `fork-` and random digits, holds the checkpoint. Its note names the
+#    new region.
+# 2. The first record in the manifest of the new region has the positions of that checkpoint, which are in the
+#    chains of the original (`Checkpoint.in_origin`). **Its acknowledgement is the commit.**
+#
+# The first incarnation of the new region restores from the chains of the original, and opens its own at their
+# beginning. Before any step runs, all workers vote for the next checkpoint, which contains the state
+# completely. From then on the new region depends on the original only as long as it retains its first record
+# (`needs_original`). After that the driver of the original drops the savepoint: what is released stays
+# released (R14), so this can be known too late, but never too early.
+#
+# The output of the new region is its own: its logs and sinks begin anew, and steps are numbered on. It reads
+# the inputs of the original, from the positions of the checkpoint.
 def forked(source: Checkpoint, origin: ForkOrigin, incarnation: int) -> Checkpoint:
     """Return the first record of the region that begins with this checkpoint of the original.
 
@@ -405,6 +395,12 @@ def edit_target(kept: Sequence[Checkpoint], to: str, *, region: str) -> Checkpoi
     return target
 
 
+# An edit is a restore whose state has other rows: the record E has the positions of checkpoint X, except for
+# the state chains of the workers that got rows. These chains continue at their positions in X, and their rows
+# in E are blocks with the number of E. **The acknowledgement of E is the commit.** Before it, no record names
+# the blocks, so they are what a worker left that died before its vote.
+#
+# A region whose first state is given (`first_record`) has E as its checkpoint 1, at step 0.
 def edited(
     kept: Sequence[Checkpoint],
     target: Checkpoint,
