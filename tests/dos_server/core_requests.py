@@ -24,6 +24,15 @@ def claimed(server: Harness, epoch: int = 1, writer: bytes = W1, directory: str 
     return session
 
 
+def writing(content: bytes = b"") -> tuple[Harness, int]:
+    """A server, and a session that holds `dir`, where object `o` has the content if there is any."""
+    server = Harness()
+    session = claimed(server)
+    if content:
+        server.ask(session, append(b"", content))
+    return server, session
+
+
 def code_of(answer: object) -> ErrorCode:
     assert isinstance(answer, m.Error), answer
     return ErrorCode(answer.code)

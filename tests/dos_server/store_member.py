@@ -2,6 +2,8 @@
 
 import random
 
+from msgspec import structs
+
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
@@ -77,18 +79,19 @@ class StoreMember(Harness):
         self.start()
 
     def repair(
-        self, session: int, data: bytes, *, old: m.ObjectInfo, overwrite: bool = False, chunk: int = 1 << 18
+        self,
+        session: int,
+        data: bytes,
+        *,
+        old: m.ObjectInfo,
+        overwrite: bool = False,
+        chunk_bytes: int = 1 << 18,
     ) -> m.Message:
         """Bring a new copy; the last answer."""
-        digest, answer = prefix_digest(data), None
-        for start in range(0, len(data) or 1, chunk):
-            part = data[start : start + chunk]
-            answer = self.ask(
-                session,
-                m.RepairChunk(
-                    "o", start, len(data), digest, old.synced, old.digest, overwrite=overwrite, payload=part
-                ),
-            )
+        answer = None
+        for start in range(0, len(data) or 1, chunk_bytes):
+            piece = chunk(data, old, start, data[start : start + chunk_bytes])
+            answer = self.ask(session, structs.replace(piece, overwrite=overwrite))
             if not isinstance(answer, m.RepairAck):
                 break
         return answer
@@ -100,11 +103,14 @@ class StoreMember(Harness):
         return data
 
 
-def first_chunk(data: bytes, old: m.ObjectInfo, digest: int | None = None) -> m.RepairChunk:
-    old_digest = old.digest if digest is None else digest
-    return m.RepairChunk(
-        "o", 0, len(data), prefix_digest(data), old.synced, old_digest, overwrite=False, payload=data[:1000]
-    )
+def chunk(data: bytes, old: m.ObjectInfo, start: int = 0, part: bytes | None = None) -> m.RepairChunk:
+    """A piece of a new copy with that data: the part at `start`, None: all of it."""
+    whole, payload = (len(data), prefix_digest(data)), data if part is None else part
+    return m.RepairChunk("o", start, *whole, old.synced, old.digest, overwrite=False, payload=payload)
+
+
+def first_chunk(data: bytes, old: m.ObjectInfo) -> m.RepairChunk:
+    return chunk(data, old, 0, data[:1000])
 
 
 class PowerCutError(Exception):

@@ -12,14 +12,13 @@ from dos_protocol.frames import Frame
 from dos_server.core import vocabulary as v
 from dos_server.core.requests.appends import take_run
 from dos_server.limits import extent_payload_bytes_max
-from tests.dos_server.core_requests import W1, append, claimed, code_of, to_claim
+from tests.dos_server.core_requests import W1, append, claimed, code_of, to_claim, writing
 from tests.support.core_harness import Harness
 
 
 def test_nothing_is_reported_before_the_sync_has_ended() -> None:
     # EVIDENCE-OF: P-1
-    server = Harness()
-    session = claimed(server)
+    server, session = writing()
     server.send(session, append(b"", b"hello"))
     assert server.unasked(session, m.DurabilityAck) == []
     (pending,) = server.pending
@@ -30,8 +29,7 @@ def test_nothing_is_reported_before_the_sync_has_ended() -> None:
 
 def test_a_sync_covers_only_what_was_written_before_it_began() -> None:
     # EVIDENCE-OF: P-1
-    server = Harness()
-    session = claimed(server)
+    server, session = writing()
     server.send(session, append(b"", b"one"))
     server.send(session, append(b"one", b"two"))
     server.finish()
@@ -41,8 +39,7 @@ def test_a_sync_covers_only_what_was_written_before_it_began() -> None:
 
 
 def test_one_sync_serves_every_append_written_before_it() -> None:
-    server = Harness()
-    session = claimed(server)
+    server, session = writing()
     server.send(session, append(b"", b"a"))
     for number in range(1, 50):
         server.send(session, append(b"a" * number, b"a"))
@@ -51,8 +48,7 @@ def test_one_sync_serves_every_append_written_before_it() -> None:
 
 
 def test_appends_of_one_batch_share_extents() -> None:
-    server = Harness()
-    session = claimed(server)
+    server, session = writing()
     for number in range(10):
         server.send(session, append(b"a" * number, b"a"), ends_batch=False)
     server.event(v.BatchEnded())
@@ -62,8 +58,7 @@ def test_appends_of_one_batch_share_extents() -> None:
 
 
 def test_received_is_reported_when_no_sync_ends_for_a_while() -> None:
-    server = Harness()
-    session = claimed(server)
+    server, session = writing()
     server.send(session, append(b"", b"hello"))
     server.tick(0.05)
     assert server.unasked(session, m.DurabilityAck) == []
@@ -75,9 +70,7 @@ def test_received_is_reported_when_no_sync_ends_for_a_while() -> None:
 
 def test_an_append_needs_the_exact_size_and_prefix() -> None:
     # EVIDENCE-OF: P-3, P-8
-    server = Harness()
-    session = claimed(server)
-    server.ask(session, append(b"", b"hello"))
+    server, session = writing(b"hello")
     before = server.disk.used
     wrong = server.ask(session, m.Append("o", 4, prefix_digest(b"hell"), b"x"))
     assert (code_of(wrong), wrong.actual) == (ErrorCode.SIZE_MISMATCH, 5)
@@ -91,9 +84,7 @@ def test_an_append_needs_the_exact_size_and_prefix() -> None:
 
 def test_after_a_refusal_what_was_pipelined_after_it_is_refused_too() -> None:
     # EVIDENCE-OF: P-3
-    server = Harness()
-    session = claimed(server)
-    server.ask(session, append(b"", b"theirs"))
+    server, session = writing(b"theirs")
     lost = server.send(session, append(b"", b"record"))
     behind = server.send(session, append(b"record", b"next"))
     assert code_of(server.answer(session, lost)) == ErrorCode.SIZE_MISMATCH
@@ -101,8 +92,7 @@ def test_after_a_refusal_what_was_pipelined_after_it_is_refused_too() -> None:
 
 
 def test_an_empty_append_makes_an_empty_object_and_asks_for_a_watermark() -> None:
-    server = Harness()
-    session = claimed(server)
+    server, session = writing()
     server.send(session, append(b"", b""))
     assert server.unasked(session, m.DurabilityAck) == []
     server.settle()
@@ -153,8 +143,7 @@ def test_the_entry_of_a_new_object_and_its_folders_are_durable_before_the_first_
 
 
 def test_a_lost_connection_does_not_undo_what_was_accepted() -> None:
-    server = Harness()
-    session = claimed(server)
+    server, session = writing()
     server.send(session, append(b"", b"abc"))
     server.end(session)
     server.settle()

@@ -33,8 +33,7 @@ def test_a_claim_is_answered_only_when_it_is_durable() -> None:
     assert server.answer(session, request) is None
     server.finish()  # stored
     assert server.answer(session, request) == m.DirectoryOpened(3, W1, ())
-    server.disk.kill()
-    server.start()
+    server.restart()
     late = server.connect()
     refused = server.ask(late, to_claim(2, W2))
     assert (code_of(refused), refused.actual) == (ErrorCode.FENCED, 3)
@@ -183,8 +182,7 @@ def test_an_unreadable_claim_closes_the_directory_and_no_other() -> None:
     claimed(server, 4, W1)
     handle = server.disk.open("d/dir/.claim", create=False)
     server.disk.write(handle, 9, [b"\xff"])
-    server.disk.kill()
-    server.start()
+    server.restart()
     session = server.connect()
     for request in (
         m.ChangeDirectory("dir"),
@@ -238,8 +236,7 @@ def test_no_extent_is_of_a_claim_that_is_not_on_stable_storage_yet() -> None:
     server.send(old, append(b"", b"accepted"), ends_batch=False)
     server.send(new, to_claim(2, b"x" * 16))  # its storing waits in `pending`, the batch is written
     assert server.disk.content("d/dir/o")
-    server.disk.kill()
-    server.start()
+    server.restart()
     opened = server.ask(server.connect(), m.ChangeDirectory("dir"))
     assert isinstance(opened, m.DirectoryOpened), opened
     assert opened.epoch == 1
@@ -255,8 +252,7 @@ def test_a_new_copy_is_of_the_claim_that_is_stored() -> None:
     assert isinstance(refused, m.Error)
     member.rot(150_000)
     assert isinstance(member.repair(member.reader(), LONGER, old=member.inspect()), m.RepairAck)
-    member.disk.kill()
-    member.start()
+    member.restart()
     opened = member.ask(member.reader(), m.ChangeDirectory("dir"))
     assert isinstance(opened, m.DirectoryOpened), opened
 
@@ -281,8 +277,7 @@ def test_after_any_crash_the_claim_is_no_older_than_the_extents() -> None:
                 sizes[session] = content + b"x"
             while server.pending and rng.random() < 0.6:
                 server.finish(rng.randrange(len(server.pending)))
-        server.disk.power_cut(rng)
-        server.start()
+        server.lose_power(rng)
         opened = server.ask(server.connect(), m.ChangeDirectory("dir"))
         assert isinstance(opened, m.DirectoryOpened), (seed, opened)
 

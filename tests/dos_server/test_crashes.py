@@ -164,12 +164,10 @@ def test_power_that_goes_in_the_start_after_a_kill_makes_no_object_look_damaged(
     server.settle()
     server.storage.sync = lambda effect: v.DiskFailure.NONE  # killed before the first sync began
     server.send(session, m.Append("o", 0, prefix_digest(b""), b"accepted"))
-    server.disk.kill()
-    server.start()
+    server.restart()
     server.disk.fail("sync_folder", errno.EIO, nth=2)  # the start gets as far as this: the directory's names
     assert isinstance(server.ask(server.connect(), m.ChangeDirectory("dir")), m.Error)
-    server.disk.power_cut(random.Random(seed))
-    server.start()
+    server.lose_power(random.Random(seed))
     opened = server.ask(server.connect(), m.ChangeDirectory("dir"))
     assert not [info for info in opened.entries if info.corrupt]
 

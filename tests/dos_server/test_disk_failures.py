@@ -5,16 +5,14 @@ import errno
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
-from tests.dos_server.core_requests import W2, append, claimed, code_of, to_claim
+from tests.dos_server.core_requests import W2, append, claimed, code_of, to_claim, writing
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
 
 
 def test_a_failed_sync_poisons_and_nothing_more_is_acknowledged() -> None:
     # EVIDENCE-OF: P-1
-    server = Harness()
-    session = claimed(server)
-    server.ask(session, append(b"", b"good"))
+    server, session = writing(b"good")
     server.disk.fail("sync", errno.EIO)
     first = server.send(session, append(b"good", b"lost"))
     second = server.send(session, append(b"goodlost", b"more"))
@@ -32,14 +30,11 @@ def test_a_failed_sync_poisons_and_nothing_more_is_acknowledged() -> None:
 
 def test_after_a_failed_sync_a_restart_does_not_believe_the_cache() -> None:
     # EVIDENCE-OF: P-1, P-2
-    server = Harness()
-    session = claimed(server)
-    server.ask(session, append(b"", b"good"))
+    server, session = writing(b"good")
     server.disk.fail("sync", errno.EIO)
     server.send(session, append(b"good", b"lost"))
     server.settle()
-    server.disk.kill()
-    server.start()
+    server.restart()
     session = claimed(server, 2, W2)
     opened = server.ask(session, m.List()).entries
     assert opened == (m.ObjectInfo("o", 4, 4, prefix_digest(b"good")),)
@@ -49,8 +44,7 @@ def test_after_a_failed_sync_a_restart_does_not_believe_the_cache() -> None:
 
 
 def test_a_claim_on_a_directory_with_a_poisoned_object_is_answered_and_reports_it() -> None:
-    server = Harness()
-    session = claimed(server)
+    server, session = writing()
     server.disk.fail("sync", errno.EIO)
     server.send(session, append(b"", b"lost"))
     server.settle()
@@ -88,16 +82,14 @@ def test_a_full_disk_refuses_whole_appends_and_continues_when_there_is_space() -
 
 
 def test_a_write_of_unknown_effect_poisons() -> None:
-    server = Harness()
-    session = claimed(server)
+    server, session = writing()
     server.disk.fail("write", errno.EIO)
     assert code_of(server.ask(session, append(b"", b"x"))) == ErrorCode.POISONED
 
 
 def test_damage_met_by_a_read_is_corrupt_and_stays_so() -> None:
     # EVIDENCE-OF: P-2
-    server = Harness()
-    session = claimed(server)
+    server, session = writing()
     server.ask(session, append(b"", b"a" * 100))
     server.ask(session, append(b"a" * 100, b"b" * 100))
     server.ask(session, append(b"a" * 100 + b"b" * 100, b"c" * 100))
@@ -114,8 +106,7 @@ def test_damage_met_by_a_read_is_corrupt_and_stays_so() -> None:
 
 def test_acknowledged_bytes_that_are_gone_after_a_restart_are_missed() -> None:
     # EVIDENCE-OF: P-2
-    server = Harness()
-    session = claimed(server)
+    server, session = writing()
     server.ask(session, append(b"", b"a" * 100))
     server.ask(session, append(b"a" * 100, b"b" * 100))
     server.ask(session, append(b"", b"c", "whole"))

@@ -373,8 +373,7 @@ def test_a_running_server_serves_no_byte_of_another_place_or_time() -> None:
             continue
         put(server, good)
         server.disk.put("d/dir/.marks", bytes(256))  # the copy is a good one again, also by its mark
-        server.disk.kill()
-        server.start()
+        server.restart()
         epoch += 1
         session = claimed(server, epoch)
         put(server, file)
@@ -387,8 +386,7 @@ def test_a_running_server_serves_no_byte_of_another_place_or_time() -> None:
 
 def refused_after_restart(server: Harness, epoch: int, content: bytes, what: str) -> int:
     """Restart the server: some reads are refused, none is wrong. The session that read."""
-    server.disk.kill()
-    server.start()
+    server.restart()
     session = claimed(server, epoch)
     wrong, refused = wrong_reads(server, session, content)
     assert not wrong, what
@@ -449,8 +447,7 @@ def test_the_root_of_each_object_of_a_name_is_another_and_its_mark_says_it() -> 
     assert 0 not in roots
     (mark,) = [one for one in decode_marks(server.disk.content("d/dir/.marks")) if one is not None]
     assert mark.root == int.from_bytes(server.disk.content(PATH)[12:16])
-    server.disk.kill()
-    server.start()
+    server.restart()
     server.ask(claimed(server, 2), m.Append("p", 0, prefix_digest(b""), b"x"))
     roots.add(int.from_bytes(server.disk.content("d/dir/p")[12:16]))
     assert len(roots) == 3
@@ -465,14 +462,12 @@ def test_what_is_appended_after_a_torn_tail_and_after_a_restart_follows_the_chai
         server.disk.kill()
         handle = server.disk.open(PATH, create=False)
         server.disk.write(handle, server.disk.size(handle), [b"\xd0\x58\x01" + bytes(40)])
-        server.disk.kill()
-        server.start()
+        server.restart()
     session = claimed(server, 2)
     for text in parts(3):
         server.ask(session, m.Append("o", len(content), prefix_digest(content), text))
         content += text
-    server.disk.kill()
-    server.start()
+    server.restart()
     session = claimed(server, 3)
     assert wrong_reads(server, session, content) == ([], 0)
     assert server.ask(session, m.Get("o", 0, len(content))).payload == content

@@ -28,15 +28,14 @@ from dos_server.core.files.scan import (
 )
 from dos_server.core.tables import WaitingRead, WaitingReads
 from dos_server.limits import extent_payload_bytes_max, list_entries_max, read_extents_max
-from tests.dos_server.core_requests import W1, W2, append, claimed, code_of, to_claim
+from tests.dos_server.core_requests import W1, W2, append, claimed, code_of, to_claim, writing
 from tests.dos_server.store_member import StoreMember
 from tests.support.core_harness import Harness
 from tests.support.wire import Wire
 
 
 def test_quit_is_answered_after_everything_before_it() -> None:
-    server = Harness()
-    session = claimed(server)
+    server, session = writing()
     server.send(session, append(b"", b"abc"))
     bye = server.send(session, m.Quit())
     assert server.answer(session, bye) is None
@@ -511,8 +510,7 @@ def test_damage_that_is_found_while_a_sync_runs_is_remembered_and_nothing_above_
     answer = server.answer(writer, appending)
     assert (code_of(answer), answer.actual) == (ErrorCode.CORRUPT, 100_000)
     assert server.unasked(writer, m.DurabilityAck) == acks, "a reported size covers everything below it"
-    server.disk.kill()
-    server.start()
+    server.restart()
     again = server.connect()
     (info,) = server.ask(again, m.ChangeDirectory("dir")).entries
     assert (info.synced, info.corrupt) == (0, True)

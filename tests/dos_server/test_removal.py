@@ -53,8 +53,7 @@ def test_a_removed_file_is_gone_and_its_name_is_free() -> None:
     assert read(server) == ErrorCode.NOT_FOUND
     put(server, "f", b"another")
     assert read(server) == b"another"
-    server.disk.kill()
-    server.start()
+    server.restart()
     assert read(server) == b"another"
 
 
@@ -103,8 +102,7 @@ def test_a_crash_in_a_removal_leaves_the_whole_object_or_nothing_and_who_may_wri
         with pytest.raises(_Crash):
             server.ask0(session, "df") if way == "version 0" else server.ask(session, m.Delete("o"))
         delattr(disk, step)
-        disk.power_cut(random.Random(seed)) if power else disk.kill()
-        server.start()
+        server.lose_power(random.Random(seed)) if power else server.restart()
         found = read(server, name)
         outcomes.add(found)
         assert found in (CONTENT, ErrorCode.NOT_FOUND), seed
@@ -115,13 +113,11 @@ def test_a_crash_in_a_removal_leaves_the_whole_object_or_nothing_and_who_may_wri
             assert isinstance(server.ask(writer, m.Delete("o")), m.Deleted | m.Error)
         elif found == CONTENT:
             assert server.ask0(server.connect0("dir"), "df") == b"ok"
-        disk.power_cut(random.Random(seed))
-        server.start()
+        server.lose_power(random.Random(seed))
         assert read(server, name) == ErrorCode.NOT_FOUND, "what a start has finished stays so"
         if way == "version 0":
             put(server, "f", b"another")
-            disk.power_cut(random.Random(seed))
-            server.start()
+            server.lose_power(random.Random(seed))
             assert read(server) == b"another", seed
     if (step, nth, after) == ("write", 1, False):
         assert outcomes == {CONTENT}
@@ -150,16 +146,14 @@ def test_a_removal_that_a_crash_cut_short_is_finished_and_damage_does_not_return
     disk = FakeDisk()
     server, _ = with_file(disk)
     disk.cut(disk.open("d/dir/f", create=False), 0)
-    disk.kill()
-    server.start()
+    server.restart()
     assert read(server) == ErrorCode.CORRUPT
     crash_in(disk, "remove", 1, after=False)
     session = server.connect0("dir")
     with pytest.raises(_Crash):
         server.ask0(session, "df")
     delattr(disk, "remove")
-    disk.kill()
-    server.start()
+    server.restart()
     assert server.ask0(server.connect0("dir"), "l") == b""
     assert disk.names("d/dir") == [".marks"]
 
@@ -180,8 +174,7 @@ def test_a_power_cut_while_a_start_finishes_a_removal_brings_nothing_back(step: 
             server.start()
             server.connect0("dir")
         delattr(disk, step)
-        disk.power_cut(random.Random(seed))
-        server.start()
+        server.lose_power(random.Random(seed))
         assert read(server) == ErrorCode.NOT_FOUND, (nth, seed)
 
 
@@ -193,8 +186,7 @@ def test_a_removal_that_fails_before_the_file_is_gone_leaves_it_as_it_was(step: 
     disk.fail(step, errno.EIO)
     assert server.ask0(session, "df") == b"ERROR: the disk failed; f is unchanged"
     assert read(server) == CONTENT
-    disk.kill()
-    server.start()
+    server.restart()
     assert read(server) == CONTENT
     assert server.ask0(server.connect0("dir"), "df") == b"ok"
 
@@ -209,8 +201,7 @@ def test_a_removal_that_cannot_be_made_durable_is_not_told_and_the_name_rests_un
     assert (server.ask0(session, "df") or b"").startswith(b"ERROR: f is poisoned")
     assert (server.ask0(session, "df") or b"").startswith(b"ERROR: f is poisoned")
     assert (server.ask0(server.connect0("dir"), f"af\t{len(CONTENT)}") or b"").startswith(b"ERROR: f is pois")
-    disk.kill()
-    server.start()
+    server.restart()
     assert read(server) == ErrorCode.NOT_FOUND
     put(server, "f", b"another")
 
@@ -276,14 +267,12 @@ def test_a_damaged_file_may_be_removed_and_one_that_was_lost() -> None:
     handle = disk.open("d/dir/f", create=False)
     disk.write(handle, 3000, [b"\0\0"])
     disk.remove("d/dir/lost")
-    disk.kill()
-    server.start()
+    server.restart()
     assert read(server, "lost") == ErrorCode.CORRUPT
     session = server.connect0("dir")
     assert server.ask0(session, "df") == b"ok"
     assert server.ask0(session, "dlost") == b"ok"
-    disk.kill()
-    server.start()
+    server.restart()
     assert server.ask0(server.connect0("dir"), "l") == b""
 
 
@@ -294,13 +283,11 @@ def test_slots_of_marks_are_used_again() -> None:
         put(server, f"n{number}", b"x")
         assert server.ask0(session, f"dn{number}") == b"ok"
         if number == 10:
-            server.disk.kill()
-            server.start()
+            server.restart()
             session = server.connect0("dir")
     handle = server.disk.open("d/dir/.marks", create=False)
     assert server.disk.size(handle) == 2 * mark_bytes
-    server.disk.kill()
-    server.start()
+    server.restart()
     assert server.ask0(server.connect0("dir"), "l") == b"f\t6000\tno\n"
 
 
@@ -314,8 +301,7 @@ def test_random_lives_with_removals_keep_what_was_reported() -> None:
         for _ in range(25):
             name = rng.choice("abc")
             if rng.random() < 0.15:
-                server.disk.power_cut(rng) if rng.random() < 0.7 else server.disk.kill()
-                server.start()
+                server.lose_power(rng) if rng.random() < 0.7 else server.restart()
                 for one, content in served.items():
                     assert read(server, one) == content, (seed, one)
                 for one in "abc":
@@ -333,8 +319,7 @@ def test_random_lives_with_removals_keep_what_was_reported() -> None:
                     assert server.replies(session) == [b"ok"]
                 else:
                     server.pending.clear()  # it goes down before anything of it is done
-                    server.disk.kill()
-                    server.start()
+                    server.restart()
                     doubtful.add(name)
                 del served[name]
             elif name not in doubtful:
@@ -371,8 +356,7 @@ def test_the_writer_deletes_and_is_notified_of_it_when_it_is_durable() -> None:
     assert server.ask(session, m.List()).entries == ()
     assert code_of(server.ask(session, m.Delete("o"))) == ErrorCode.NOT_FOUND
     for seed in range(10):
-        server.disk.power_cut(random.Random(seed))
-        server.start()
+        server.lose_power(random.Random(seed))
         assert read(server, "o") == ErrorCode.NOT_FOUND
 
 
@@ -384,8 +368,7 @@ def test_the_name_is_free_and_a_new_object_there_begins_at_nothing() -> None:
     assert (code_of(behind), behind.actual) == (ErrorCode.SIZE_MISMATCH, 0)
     server.ask(session, append(b"", b"another"))
     assert read(server, "o") == b"another"
-    server.disk.kill()
-    server.start()
+    server.restart()
     assert read(server, "o") == b"another"
 
 
@@ -566,8 +549,7 @@ def test_a_delete_of_which_only_a_restart_can_say_poisons_the_object() -> None:
     assert code_of(server.ask(session, m.Delete("o"))) == ErrorCode.POISONED
     assert code_of(server.answer(session, following)) == ErrorCode.POISONED
     assert code_of(server.ask(session, append(b"", b"x"))) == ErrorCode.POISONED
-    disk.kill()
-    server.start()
+    server.restart()
     assert read(server, "o") == ErrorCode.NOT_FOUND
 
 

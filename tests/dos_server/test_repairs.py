@@ -11,6 +11,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
@@ -25,23 +26,26 @@ from tests.dos_server.store_member import (
     PowerCutError,
     PowerPlug,
     StoreMember,
+    chunk,
     first_chunk,
 )
 
 
 @pytest.mark.parametrize("new", [CONTENT, LONGER])
-@pytest.mark.parametrize("chunk", [1 << 18, 77_777])
-def test_a_damaged_copy_stays_damaged_until_a_whole_new_one_is_in_its_place(new: bytes, chunk: int) -> None:
+@pytest.mark.parametrize("chunk_bytes", [1 << 18, 77_777])
+def test_a_damaged_copy_stays_damaged_until_a_whole_new_one_is_in_its_place(
+    new: bytes, chunk_bytes: int
+) -> None:
     # EVIDENCE-OF: P-2, P-5
     member = StoreMember()
     member.rot(150_000)
     old = member.inspect()
     assert (old.corrupt, old.synced, old.received) == (True, 0, 0), "no reported size includes the damage"
     repairer = member.reader()
-    answer = member.repair(repairer, bytes([new[0] ^ 1]) + new[1:], old=old, chunk=chunk)
+    answer = member.repair(repairer, bytes([new[0] ^ 1]) + new[1:], old=old, chunk_bytes=chunk_bytes)
     assert isinstance(answer, m.Error)
     assert member.inspect() == old
-    answer = member.repair(repairer, new, old=old, chunk=chunk)
+    answer = member.repair(repairer, new, old=old, chunk_bytes=chunk_bytes)
     assert answer == m.RepairAck("o", len(new), done=True)
     info = member.inspect()
     assert (info.corrupt, info.synced, info.digest) == (False, len(new), prefix_digest(new))
@@ -49,8 +53,7 @@ def test_a_damaged_copy_stays_damaged_until_a_whole_new_one_is_in_its_place(new:
     assert ".broken.o.0" in member.folder
     assert not any(name.startswith(".repair.") for name in member.folder)
     assert member.repair(repairer, new, old=old) == answer, "a lost answer is asked for again"
-    member.disk.power_cut(random.Random(7))
-    member.start()
+    member.lose_power(random.Random(7))
     assert member.inspect() == info
     assert member.content() == new
 
@@ -62,14 +65,12 @@ def test_damage_that_a_read_found_is_known_after_a_restart(power: bool) -> None:
     member = StoreMember(large)
     member.rot(5_000)
     old = member.inspect()
-    member.disk.power_cut(random.Random(1)) if power else member.disk.kill()
-    member.start()
+    member.lose_power(random.Random(1)) if power else member.restart()
     assert member.inspect() == old, "it does not count again, though nobody has read it since"
     refused = member.ask(member.reader(), m.Get("o", 5_000, 10))
     assert refused.code == ErrorCode.CORRUPT
     assert isinstance(member.repair(member.reader(), large, old=old), m.RepairAck)
-    member.disk.kill()
-    member.start()
+    member.restart()
     assert not member.inspect().corrupt
 
 
@@ -130,8 +131,7 @@ def test_a_missing_object_is_made() -> None:
     member.ask(repairer, m.ChangeDirectory("dir"))
     assert isinstance(member.repair(repairer, CONTENT, old=m.ObjectInfo("o")), m.RepairAck)
     assert member.content() == CONTENT
-    member.disk.power_cut(random.Random(3))
-    member.start()
+    member.lose_power(random.Random(3))
     assert member.content() == CONTENT
 
 
@@ -144,8 +144,7 @@ def test_a_poisoned_object_is_repaired_without_a_restart() -> None:
     assert old.poisoned
     assert isinstance(member.repair(member.reader(), LONGER, old=old), m.RepairAck)
     assert not member.inspect().corrupt
-    member.disk.power_cut(random.Random(5))
-    member.start()
+    member.lose_power(random.Random(5))
     assert member.content() == LONGER
 
 
@@ -177,7 +176,7 @@ def test_what_is_not_what_the_repairer_saw_is_refused() -> None:
     refused = member.ask(repairer, first_chunk(LONGER, old))
     assert (refused.code, refused.actual) == (ErrorCode.SIZE_MISMATCH, len(CONTENT) + 4)
     now = member.inspect()
-    refused = member.ask(repairer, first_chunk(LONGER, now, digest=1))
+    refused = member.ask(repairer, structs.replace(first_chunk(LONGER, now), old_digest=1))
     assert refused.code == ErrorCode.DIGEST_MISMATCH
     refused = member.ask(
         repairer, m.RepairChunk("o", 5, 10, 0, now.synced, now.digest, overwrite=True, payload=b"x")
@@ -223,11 +222,11 @@ def test_a_new_copy_that_has_begun_is_kept_while_its_session_stays_in_the_direct
 ) -> None:
     member = StoreMember()
     member.rot(150_000)
-    old, repairer, digest = member.inspect(), member.reader(), prefix_digest(LONGER)
+    old, repairer = member.inspect(), member.reader()
     assert member.ask(repairer, first_chunk(LONGER, old)) == m.RepairAck("o", 1_000, done=False)
     for one in (directory, "dir"):
         assert isinstance(member.ask(repairer, m.ChangeDirectory(one)), m.DirectoryOpened)
-    rest = m.RepairChunk("o", 1_000, len(LONGER), digest, old.synced, old.digest, False, LONGER[1_000:])
+    rest = chunk(LONGER, old, 1_000, LONGER[1_000:])
     answer = member.ask(repairer, rest)
     if kept:
         assert answer == m.RepairAck("o", len(LONGER), done=True)
@@ -256,7 +255,7 @@ def test_a_copy_that_would_touch_the_reserve_is_refused_at_its_beginning() -> No
     old, used = member.inspect(), member.disk.used
     member.disk.space = used + (used >> 3) + len(LONGER)
     member.look_at_space()
-    answer = member.repair(member.reader(), LONGER, old=old, chunk=1_000)
+    answer = member.repair(member.reader(), LONGER, old=old, chunk_bytes=1_000)
     assert isinstance(answer, m.Error)
     assert answer.code == ErrorCode.NO_SPACE
     assert (member.inspect(), member.disk.used) == (old, used)
@@ -333,9 +332,7 @@ class RandomRun:
             return
         old, data, offset = self.repair
         part = data[offset : offset + self.rng.choice([500, 5_000, 50_000])]
-        request = m.RepairChunk(
-            "o", offset, len(data), prefix_digest(data), old.synced, old.digest, overwrite=False, payload=part
-        )
+        request = chunk(data, old, offset, part)
         answer = self.member.answer(self.repairer, self.member.send(self.repairer, request))
         if isinstance(answer, m.Error):
             self.repair = None
@@ -455,16 +452,7 @@ def test_an_append_that_comes_while_the_new_copy_is_on_its_way_wins() -> None:
     member.ask(repairer, first_chunk(LONGER, old))
     member.send(member.writer, m.Append("o", len(CONTENT), prefix_digest(CONTENT), b"mine"))
     member.settle()
-    rest = m.RepairChunk(
-        "o",
-        1000,
-        len(LONGER),
-        prefix_digest(LONGER),
-        old.synced,
-        old.digest,
-        overwrite=False,
-        payload=LONGER[1000:],
-    )
+    rest = chunk(LONGER, old, 1000, LONGER[1000:])
     assert member.ask(repairer, rest).code == ErrorCode.SIZE_MISMATCH
     assert member.content() == CONTENT + b"mine"
     assert not any(name.startswith(".repair.") for name in member.folder)
@@ -485,8 +473,7 @@ def test_a_repairer_that_goes_leaves_nothing_and_so_does_a_crash() -> None:
         elif leave == "away":
             member.ask(repairer, m.ChangeDirectory("elsewhere"))
         elif leave == "crash":
-            member.disk.kill()
-            member.start()
+            member.restart()
         assert member.inspect() == old
         assert not any(name.startswith(".repair.") for name in member.folder), leave
     assert not member.core._tables.repairs
@@ -496,7 +483,7 @@ def test_a_repairer_that_opens_another_directory_is_told_that_its_copy_is_gone()
     member = StoreMember()
     repairer = member.reader()
     old = member.inspect()
-    piece = m.RepairChunk("o", 0, len(LONGER), prefix_digest(LONGER), old.synced, old.digest, False, LONGER)
+    piece = chunk(LONGER, old)
     request = member.send(repairer, piece)
     elsewhere = member.send(repairer, m.ChangeDirectory("elsewhere"))
     member.finish(1)  # the other directory is there before the bytes are written
@@ -517,9 +504,7 @@ def test_a_directory_is_not_forgotten_under_a_new_copy_that_is_on_its_way(
     monkeypatch.setattr("dos_server.core.tables.directories_loaded_max", 0)
     for state in ("writing", "installing"):
         repairer = member.reader()
-        request = m.RepairChunk(
-            "o", 0, len(LONGER), prefix_digest(LONGER), old.synced, old.digest, False, LONGER
-        )
+        request = chunk(LONGER, old)
         member.send(repairer, request)
         if state == "installing":
             member.finish()
@@ -556,8 +541,7 @@ def _repair_and_crash(member: StoreMember, nth: int, seed: int) -> int:
     with contextlib.suppress(PowerCutError):
         member.repair(repairer, LONGER, old=old)
     plug.restore()
-    member.disk.power_cut(random.Random(seed))
-    member.start()
+    member.lose_power(random.Random(seed))
     entries = member.ask(member.connect(), m.ChangeDirectory("dir")).entries
     assert [info.name for info in entries] == ["o"], (nth, seed, "it looks as if it had never been")
     (info,) = entries
@@ -580,8 +564,7 @@ def test_what_is_found_damaged_while_appends_are_under_way_is_so_after_a_restart
     member.settle()
     assert member.inspect().corrupt
     member.storage.stop()
-    member.disk.kill()
-    member.start()
+    member.restart()
     assert member.inspect().corrupt
 
 

@@ -47,8 +47,7 @@ def test_rot_that_the_cache_hides_from_readers_is_found_quarantined_and_remember
     assert answer.code == ErrorCode.CORRUPT
     assert member.ask(member.reader(), m.Get("o", 0, 10)).payload == LARGE[:10]
     assert one_round(member) == [], "what is known to be damaged is not looked at"
-    member.disk.kill()
-    member.start()
+    member.restart()
     assert member.inspect().corrupt
     assert member.repair(member.reader(), LARGE, old=member.inspect()) == m.RepairAck(
         "o", len(LARGE), done=True
@@ -121,8 +120,7 @@ def test_a_list_of_directories_marks_those_with_damage_until_it_is_repaired_also
     rot_below_the_cache(member, 1_500_000)
     one_round(member)
     assert damage_listed(member) == {"dir"}
-    member.disk.kill()
-    member.start()
+    member.restart()
     assert "dir" not in member.core._tables.directories
     assert damage_listed(member) == {"dir"}
     one_round(member)
@@ -282,8 +280,7 @@ def test_a_disk_that_cannot_read_is_damage_and_a_lack_of_descriptors_is_not() ->
 def test_an_object_whose_file_is_gone_is_damaged_from_its_beginning() -> None:
     member = StoreMember(LARGE, PLAN)
     member.storage.stop()
-    member.disk.kill()
-    member.start()
+    member.restart()
     member.inspect()
     member.storage._files.forget("d/dir/o")
     del member.folder["o"]

@@ -128,8 +128,7 @@ def test_whatever_order_threads_end_in_what_was_reported_exists_after_a_crash(se
         server.slow_writes = rng.random() < 0.7
     acked = {one.name: one.synced for one in server.unasked(session, m.DurabilityAck)}
     assert acked, "something was acknowledged"
-    server.disk.power_cut(rng) if rng.random() < 0.5 else server.disk.kill()
-    server.start()
+    server.lose_power(rng) if rng.random() < 0.5 else server.restart()
     server.slow_writes = False
     session = claimed(server, 2)
     for name, synced in acked.items():

@@ -122,8 +122,7 @@ def test_claims_records_removals_and_a_restart_work_from_the_reserve() -> None:
     assert isinstance(server.ask(other, structs.replace(claim, epoch=2)), m.DirectoryOpened)
     assert code_of(server.ask(other, structs.replace(claim, directory="new"))) == ErrorCode.NO_SPACE
     assert isinstance(server.ask(session, m.Delete("big")), m.Deleted)
-    server.disk.kill()
-    server.start()
+    server.restart()
     server.look_at_space()
     session = server.connect()
     claim = to_claim(2, WRITER)

@@ -6,15 +6,14 @@ import random
 import pytest
 
 from dos_protocol import messages as m
-from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
 from dos_server.core.files.extent import object_seed
 from dos_server.core.requests.scrub import ScrubPlan
 from dos_server.disk import failure_of
 from dos_server.limits import again_seconds
-from tests.dos_server.core_requests import append, claimed, to_claim
-from tests.dos_server.store_member import LONGER, StoreMember
+from tests.dos_server.core_requests import append, claimed, to_claim, writing
+from tests.dos_server.store_member import LONGER, StoreMember, chunk
 from tests.dos_server.test_recovery import extents_of
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
@@ -34,8 +33,7 @@ def object_handles(server: Harness) -> list[str]:
 def test_refused_writes_keep_no_file_open(monkeypatch: pytest.MonkeyPatch) -> None:
     # EVIDENCE-OF: P-9
     monkeypatch.setattr("dos_server.storage.open_files_max", 3)
-    server = Harness()
-    session = claimed(server)
+    server, session = writing()
     for number in range(10):
         server.ask(session, append(b"", b"abc", f"o{number}"))
     server.disk.space = server.disk.used + 10
@@ -50,9 +48,7 @@ def test_an_object_gets_no_file_that_a_reader_opened_while_it_was_removed(
 ) -> None:
     """The next object of that name would be written to a file without a name."""
     # EVIDENCE-OF: P-1
-    server = Harness()
-    session = claimed(server)
-    server.ask(session, append(b"", b"abc"))
+    server, session = writing(b"abc")
     remove = server.disk.remove
 
     def remove_beside_a_reader(path: str) -> None:
@@ -71,9 +67,7 @@ def test_a_write_that_cannot_be_taken_back_poisons_and_keeps_its_file_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dos_server.storage.open_files_max", 0)
-    server = Harness()
-    session = claimed(server)
-    server.ask(session, append(b"", b"abc"))
+    server, session = writing(b"abc")
     server.disk.space = server.disk.used + 10
     server.disk.fail("cut", errno.EIO)
     assert server.ask(session, append(b"abc", b"x" * 100)).code == ErrorCode.POISONED
@@ -82,9 +76,7 @@ def test_a_write_that_cannot_be_taken_back_poisons_and_keeps_its_file_open(
 
 
 def test_a_file_whose_sync_failed_is_never_synced_again_not_even_at_the_end() -> None:
-    server = Harness()
-    session = claimed(server)
-    server.ask(session, append(b"", b"abc"))
+    server, session = writing(b"abc")
     server.ask(session, append(b"", b"abc", "unsynced"))
     server.disk.fail("sync", errno.EIO)
     assert server.ask(session, append(b"abc", b"lost")).code == ErrorCode.POISONED
@@ -102,7 +94,9 @@ def test_a_new_copy_is_synced_by_the_handle_that_wrote_it() -> None:
     member = StoreMember()
     member.rot(150_000)
     before = len(member.disk.calls)
-    assert isinstance(member.repair(member.reader(), LONGER, old=member.inspect(), chunk=50_000), m.RepairAck)
+    assert isinstance(
+        member.repair(member.reader(), LONGER, old=member.inspect(), chunk_bytes=50_000), m.RepairAck
+    )
     calls = [method for method, path in member.disk.calls[before:] if ".repair." in path]
     assert calls.count("open") == 1
     assert calls.count("write") == 7
@@ -114,8 +108,7 @@ def test_a_new_copy_that_nobody_wants_any_more_is_closed_and_gone() -> None:
     member = StoreMember()
     member.rot(150_000)
     old, reader = member.inspect(), member.reader()
-    digest = prefix_digest(LONGER)
-    first = m.RepairChunk("o", 0, len(LONGER), digest, old.synced, old.digest, overwrite=False, payload=b"x")
+    first = chunk(LONGER, old, 0, b"x")
     assert isinstance(member.ask(reader, first), m.RepairAck)
     assert any(".repair." in path for _, path in member.disk._handles.values())
     member.end(reader)
@@ -154,37 +147,30 @@ def test_no_restart_takes_bytes_of_a_failed_sync_for_durable(marks: str) -> None
     """The cache still shows them, and another sync would succeed: the pages are clean, not on the disk."""
     # EVIDENCE-OF: P-1, P-2
     for seed in range(20):
-        server = Harness()
-        session = claimed(server)
-        server.ask(session, append(b"", b"good"))
+        server, session = writing(b"good")
         server.disk.fail("sync", errno.EIO)
         if marks == "not written":
             server.disk.fail("write", errno.EIO, nth=2)  # the first is the append's own
         assert server.ask(session, append(b"good", b"lost")).code == ErrorCode.POISONED
-        server.disk.kill()
-        server.start()
+        server.restart()
         session = claimed(server, 2)
         (entry,) = server.ask(session, m.List()).entries
         content = bytes(server.ask(session, m.Get("o", 0, 100)).payload)
         assert entry.synced == len(content)
-        server.disk.power_cut(random.Random(seed))
-        server.start()
+        server.lose_power(random.Random(seed))
         session = claimed(server, 3)
         assert server.ask(session, m.Get("o", 0, 100)).payload == content, (seed, entry)
 
 
 def test_a_tail_torn_again_at_the_same_place_leaves_the_copy_of_the_first_alone() -> None:
-    server = Harness()
-    session = claimed(server)
-    server.ask(session, append(b"", b"abc"))
+    server, _ = writing(b"abc")
     tails = []
     for count in (20, 5, 10):
         whole = behind(server, b"abc", bytes([count]) * 20 * count)
         tails.append(whole[:-100])
         handle = server.disk.open("d/dir/o", create=False)
         server.disk.write(handle, server.disk.size(handle), [tails[-1]])
-        server.disk.kill()
-        server.start()
+        server.restart()
         server.storage.load("dir")
     names = sorted(name for name in server.disk.names("d/dir") or [] if name.startswith(".torn."))
     kept = [server.disk.read(server.disk.open(f"d/dir/{name}", create=False), 0, 9_999) for name in names]
@@ -198,9 +184,7 @@ def test_an_append_whose_file_cannot_be_opened_for_want_of_descriptors_is_refuse
     """Nothing was written, and the object is as sound as before."""
     # EVIDENCE-OF: P-8, P-10
     monkeypatch.setattr("dos_server.storage.open_files_max", 0)
-    server = Harness()
-    session = claimed(server)
-    server.ask(session, append(b"", b"abc"))
+    server, session = writing(b"abc")
     for content, name in ((b"abc", "o"), (b"", "new")):
         server.disk.fail("open", error)
         answer = server.ask(session, append(content, b"def", name))
@@ -221,9 +205,7 @@ def test_a_directory_that_cannot_be_opened_now_is_opened_when_the_cause_has_pass
     method: str, error: int, nth: int
 ) -> None:
     # EVIDENCE-OF: P-10
-    server = Harness()
-    session = claimed(server)
-    server.ask(session, append(b"", b"abc"))
+    server, session = writing(b"abc")
     server.storage.stop()
     server.start()
     server.disk.fail(method, error, nth=nth)
@@ -256,8 +238,7 @@ def test_a_new_object_whose_folder_cannot_be_synced_now_is_acknowledged_later_an
     error: int,
 ) -> None:
     # EVIDENCE-OF: P-1, P-10
-    server = Harness()
-    session = claimed(server)
+    server, session = writing()
     server.disk.fail("sync_folder", error)
     assert server.ask(session, append(b"", b"abc")) is None
     assert not watermarks(server, session)
@@ -267,8 +248,7 @@ def test_a_new_object_whose_folder_cannot_be_synced_now_is_acknowledged_later_an
     server.event(v.Tick())
     server.settle()
     assert watermarks(server, session) == [3]
-    server.disk.power_cut(random.Random(1))
-    server.start()
+    server.lose_power(random.Random(1))
     assert server.ask(claimed(server), m.Get("o", 0, 100)).payload == b"abc"
 
 
@@ -300,9 +280,7 @@ def test_every_error_number_has_one_meaning_and_an_unknown_one_is_the_disks() ->
 
 @pytest.mark.parametrize("error", [errno.EINVAL, errno.EOVERFLOW, errno.EDOM])
 def test_an_unexpected_error_of_an_open_is_no_damage_and_the_next_open_tries_again(error: int) -> None:
-    server = Harness()
-    session = claimed(server)
-    server.ask(session, append(b"", b"abc"))
+    server, _ = writing(b"abc")
     server.storage.stop()
     marks = bytes(server.disk.content("d/dir/.marks"))
     server.start()

@@ -35,8 +35,7 @@ def test_a_store_record_is_kept_and_only_a_newer_one_replaces_it() -> None:
         answer = server.ask(other, m.Configure(offered))
         assert code_of(answer) == code
         assert other in server.closed
-    server.disk.kill()
-    server.start()
+    server.restart()
     assert server.core.record_bytes == record(2)
 
 

@@ -68,8 +68,7 @@ def test_an_object_is_in_use_again_when_there_is_room_for_its_torn_tail() -> Non
     assert server.unasked(session, m.DurabilityAck)[-1] == m.DurabilityAck("o", 4, 4)
     assert torn_copies(server) == [f".torn.o.{len(GOOD)}"]
     assert server.disk.content(f"d/dir/{torn_copies(server)[0]}") == TORN
-    server.disk.power_cut(random.Random(1))
-    server.start()
+    server.lose_power(random.Random(1))
     session = claimed(server, 3)
     assert server.ask(session, m.Get("o", 0, 100)).payload == b"abcd"
 
@@ -163,8 +162,7 @@ def test_a_tail_past_the_mark_of_a_failed_sync_goes_when_there_is_room_and_so_do
     server.settle()
     session = claimed(server, 2)
     server.ask(session, append(b"abc", b"d"))
-    server.disk.power_cut(random.Random(1))
-    server.start()
+    server.lose_power(random.Random(1))
     session = claimed(server, 3)
     info = stat(server, session)
     assert (info.synced, info.corrupt, info.poisoned) == (4, False, False)
@@ -198,8 +196,7 @@ def test_rot_below_a_torn_tail_is_remembered_and_stays() -> None:
     handle = server.disk.open("d/dir/o", create=False)
     file[len(GOOD) - 1] ^= 1  # as a controller may: what was rotten reads well again
     server.disk.write(handle, 0, [bytes(file)])
-    server.disk.kill()
-    server.start()
+    server.restart()
     assert stat(server, claimed(server, 2)).corrupt, "found damaged once: until it is repaired"
 
 

@@ -7,6 +7,7 @@ meanwhile is covered.
 """
 
 import itertools
+import random
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -108,6 +109,16 @@ class Harness:
             self.audited.clear()
         if self.reloads and self.quotas is not None:
             self.event(v.QuotasChanged(self.quotas))
+
+    def restart(self) -> None:
+        """The server is killed, and started again."""
+        self.disk.kill()
+        self.start()
+
+    def lose_power(self, rng: random.Random) -> None:
+        """The power is cut, and the server started again."""
+        self.disk.power_cut(rng)
+        self.start()
 
     def event(self, event: v.Event) -> None:
         """Pass an event to the core and perform its effects."""

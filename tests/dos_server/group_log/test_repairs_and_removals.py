@@ -10,7 +10,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_server.core import vocabulary as v
 from dos_server.limits import log_idle_seconds, log_reserved_bytes
-from tests.dos_server.store_member import CONTENT, HELLO, PowerCutError, PowerPlug, StoreMember
+from tests.dos_server.store_member import CONTENT, HELLO, PowerCutError, PowerPlug, StoreMember, chunk
 from tests.sim.bugs import planted
 
 SHORT, WHOLE = CONTENT[:3_000], CONTENT[:9_000]
@@ -44,8 +44,7 @@ def found_after_crash(nth: int, *, power: bool, removed: bool) -> tuple[bytes | 
     except PowerCutError:
         pass
     plug.restore()
-    member.disk.power_cut(random.Random(nth)) if power else member.disk.kill()
-    member.start()
+    member.lose_power(random.Random(nth)) if power else member.restart()
     infos = member.ask(member.reader(), m.ChangeDirectory("dir")).entries
     if not infos:
         return None, acknowledged
@@ -93,8 +92,7 @@ def test_damage_at_the_head_of_an_object_that_was_created_again_is_no_removal() 
     assert member.unasked(member.writer, m.DurabilityAck)[-1] == m.DurabilityAck("o", 100_000, 100_000)
     for data in (member.file().seen, member.file().stable):
         data[3] ^= 1
-    member.disk.kill()
-    member.start()
+    member.restart()
     assert member.inspect().corrupt
 
 
@@ -120,17 +118,14 @@ def test_a_repair_waits_while_the_server_files_the_object(size: int) -> None:
     member = member_that_files_o(size)
     repairer, old = member.connect(HELLO), m.ObjectInfo("o", size, size, prefix_digest(WHOLE[:size]))
     member.send(repairer, m.ChangeDirectory("dir"))
-    request = m.RepairChunk(
-        "o", 0, len(WHOLE), prefix_digest(WHOLE), old.synced, old.digest, overwrite=False, payload=WHOLE
-    )
+    request = chunk(WHOLE, old)
     asked = member.send(repairer, request)
     while any(isinstance(effect, v.WriteRepair) for effect, _ in member.pending):
         member.finish(1)
     assert not any(isinstance(effect, v.InstallRepair) for effect, _ in member.pending), "not under the sync"
     member.settle()
     assert member.answer(repairer, asked) == m.RepairAck("o", len(WHOLE), done=True)
-    member.disk.power_cut(random.Random(size))
-    member.start()
+    member.lose_power(random.Random(size))
     assert member.content() == WHOLE
 
 

@@ -89,11 +89,9 @@ class RandomRun:
         if how == "reset":
             self.server.settle()
         elif how == "kill":
-            self.server.disk.kill()
-            self.server.start()
+            self.server.restart()
         elif how == "power":
-            self.server.disk.power_cut(self.rng)
-            self.server.start()
+            self.server.lose_power(self.rng)
         self.begin()
 
     def run(self, steps: int) -> None:

@@ -23,8 +23,7 @@ def test_use_makes_the_directory_and_it_exists_after_a_power_cut() -> None:
     server = Harness()
     server.connect0("dir")
     for seed in range(5):
-        server.disk.power_cut(random.Random(seed))
-        server.start()
+        server.lose_power(random.Random(seed))
         listing = server.ask(server.connect(), m.List())
         assert [entry.name for entry in listing.entries] == ["dir"]
 
@@ -368,8 +367,7 @@ def test_a_new_file_is_durable_before_its_append_is_answered() -> None:
     assert server.replies(session) == []
     server.finish()
     assert server.replies(session) == [b"ok"]
-    server.disk.power_cut(random.Random(1))
-    server.start()
+    server.lose_power(random.Random(1))
     assert server.ask0(server.connect0("dir"), "l") == b"f\t0\tno\n"
 
 
