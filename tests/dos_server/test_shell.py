@@ -5,7 +5,7 @@ import errno
 import select
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import trio
@@ -21,37 +21,46 @@ from tests.shells.bugs import planted
 from tests.support.fake_disk import FakeDisk
 from tests.support.wire import Wire
 
-pytestmark = pytest.mark.trio
 
-
-async def with_server(disk: FakeDisk, story: Callable[[tuple[str, int]], None]) -> None:
-    """Run the story in a thread against a server on the disk."""
+@contextlib.contextmanager
+def serving(disk: FakeDisk) -> Iterator[tuple[str, int]]:
+    """The address of a server on the disk, which runs in a thread."""
     server = ObjectServer(Storage(disk))
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(server.serve, listener)
-        await trio.to_thread.run_sync(story, address)
-        nursery.cancel_scope.cancel()
+    scope, begun = trio.CancelScope(), threading.Event()
+    tokens: list[trio.lowlevel.TrioToken] = []
+
+    async def serve() -> None:
+        tokens.append(trio.lowlevel.current_trio_token())
+        with scope:
+            begun.set()
+            await server.serve(listener)
+
+    thread = threading.Thread(target=trio.run, args=(serve,))
+    thread.start()
+    begun.wait()
+    try:
+        yield address
+    finally:
+        trio.from_thread.run_sync(scope.cancel, trio_token=tokens[0])
+        thread.join()
 
 
-async def test_a_failed_sync_answers_poisoned_and_other_objects_continue() -> None:
+def test_a_failed_sync_answers_poisoned_and_other_objects_continue() -> None:
     # EVIDENCE-OF: P-1
     disk = FakeDisk()
 
-    def story(address: tuple[str, int]) -> None:
-        with Wire(address) as wire:
-            wire.claim("dir")
-            wire.append("good", b"", b"abc")
-            wire.wait_synced("good", 3)
-            disk.fail("sync", errno.EIO)
-            assert wire.answer(wire.append("bad", b"", b"abc")).code == ErrorCode.POISONED
-            assert wire.answer(wire.append("bad", b"abc", b"d")).code == ErrorCode.POISONED
-            wire.append("good", b"abc", b"def")
-            wire.wait_synced("good", 6)
-            assert not any(isinstance(one, m.DurabilityAck) and one.name == "bad" for one in wire.unasked)
-
-    await with_server(disk, story)
+    with serving(disk) as address, Wire(address) as wire:
+        wire.claim("dir")
+        wire.append("good", b"", b"abc")
+        wire.wait_synced("good", 3)
+        disk.fail("sync", errno.EIO)
+        assert wire.answer(wire.append("bad", b"", b"abc")).code == ErrorCode.POISONED
+        assert wire.answer(wire.append("bad", b"abc", b"d")).code == ErrorCode.POISONED
+        wire.append("good", b"abc", b"def")
+        wire.wait_synced("good", 6)
+        assert not any(isinstance(one, m.DurabilityAck) and one.name == "bad" for one in wire.unasked)
 
 
 def refused_now(wire: Wire, request: int) -> bool:
@@ -68,52 +77,45 @@ def refused_now(wire: Wire, request: int) -> bool:
     return False
 
 
-async def test_a_full_disk_answers_no_space_and_the_session_continues() -> None:
+def test_a_full_disk_answers_no_space_and_the_session_continues() -> None:
     # EVIDENCE-OF: P-8
     disk = FakeDisk(space=20_000)
 
-    def story(address: tuple[str, int]) -> None:
-        with Wire(address) as wire:
-            wire.claim("dir")
-            assert wire.answer(wire.append("o", b"", bytes(50_000))).code == ErrorCode.NO_SPACE
-            disk.space = 1 << 30
-            while refused_now(wire, wire.append("o", b"", bytes(50_000))):
-                pass  # the server looks each second
-            wire.wait_synced("o", 50_000)
-
-    await with_server(disk, story)
+    with serving(disk) as address, Wire(address) as wire:
+        wire.claim("dir")
+        assert wire.answer(wire.append("o", b"", bytes(50_000))).code == ErrorCode.NO_SPACE
+        disk.space = 1 << 30
+        while refused_now(wire, wire.append("o", b"", bytes(50_000))):
+            pass  # the server looks each second
+        wire.wait_synced("o", 50_000)
 
 
-async def test_a_disk_that_takes_its_time_holds_up_nobody_else() -> None:
+def test_a_disk_that_takes_its_time_holds_up_nobody_else() -> None:
     disk = FakeDisk()
-    going_on = trio.Event()
-    token = trio.lowlevel.current_trio_token()
+    going_on = threading.Event()
     sync = disk.sync
 
     def slow_sync(handle: int) -> None:
         if disk._handles[handle][1].endswith("/slow"):
-            trio.from_thread.run(going_on.wait, trio_token=token)
+            assert going_on.wait(60)
         sync(handle)
 
     disk.sync = slow_sync  # type: ignore[method-assign]
 
-    def story(address: tuple[str, int]) -> None:
-        with Wire(address) as wire, Wire(address) as other:
-            wire.claim("dir")
-            wire.append("slow", b"", b"abc")
-            other.claim("elsewhere")
-            other.append("quick", b"", b"abc")
-            other.wait_synced("quick", 3)
-            assert other.ask(m.Ping(b"x")) == m.Pong(b"x")
-            watermark = wire.receive()  # written, not synced: told within a second
-            assert watermark == m.DurabilityAck("slow", 3, 0)
-            trio.from_thread.run_sync(going_on.set, trio_token=token)
-            wire.wait_synced("slow", 3)
-
-    await with_server(disk, story)
+    with serving(disk) as address, Wire(address) as wire, Wire(address) as other:
+        wire.claim("dir")
+        wire.append("slow", b"", b"abc")
+        other.claim("elsewhere")
+        other.append("quick", b"", b"abc")
+        other.wait_synced("quick", 3)
+        assert other.ask(m.Ping(b"x")) == m.Pong(b"x")
+        watermark = wire.receive()  # written, not synced: told within a second
+        assert watermark == m.DurabilityAck("slow", 3, 0)
+        going_on.set()
+        wire.wait_synced("slow", 3)
 
 
-async def test_a_new_copy_begun_again_does_not_lose_its_file_to_the_end_of_the_one_before() -> None:
+def test_a_new_copy_begun_again_does_not_lose_its_file_to_the_end_of_the_one_before() -> None:
     disk = FakeDisk()
     begun_again, removed = threading.Event(), threading.Event()
     remove, write = disk.remove, disk.write
@@ -135,8 +137,7 @@ async def test_a_new_copy_begun_again_does_not_lose_its_file_to_the_end_of_the_o
     disk.write = write_around_it  # type: ignore[method-assign]
     content = bytes(range(256)) * 16
 
-    def story(address: tuple[str, int]) -> None:
-        nonlocal first
+    with serving(disk) as address:
         with Wire(address) as wire:
             member = Member(wire.welcome.server_id, "a:1")
             record = encode_store_record(StoreRecord(b"s" * 16, 1, 1, (member,)))
@@ -150,11 +151,9 @@ async def test_a_new_copy_begun_again_does_not_lose_its_file_to_the_end_of_the_o
                 first = len(disk.calls)
             assert wire.ask(m.Get("o", 0, 1 << 20)).payload == content
 
-    await with_server(disk, story)
-
 
 @pytest.mark.parametrize("bug", [None, "sync_begins_when_it_ends"])
-async def test_what_is_written_while_a_sync_runs_waits_for_the_next_and_is_not_read_before(
+def test_what_is_written_while_a_sync_runs_waits_for_the_next_and_is_not_read_before(
     bug: str | None,
 ) -> None:
     # EVIDENCE-OF: P-1, P-2
@@ -195,13 +194,13 @@ async def test_what_is_written_while_a_sync_runs_waits_for_the_next_and_is_not_r
             wire.wait_synced("o", 6)
             assert wire.ask(m.Get("o", 0, 100)).payload == b"abcdef"
 
-    with planted(bug):
-        await with_server(disk, story)
+    with planted(bug), serving(disk) as address:
+        story(address)
     assert acked_early == ([] if bug is None else [6]), "with its rule broken it is reported before its sync"
 
 
 @pytest.mark.parametrize("bug", [None, "claims_are_answered_before_they_are_stored"])
-async def test_a_claim_is_answered_when_it_is_durable(bug: str | None) -> None:
+def test_a_claim_is_answered_when_it_is_durable(bug: str | None) -> None:
     """R2. With its rule broken the answer is there while the disk still has the claim to sync."""
     # EVIDENCE-OF: P-4
     disk = FakeDisk()
@@ -216,16 +215,18 @@ async def test_a_claim_is_answered_when_it_is_durable(bug: str | None) -> None:
 
     disk.sync = slow_sync  # type: ignore[method-assign]
 
-    def story(address: tuple[str, int]) -> None:
-        with contextlib.ExitStack() as at_end, Wire(address) as wire, Wire(address) as other:
-            at_end.callback(may_end.set)
-            request = wire.send(to_claim())
-            assert begun.wait(30)
-            assert other.ask(m.Ping(b"")) == m.Pong(b"")  # the server continues with others meanwhile
-            answered, _, _ = select.select([wire.sock], [], [], 0 if bug is None else 30)
-            assert bool(answered) is (bug is not None)
-            may_end.set()
-            assert wire.answer(request).epoch == 1
-
-    with planted(bug):
-        await with_server(disk, story)
+    with (
+        planted(bug),
+        serving(disk) as address,
+        contextlib.ExitStack() as at_end,
+        Wire(address) as wire,
+        Wire(address) as other,
+    ):
+        at_end.callback(may_end.set)
+        request = wire.send(to_claim())
+        assert begun.wait(30)
+        assert other.ask(m.Ping(b"")) == m.Pong(b"")  # the server continues with others meanwhile
+        answered, _, _ = select.select([wire.sock], [], [], 0 if bug is None else 30)
+        assert bool(answered) is (bug is not None)
+        may_end.set()
+        assert wire.answer(request).epoch == 1

@@ -52,7 +52,7 @@ from dos_server.server import ObjectServer, PacedReads
 from dos_server.storage import Storage
 from dos_server.turns import ConnectionCost, Turns
 from tests.dos_server.core_requests import to_claim
-from tests.dos_server.test_shell import with_server
+from tests.dos_server.test_shell import serving
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
 from tests.support.wire import Wire
@@ -345,8 +345,7 @@ class Waits:
         self.woken.append(self.name)
 
 
-@pytest.mark.trio
-async def test_large_frames_without_room_wait_unread_and_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_frames_without_room_wait_unread_and_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     # EVIDENCE-OF: P-9
     monkeypatch.setattr("dos_server.buffers.buffers_large_bytes_max", 0)
     monkeypatch.setattr("dos_server.buffers.buffers_optional_bytes_max", 0)
@@ -355,7 +354,7 @@ async def test_large_frames_without_room_wait_unread_and_take_turns(monkeypatch:
     monkeypatch.setattr("dos_server.connection.stalled_seconds_max", 60)
     monkeypatch.setattr("dos_server.connection.slow_frame_seconds_max", 60)
 
-    def story(address: tuple[str, int]) -> None:
+    with serving(FakeDisk()) as address:
         content = os.urandom(MIB)
         with Wire(address) as first, Wire(address) as second, Wire(address) as small:
             for wire in (first, second, small):
@@ -375,8 +374,6 @@ async def test_large_frames_without_room_wait_unread_and_take_turns(monkeypatch:
             first.wait_synced("first", MIB)
             second.wait_synced("second", MIB)
 
-    await with_server(FakeDisk(), story)
-
 
 def room_for_one_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("large", "optional"):
@@ -393,30 +390,25 @@ def half_a_frame(address: tuple[str, int]) -> Wire:
     return wire
 
 
-@pytest.mark.trio
-async def test_who_holds_room_and_sends_nothing_is_closed_once_others_wait_and_not_before(
+def test_who_holds_room_and_sends_nothing_is_closed_once_others_wait_and_not_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # EVIDENCE-OF: P-9, P-10
     room_for_one_frame(monkeypatch)
     monkeypatch.setattr("dos_server.connection.stalled_seconds_max", 0.3)
 
-    def story(address: tuple[str, int]) -> None:
-        with half_a_frame(address) as stalled, Wire(address) as honest:
-            honest.ask(m.ChangeDirectory("dir"))
-            stalled.sock.settimeout(1.0)
-            with pytest.raises(TimeoutError):
-                stalled.receive()
-            honest.append("honest", b"", bytes(MIB))
-            honest.wait_synced("honest", MIB)
-            stalled.sock.settimeout(30)
-            assert stalled.ends()
-
-    await with_server(FakeDisk(), story)
+    with serving(FakeDisk()) as address, half_a_frame(address) as stalled, Wire(address) as honest:
+        honest.ask(m.ChangeDirectory("dir"))
+        stalled.sock.settimeout(1.0)
+        with pytest.raises(TimeoutError):
+            stalled.receive()
+        honest.append("honest", b"", bytes(MIB))
+        honest.wait_synced("honest", MIB)
+        stalled.sock.settimeout(30)
+        assert stalled.ends()
 
 
-@pytest.mark.trio
-async def test_a_frame_that_drips_is_closed_when_others_wait_for_its_room(
+def test_a_frame_that_drips_is_closed_when_others_wait_for_its_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # EVIDENCE-OF: P-9, P-10
@@ -424,36 +416,28 @@ async def test_a_frame_that_drips_is_closed_when_others_wait_for_its_room(
     monkeypatch.setattr("dos_server.connection.stalled_seconds_max", 60)
     monkeypatch.setattr("dos_server.connection.slow_frame_seconds_max", 0.5)
 
-    def story(address: tuple[str, int]) -> None:
-        with half_a_frame(address) as slow, Wire(address) as honest:
-            honest.ask(m.ChangeDirectory("dir"))
-            honest.append("honest", b"", bytes(MIB))
-            honest.wait_synced("honest", MIB)
-            assert slow.ends()
-
-    await with_server(FakeDisk(), story)
+    with serving(FakeDisk()) as address, half_a_frame(address) as slow, Wire(address) as honest:
+        honest.ask(m.ChangeDirectory("dir"))
+        honest.append("honest", b"", bytes(MIB))
+        honest.wait_synced("honest", MIB)
+        assert slow.ends()
 
 
-@pytest.mark.trio
-async def test_the_clock_of_a_frame_runs_while_it_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_of_a_frame_runs_while_it_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     # EVIDENCE-OF: P-9
     room_for_one_frame(monkeypatch)
     monkeypatch.setattr("dos_server.connection.stalled_seconds_max", 60)
     monkeypatch.setattr("dos_server.connection.slow_frame_seconds_max", 60)
     monkeypatch.setattr("dos_server.connection.frame_seconds_max", 1.0)
 
-    def story(address: tuple[str, int]) -> None:
-        with contextlib.ExitStack() as stack:
-            for one in [stack.enter_context(half_a_frame(address)) for _ in range(5)]:
-                assert one.ends()
-
-    await with_server(FakeDisk(), story)
+    with serving(FakeDisk()) as address, contextlib.ExitStack() as stack:
+        for one in [stack.enter_context(half_a_frame(address)) for _ in range(5)]:
+            assert one.ends()
 
 
-@pytest.mark.trio
-async def test_before_hello_no_frame_needs_more_than_the_small_buffer() -> None:
+def test_before_hello_no_frame_needs_more_than_the_small_buffer() -> None:
     # EVIDENCE-OF: P-9
-    def story(address: tuple[str, int]) -> None:
+    with serving(FakeDisk()) as address:
         with Wire(address, greet=False) as stranger:
             stranger.sock.sendall(frame_head(Frame(3, 7, bytes(20), bytes(hello_bytes_max + 1)))[:32])
             assert stranger.receive().code == ErrorCode.TOO_LARGE
@@ -467,12 +451,9 @@ async def test_before_hello_no_frame_needs_more_than_the_small_buffer() -> None:
             hasty.answer(2)
             hasty.wait_synced("o", MIB)
 
-    await with_server(FakeDisk(), story)
 
-
-@pytest.mark.trio
-async def test_many_objects_are_synced_at_once_and_each_is_notified() -> None:
-    def story(address: tuple[str, int]) -> None:
+def test_many_objects_are_synced_at_once_and_each_is_notified() -> None:
+    with serving(FakeDisk()) as address:
         wires = [Wire(address) for _ in range(40)]
         for number, wire in enumerate(wires):
             wire.ask(m.ChangeDirectory("dir"))
@@ -480,8 +461,6 @@ async def test_many_objects_are_synced_at_once_and_each_is_notified() -> None:
         for number, wire in enumerate(wires):
             wire.wait_synced(f"o{number}", 3)
             wire.sock.close()
-
-    await with_server(FakeDisk(), story)
 
 
 @pytest.mark.trio
