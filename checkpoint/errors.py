@@ -242,7 +242,7 @@ class UnsupportedKeyTypeError(DosError):
 
 
 class InputClosedError(DosError):
-    """The input handle accepts no more input. What was acknowledged before is part of it."""
+    """The input handle accepts no more input. Rows that were acknowledged before are part of it."""
 
     remedy = "write to another handle; a closed one stays closed"
 

@@ -184,7 +184,7 @@ StateRows: TypeAlias = "pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]] 
 
 @dataclass(frozen=True, slots=True)
 class TableEdit:
-    """What an edit changed in the state of one operator, in keys."""
+    """The numbers of keys that an edit changed in the state of one operator."""
 
     added: int
     changed: int

@@ -198,7 +198,7 @@ class NoOutputError(DosError):
 
 
 class NoMarksError(DosError):
-    """An output whose records have no marks cannot be merged with those of other replicas."""
+    """An output without marks in its records cannot be merged with the outputs of other replicas."""
 
     remedy = 'name the time of the rows where they are written: LogSink(publish="step", time="at")'
 

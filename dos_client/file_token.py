@@ -38,7 +38,9 @@ class FileToken(bytes):
 
 
 def current(token: bytes) -> bytes:
-    """Return a token as it is now: that of a file is read again. What cannot be read stays as it was."""
+    """Return a token as it is now: that of a file is read again. A file that cannot be read leaves the token
+    as it was.
+    """
     if not isinstance(token, FileToken):
         return token
     try:

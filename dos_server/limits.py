@@ -2,9 +2,9 @@
 
 Limits that clients must also know are in `dos_protocol.limits`.
 
-Together these limits keep the process below 150 MB for any object size (P-9). What grows with objects is the
-sparse index (at most 8 KiB per object) and about 2 KiB per object in use, whose number is limited. What grows
-with peers is limited per connection and over all connections.
+Together these limits keep the process below 150 MB for any object size (P-9). Memory that grows with objects
+is the sparse index (at most 8 KiB per object) and about 2 KiB per object in use, whose number is limited.
+Memory that grows with peers is limited per connection and over all connections.
 """
 
 from typing import Final

@@ -264,7 +264,7 @@ class Writes:
 
 
 class PacedReads:
-    """The GETs that are at the disk or waiting. Those of one session begin in the order of the requests."""
+    """The GETs that are at the disk or waiting. Reads of one session begin in the order of the requests."""
 
     def __init__(
         self,

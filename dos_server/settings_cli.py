@@ -300,7 +300,8 @@ def set_quota(
 ) -> None:
     """Set the quota of a prefix. It replaces an earlier one, also the limits that are left out.
 
-    A server that runs notices the change within a second. What is stored already stays, also above the limit.
+    A server that runs notices the change within a second. Data that is stored already stays, also above the
+    limit.
 
     Example: dos quota set quotas.json shop --bytes 10GB --objects 20000 --connections 100
 
@@ -341,7 +342,7 @@ def remove_quota(file: QuotasFile, prefix: Prefix) -> None:
 
 @_quota.command("ls")
 def list_quotas(file: QuotasFile, as_json: AsJson = False) -> None:
-    """List the quotas of a file. What is used of them is in the metrics of each server.
+    """List the quotas of a file. The metrics of each server show their usage.
 
     Example: dos quota ls quotas.json
     """

@@ -73,11 +73,11 @@ class MemoryServer:
         return self.host.up
 
     def crash(self) -> None:
-        """Kill the process. What it had written is in the page cache and survives."""
+        """Kill the process. Bytes that it had written are in the page cache and survive."""
         self.host.crash()
 
     def power_cut(self) -> None:
-        """Cut the power. What was acknowledged as synced survives; of the rest, a random part does."""
+        """Cut the power. Bytes that were acknowledged as synced survive; of the rest, a random part does."""
         self.host.power_cut(self._rng)
 
     async def stop(self) -> None:

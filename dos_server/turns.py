@@ -1,7 +1,8 @@
 """Fair scheduling of connections when there is more work than one round should take (docs/decisions/0208).
 
 - When the time of the round is over, or as many bytes were taken as one round should write, further ready
-  connections wait for their turn. So does a connection whose slice was not enough for what it had sent.
+  connections wait for their turn. So does a connection whose slice was too short for the requests that it had
+  sent.
 - At the end of a round, turns alternate between connections with new input and connections that needed more
   than a slice. Within each group, the least *use* comes first: the processor time that a connection has cost
   recently. Use alone would not separate the groups: if each of a thousand connections sends one large

@@ -85,7 +85,7 @@ WatchedQuotas = WatchedFile[QuotaFile, tuple[Quota, ...]]
 
 
 def watched_tokens(path: Path) -> WatchedTokens:
-    """Read a file of tokens. Those that expire are found by each look, too."""
+    """Read a file of tokens. Each look also finds tokens that expire."""
     return WatchedFile(path, "tokens file", decode_tokens, lambda file: Tokens.of_file(file, time.time()))
 
 

@@ -134,6 +134,24 @@ def test_the_paths_through_the_code_name_files_and_definitions_that_exist() -> N
     assert not missing, missing
 
 
+DOORS_MAX = {
+    "Where an APPEND is acknowledged": 12,
+    "Where a checkpoint is committed": 10,
+    "How a row is routed": 14,
+    "How a worker is replaced": 10,
+    "How a region is forked": 10,
+}
+"""So many files are opened at most to follow one of these paths."""
+
+
+@pytest.mark.parametrize("path", DOORS_MAX)
+def test_a_path_through_the_code_leads_through_few_files(path: str) -> None:
+    page = PATHS.read_text(encoding="utf-8")
+    section = page.partition(f"\n## {path}\n")[2].partition("\n## ")[0]
+    files = {*re.findall(r"`([\w/]+\.py)`", section)}
+    assert 1 < len(files) <= DOORS_MAX[path], sorted(files)
+
+
 def definitions_in(path: Path) -> set[str]:
     """The names that a file defines, methods as Class.method, and its path; empty if there is no file."""
     if not path.exists():

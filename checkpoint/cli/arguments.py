@@ -4,7 +4,7 @@ request.
 Exit codes are those of `dos_client.cli.kit`. An error of `NEGATIVE_ANSWERS` is an answer, with exit code 1.
 
 A command that only sends a request is a row of `VERBS` (`core/verbs.py`); the name of the command is the
-name of the request. What a request does is decided by the region's driver; which answer counts, by
+name of the request. The region's driver decides what a request does; which answer counts, by
 `requests/client.py`.
 """
 

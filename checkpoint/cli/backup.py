@@ -105,8 +105,9 @@ async def backup(
 
     A backup has the last checkpoint: state, steps, files of operators, output logs, and the input in the
     store that the checkpoint has not read, with what its producers need to continue. A savepoint holds the
-    checkpoint meanwhile. Everything is verified by digest. What the target has already is not copied again.
-    There is no backup until the last record is written, so an interrupted run does no harm: run it again.
+    checkpoint meanwhile. Everything is verified by digest. Objects that the target has already are not copied
+    again. There is no backup until the last record is written, so an interrupted run does no harm: run it
+    again.
 
     With --every, the loss window is printed after each backup: how old the newest backup can be when the next
     one is complete. That is the age of its checkpoint, the interval, and the time to copy. A failed backup is
@@ -287,7 +288,7 @@ async def restore_from_backup(
     digest. Until the last step there is no region, and the same command continues an interrupted one. A
     directory that is not empty is refused by name, and nothing is changed.
 
-    What was made after the backup is lost: input of producers is needed again from the batch that the backup
+    Everything after the backup is lost: input of producers is needed again from the batch that the backup
     has on, and readers of output logs get an error that names what was taken back.
 
     Output outside of the store (files, SQL, Parquet, S3) has an owner. Without --old-is-gone, the restored

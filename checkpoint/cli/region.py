@@ -312,9 +312,9 @@ async def replace(
     """Replace workers of a running region by new processes, one after the other.
 
     For a rolling upgrade: install the other version where workers run, then replace them. Each new process
-    joins before the region pauses, and continues with the state of its predecessor. A process whose version
-    does not fit is refused by name, and the region keeps the one that it has. This needs one task slot more
-    than the region has. `dos region scale --cancel` gives up a replacement that is under way.
+    joins before the region pauses, and continues with the state of its predecessor. A process with a
+    version that does not fit is refused by name, and the region keeps its present process. This needs one
+    task slot more than the region has. `dos region scale --cancel` gives up a replacement that is under way.
 
     Example: dos region replace dos://h1,h2,h3 wordcount --all
 

@@ -218,8 +218,8 @@ def _forget(kind: Kind) -> _Command:
         ],
         apply: _Apply = False,
     ) -> Report:
-        """Remove a region or a query that will never run again from the consumers. What only it needs is then
-        deleted.
+        """Remove a region or a query that will never run again from the consumers. Data that only it needs is
+        then deleted.
 
         Refused while a driver of the region answers, or if the query published a position within the last
         minute. A consumer that is started again registers again; if rows that its checkpoint needs were

@@ -86,9 +86,9 @@ async def savepoint(
     original.
 
     With --drop, the checkpoint of the savepoint is released, unless it is retained as one of the last ones
-    or by another savepoint. What only that checkpoint needed is deleted, permanently; in a stopped region
-    the next driver deletes it. `dos region savepoints` lists savepoints, and who made them, when and why. A
-    savepoint that exists keeps its note.
+    or by another savepoint. Data that only that checkpoint needed is deleted, permanently; in a stopped
+    region the next driver deletes it. `dos region savepoints` lists savepoints, and who made them, when and
+    why. A savepoint that exists keeps its note.
 
     Example: dos region savepoint dos://h1,h2,h3 wordcount before-the-migration --why "ticket 17"
 
@@ -223,10 +223,10 @@ async def restore(
 ) -> Report:
     """Restore a region to an older checkpoint: state, input positions, and output that can be taken back.
 
-    What follows the checkpoint no longer counts, and its input is read again. Files are cut back, output logs
-    branch off, and their readers notice. Rows that a sink cannot take back come again: it must be said that
-    this is wanted. Everything retained stays retained, but a checkpoint whose output was taken back can no
-    longer be restored.
+    Everything after the checkpoint no longer counts, and its input is read again. Files are cut back, output
+    logs branch off, and their readers notice. Rows that a sink cannot take back come again: it must be said
+    that this is wanted. Everything retained stays retained, but a checkpoint whose output was taken back can
+    no longer be restored.
 
     The driver of a running region resets it. For a stopped region, --stopped records the restore, and the
     next driver begins there. --dry-run shows what a restore takes back, and changes nothing. With --verify,

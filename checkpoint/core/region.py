@@ -386,7 +386,7 @@ class UnderWayStatus:
 
 @dataclass(frozen=True, slots=True)
 class AutoScaleStatus:
-    """What the policy of `RegionSpec.autoscale` does."""
+    """The state of the policy of `RegionSpec.autoscale`."""
 
     minimum: int
     maximum: int

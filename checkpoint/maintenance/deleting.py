@@ -28,7 +28,9 @@ from dos_client import Store, randomness
 
 
 class Dependent(NamedTuple):
-    """What breaks if a region is deleted. name: of a region, or `query:NAME`. what: what it would lose."""
+    """A region or query that breaks if a region is deleted. name: of a region, or `query:NAME`. what: what it
+    would lose.
+    """
 
     name: str
     what: str
@@ -36,8 +38,8 @@ class Dependent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """What a deletion deletes and breaks. savepoint: (region, name) of the original's savepoint for it, or
-    None.
+    """The data that a deletion deletes, and the dependents that it breaks. savepoint: (region, name) of the
+    original's savepoint for it, or None.
     """
 
     region: str

@@ -95,7 +95,7 @@ async def _with_rows(
 
 
 class FirstPart(NamedTuple):
-    """What one worker of a new region begins with."""
+    """The state with which one worker of a new region begins."""
 
     sources: dict[str, dict[str, SplitPosition]]
     rows: Sequence[tuple[str, bytes]]

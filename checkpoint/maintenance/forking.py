@@ -28,7 +28,7 @@ from journal.ports import StorePort
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forking:
-    """What a fork is to be.
+    """A fork that is to be made.
 
     region, new: the original and the fork. at: its checkpoint, as `run(restore=...)` takes it; "": the last
     one. dropped, added: operators that only the original, or only the fork has. same_place: sinks that may

@@ -130,7 +130,7 @@ class UnrecordedBatch(NamedTuple):
 
 
 class UnrecordedBatches:
-    """What a producer has sent and must send again to another entry point."""
+    """Batches that a producer has sent and must send again to another entry point."""
 
     def __init__(self) -> None:
         self.batches: dict[int, UnrecordedBatch] = {}

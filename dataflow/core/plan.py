@@ -47,7 +47,7 @@ class OperatorKind(StrEnum):
 
 
 class OperatorKindRule(NamedTuple):
-    """What all operators of a kind have in common."""
+    """The rules for all operators of a kind."""
 
     inputs_min: int
     inputs_max: int

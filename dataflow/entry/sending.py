@@ -44,7 +44,7 @@ from journal import LostBytesError
 
 
 class OtherEntryPointError(EntryRefusedError):
-    """What listens at an address is no entry point of this handle, or has another token."""
+    """The process at an address is no entry point of this handle, or has another token."""
 
     remedy = (
         "pass the token of the entry store, and the application and handle that `dos input serve` at this"

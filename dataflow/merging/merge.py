@@ -125,7 +125,7 @@ class MergedRows(NamedTuple):
 
 @dataclass(slots=True)
 class StreamStatus:
-    """What is known of one stream. mark: up to which time it is complete (BEFORE_ALL: not known). first,
+    """The status of one stream. mark: up to which time it is complete (BEFORE_ALL: not known). first,
     bytes: the rows it gave before all others, and the bytes it gave. whole: whether it has all rows that were
     not passed yet. ranks: of the rows looked at, how many it gave first, second, and so on. moved_at: when
     its mark has risen last, on the clock of the loop.

@@ -1,7 +1,7 @@
 """The base classes of operators: an immutable *spec* that describes an operator, and a running *instance*.
 
 A spec is picklable; an operator is opened from it on a worker and never leaves that worker. After a failure
-the instance is closed, and a new one is opened and restored. What an operator produces must not depend on the
+the instance is closed, and a new one is opened and restored. The output of an operator must not depend on the
 worker or on a clock: the same input gives the same output.
 """
 

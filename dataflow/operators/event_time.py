@@ -379,7 +379,8 @@ class WatermarkTable(StateTable):
 
 class EventTimeOperator(NullRule):
     """Computes the watermark of the stream, which is its state. It runs in stage 0, ahead of the checkpoint,
-    so it remembers the watermark of each step. Those of splits are stored with the positions of the splits.
+    so it remembers the watermark of each step. Watermarks of splits are stored with the positions of the
+    splits.
     """
 
     def __init__(self, spec: EventTimeSpec) -> None:

@@ -132,7 +132,7 @@ class PrefetchBuffer:
 
     @property
     def backlog_bytes(self) -> int | None:
-        """What was not taken, as far as it was measured; None before the splits were listed."""
+        """The input that was not taken, as far as it was measured; None before the splits were listed."""
         with self._lock:
             return None if self._known is None else self._total + sum(self._beyond.values())
 

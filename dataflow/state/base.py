@@ -33,7 +33,9 @@ def in_ranges(hashes: npt.NDArray[np.uint64], ranges: Ranges, unit_bits: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one worker takes over, and its ranges in the new layout. stays: it has a state of its own."""
+    """The state that one worker takes over, and its ranges in the new layout. stays: it has a state of its
+    own.
+    """
 
     parts: tuple[TakenPart, ...]
     """Of other workers, in their order."""

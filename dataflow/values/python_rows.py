@@ -1,6 +1,6 @@
 """Batches as rows of Python values for user functions, and what these return as batches.
 
-What a function returned wrongly raises `UserFault`, with the index of the row if one row caused it.
+A wrong result of a function raises `UserFault`, with the index of the row if one row caused it.
 """
 
 import os

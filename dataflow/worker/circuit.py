@@ -59,7 +59,7 @@ from dataflow.worker.spec import Clock
 
 @dataclass(slots=True)
 class OwnPart:
-    """What this worker contributes to this checkpoint at the end of `step`. `snapshot` receives the whole
+    """The part of this worker in a checkpoint at the end of `step`. `snapshot` receives the whole
     state.
     """
 
@@ -77,7 +77,7 @@ ONE_SPLIT: Final = SourceTime(caught_up_holds=False)
 
 
 class StepTime(NamedTuple):
-    """What is known of the sources at the end of a step."""
+    """The state of the sources at the end of a step."""
 
     sources: Mapping[str, SourceTime]
     recorded: Division | None = None

@@ -204,7 +204,7 @@ def rows_record(batches: Sequence[pa.RecordBatch]) -> RowsRecord:
 
 
 class UsedRows:
-    """What one worker has used of each peer, in the steps that no checkpoint covers."""
+    """The rows that one worker has used of each peer, in the steps that no checkpoint covers."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers

@@ -84,7 +84,7 @@ _LABELS: Final = ("region", "worker")
 
 
 class WorkerHealth:
-    """What is known of one worker. Its methods are called in threads of the HTTP port."""
+    """The health of one worker. Its methods are called in threads of the HTTP port."""
 
     def __init__(self, shared: Shared, pulse: CircuitPulse, silent_s: float) -> None:
         """silent_s: how long one batch may take."""

@@ -132,7 +132,9 @@ class Report:
 
 
 class Call:
-    """What a command receives beside its own arguments. timeout_s, wait_s: 0 if it has no such option."""
+    """The values that a command receives in addition to its own arguments. timeout_s, wait_s: 0 if it has no
+    such option.
+    """
 
     def __init__(
         self, stack: ExitStack, token_file: Path | None, as_json: bool, timeout: float, wait: float
@@ -438,13 +440,17 @@ def fail(text: str, code: int) -> NoReturn:
 
 
 def warn(text: str) -> None:
-    """Print a line on standard error, after standard output. What a terminal would obey is escaped."""
+    """Print a line on standard error, after standard output. Control characters that a terminal would obey
+    are escaped.
+    """
     sys.stdout.flush()
     print(f"dos: {printable_lines(text)}", file=sys.stderr, flush=True)
 
 
 def print_text(text: str) -> None:
-    """Print text on standard output. What a terminal would obey is escaped: it may be of another program."""
+    """Print text on standard output. Control characters that a terminal would obey are escaped: it may be of
+    another program.
+    """
     print(printable_lines(text), flush=True)
 
 

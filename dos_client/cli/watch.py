@@ -79,7 +79,7 @@ async def watch(
     (they are renewed every minute). That loses nothing; it costs a spare and one copy of the data.
 
     Run it under a supervisor, on another host than the servers if possible. It ends at SIGTERM or SIGINT with
-    exit code 0. What it did is shown by `dos store status --history`. With --once, exit code 0 if nothing is
+    exit code 0. `dos store status --history` shows its actions. With --once, exit code 0 if nothing is
     to be done now or it was done; 1 if a person has to act, the action failed, or --dry-run left it undone; 3
     if too few members are available. To wait for a silent member or another run is 0. Silence is counted by
     each watcher from its own start, so --once replaces no member; it completes, follows and repairs.

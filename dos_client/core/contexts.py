@@ -157,8 +157,9 @@ def find_store(
 
 
 class GivenArguments(NamedTuple):
-    """What a command line has after the name of a command. store_at: which argument is a store, or a thing in
-    it; None if none is. words_before: precede that argument. has_token_file: None if the command takes none.
+    """The words of a command line after the name of a command. store_at: which argument is a store, or a
+    thing in it; None if none is. words_before: precede that argument. has_token_file: None if the command
+    takes none.
     """
 
     words: Sequence[str]

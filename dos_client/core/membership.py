@@ -22,7 +22,7 @@ from dos_protocol.store_record import Member, StoreRecord, confirmations_needed
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """What one server reported of itself. `record`: None: it is in no store. `rolled_back`: it confirms
+    """The report of one server about itself. `record`: None: it is in no store. `rolled_back`: it confirms
     nothing.
     """
 

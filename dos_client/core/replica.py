@@ -113,8 +113,8 @@ class ObjectGoal:
 
 @dataclass(frozen=True, slots=True)
 class ObjectView:
-    """What the writer knows of the object now. `base`: the first byte in memory. `digest_at(size)`: None if
-    unknown.
+    """The writer's present knowledge of the object. `base`: the first byte in memory. `digest_at(size)`: None
+    if unknown.
     """
 
     goal: ObjectGoal

@@ -28,7 +28,7 @@ from dos_protocol.store_record import DiskStamp, Member, StoreRecord
 
 @dataclass(frozen=True, slots=True)
 class MemberSight:
-    """What the watcher sees of one member. `present`: it answers as itself, at its address, and its disk did
+    """One member, as the watcher sees it. `present`: it answers as itself, at its address, and its disk did
     not go back. `silent_s`: how long nobody has reached it. `elsewhere`: other addresses at which it answers
     as itself.
     """
@@ -50,7 +50,7 @@ class SpareSight:
 
 @dataclass(frozen=True, slots=True)
 class StoreSight:
-    """What the watcher sees of a store. `still_s`: for how long no other run has changed it. `returned`:
+    """A store, as the watcher sees it. `still_s`: for how long no other run has changed it. `returned`:
     addresses of members that were silent, and whose copies were not compared since. `behind`: directories in
     which copies differ, or are behind although nobody appends there.
     """

@@ -66,7 +66,9 @@ Progress = Callable[[ReplaceProgress], None]
 
 @dataclass(slots=True)
 class DirectoryGoal:
-    """What the joining member must hold of a directory. `sources`: by object, who has the longest copy."""
+    """The objects of a directory that the joining member must hold. `sources`: by object, who has the longest
+    copy.
+    """
 
     directory: str
     epoch: int

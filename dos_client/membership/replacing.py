@@ -532,7 +532,9 @@ class SurvivingDirectory:
 
 @dataclass(slots=True)
 class StoreLoss:
-    """What is missing, and what may be lost. `why`: by address. `known`: what is left, by directory."""
+    """The objects that are missing, and those that may be lost. `why`: by address. `known`: what is left, by
+    directory.
+    """
 
     record: StoreRecord
     present: list[str]

@@ -125,7 +125,9 @@ class ReaderSession:
 
 
 class Readers:
-    """The reader sessions of a store. Those of held directories stay, the least recently used others end."""
+    """The reader sessions of a store. Sessions of held directories stay; of the others, the least recently
+    used end.
+    """
 
     def __init__(self, store: WitnessedStore) -> None:
         self._store = store

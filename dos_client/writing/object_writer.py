@@ -450,7 +450,9 @@ class AppendTracing:
 def tracing_of(
     target: WriteTarget, directory: str, members: Callable[[], Mapping[bytes, str]]
 ) -> AppendTracing | None:
-    """Return the tracing that the environment asks for, or None. What prevents it is logged, not raised."""
+    """Return the tracing that the environment asks for, or None. An error that prevents it is logged, not
+    raised.
+    """
     try:
         every = appends_traced()
         tracer = tracer_of_environment() if every else None

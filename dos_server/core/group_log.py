@@ -5,8 +5,8 @@
     synced     the entries of the record are acknowledged, in the order of their writes
     filed      the oldest segment that takes no more records: each of its objects is synced in its own file
 
-Claims, removals and replacements are entries, too: they happen after the sync of their record. What has
-no room in the log goes the direct way, so nothing ever waits for the log to be filed.
+Claims, removals and replacements are entries, too: they happen after the sync of their record. Bytes
+for which the log has no room go the direct way, so nothing ever waits for the log to be filed.
 
 Segments of the log:
 

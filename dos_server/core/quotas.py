@@ -175,7 +175,7 @@ class Quotas:
         self.replace(quotas)
 
     def replace(self, quotas: Iterable[Quota], now: float = 0.0) -> None:
-        """Continue with other quotas. Those that stay as they are keep their allowance of requests."""
+        """Continue with other quotas. Quotas that do not change keep their allowance of requests."""
         before = {rule.quota: rule for rule in self._rules}
         self._rules = [before.get(quota) or _Rule(quota, at=now) for quota in quotas]
         self._covering = {}

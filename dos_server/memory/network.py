@@ -213,7 +213,7 @@ class MemorySocket:
         self.wake()
 
     def reset(self) -> None:
-        """Break the connection. What arrived before can still be read."""
+        """Break the connection. Bytes that arrived before can still be read."""
         if self.closed or self.broken:
             return
         self.broken = True

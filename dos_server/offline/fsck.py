@@ -7,9 +7,9 @@ must not run.
 | 1 | damage was found, whether or not everything was checked |
 | 2 | not everything was checked: a server uses the directory, it is no data directory, a file is unreadable |
 
-The code of the start decides what a file is (`core.files.recovery.judge`). What no start reads, the bytes
-below the synced size, is then verified from end to end (`core.files.scan`). Memory is bounded by one part of
-one object.
+The code of the start decides what a file is (`core.files.recovery.judge`). The bytes below the synced
+size, which no start reads, are then verified from end to end (`core.files.scan`). Memory is bounded by one
+part of one object.
 
 Two changes can be requested: to cut torn tails, as the next start would, and to write a new claim where the
 old one is lost. Any other damage is only reported.

@@ -1,7 +1,5 @@
 """A replica whose rows are not retained any more begins with a checkpoint of another one."""
 
-from collections import Counter
-from contextlib import ExitStack, aclosing
 from functools import partial
 
 import msgspec
@@ -14,39 +12,13 @@ from checkpoint import limits as checkpoint_limits
 from checkpoint.chains.consumer_register import change_register
 from checkpoint.chains.input_log import InputLog
 from checkpoint.chains.manifest_log import StoreHost
-from checkpoint.errors import InputTrimmedError
 from checkpoint.maintenance.retention import InputRows, Retention
-from dataflow.errors import NoOutputError
 from dos_client import Store, open_store
-from dos_server.testing import threaded_store
 from sites.core.deployed import Deployed
 from sites.core.description import Description
 from sites.records import change_deployed
 from sites.runner import run_site
-from tests.sites.test_merged_deployment import application, record
-from tests.sites.test_runner import States, deployed_at
-from tests.support.polling import POLL_S
-
-WAIT_S = 60.0
-
-
-async def seconds_at(store: Store) -> "Counter[int]":
-    """The times of the rows in the output of a replica, in seconds."""
-    found: Counter[int] = Counter()
-    try:
-        async with aclosing(dos.read_output(store, "board.joined", "shown")) as steps:
-            async for step in steps:
-                rows = [] if step.table is None else step.table.to_pylist()
-                found.update(int(row["at"].timestamp()) for row in rows)
-    except (NoOutputError, InputTrimmedError):
-        pass
-    return found
-
-
-async def until_at(store: Store, seconds: range) -> None:
-    with trio.fail_after(WAIT_S):
-        while await seconds_at(store) != Counter(seconds):  # noqa: ASYNC110 - of another process
-            await trio.sleep(POLL_S)
+from tests.sites.deployments import States, application, deployed_at, record, until_shown
 
 
 async def trim(store: Store) -> int:
@@ -67,9 +39,8 @@ def test_a_replica_is_placed_and_comes_back_after_what_it_needs_was_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checkpoint_limits, "input_segment_bytes_max", 1)
-    with ExitStack() as stack:
-        entry, *urls = (stack.enter_context(threaded_store(1)).url for _ in range(4))
-        trio.run(follow, application(entry, **dict(zip(("purdue", "wisc", "osu"), urls, strict=True))))
+    with application() as description:
+        trio.run(follow, description)
 
 
 async def follow(description: Description) -> None:
@@ -96,20 +67,20 @@ async def follow(description: Description) -> None:
         await deploy("purdue")
         for first in (1000, 1010):
             await record(entry, first, 10)
-        await until_at(purdue, range(1000, 1020))
+        await until_shown(purdue, "board.joined", range(1000, 1020))
         assert await trim(entry) > 0
         await deploy("purdue", "wisc")
         await states.until({"joined": "RUNNING"})
         await record(entry, 1020, 10)
-        await until_at(wisc, range(1000, 1030))
+        await until_shown(wisc, "board.joined", range(1000, 1030))
         await deploy("purdue")
         await states.until({})
         for first in (1030, 1040):
             await record(entry, first, 10)
-        await until_at(purdue, range(1000, 1050))
+        await until_shown(purdue, "board.joined", range(1000, 1050))
         await trim(entry)
         await deploy("purdue", "wisc")
         await states.until({"joined": "RUNNING"})
         await record(entry, 1050, 10)
-        await until_at(wisc, range(1000, 1060))
+        await until_shown(wisc, "board.joined", range(1000, 1060))
         nursery.cancel_scope.cancel()

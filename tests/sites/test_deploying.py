@@ -21,7 +21,7 @@ from sites.core.description import Description, decode_description
 from sites.core.observed import SiteReport, StreamReport
 from sites.errors import CannotReviveError, NotDeployedError
 from sites.records import ReaderReporter, change_deployed, now_ms, read_deployed, write_report
-from tests.sites.test_sites_cli import EXAMPLE
+from tests.sites.deployments import EXAMPLE
 from tests.support.dos_command import dos
 from tests.support.site_tables import names_in, rows_of
 

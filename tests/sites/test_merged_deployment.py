@@ -1,8 +1,5 @@
 """An application with two replicas and an exit that merges them: deployed, reported, collected."""
 
-from collections import Counter
-from contextlib import ExitStack, aclosing
-from datetime import UTC, datetime
 from functools import partial
 
 import msgspec
@@ -10,97 +7,52 @@ import pytest
 import trio
 
 import dos
-from checkpoint import OriginMark, output_register
+from checkpoint import output_register
 from checkpoint.chains.consumer_register import read_register
-from checkpoint.chains.input_log import InputLog
-from dataflow.errors import NoOutputError
-from dataflow.producing import parts_of
-from dataflow.schema import parse_schema
 from dos_client import Store, open_store
-from dos_server.testing import threaded_store
 from sites import deploying, runner
 from sites.core import observed
 from sites.core.deployed import Deployed
 from sites.core.deployment import RegionReplica
-from sites.core.description import Description, FixedPlace, ReplicatedRegion
+from sites.core.description import Description
 from sites.core.observed import ReaderMeter, ReaderReport, SourceCounters, input_counters
 from sites.records import change_deployed, read_deployed, read_reports
 from sites.runner import run_site
-from tests.sites.graphs import TIMED
-from tests.sites.test_runner import described
-from tests.support.polling import POLL_S
-
-WAIT_S = 60.0
-
-
-def application(entry: str, **stores: str) -> Description:
-    """Replicas of `joined` at two sites, and the exit `board` at osu."""
-    one = described(entry, **stores)
-    return msgspec.structs.replace(
-        one,
-        kmax=2,
-        kmin=1,
-        distance_ms=0.0,
-        regions=(ReplicatedRegion("joined", 0.4, "tests.sites.graphs:passed", workers=1),),
-        exits=(FixedPlace("board", "osu", "tests.sites.graphs:board", 1),),
-    )
-
-
-async def record(store: Store, first: int, count: int) -> None:
-    """Rows of one entry point, a second apart, and its mark."""
-    schema = parse_schema(TIMED)
-    async with await InputLog.open(store, "board", "loads", "p") as log:
-        rows = [
-            {"at": datetime.fromtimestamp(second, UTC), "word": "ab"[second % 2]}
-            for second in range(first, first + count)
-        ]
-        await log.append(parts_of(rows, schema), number=log.last + 1)
-        await log.append_mark(OriginMark(1_000_000 * (first + count) - 1, 1, 1, 0))
-        await log.all_synced()
-
-
-async def shown(store: Store) -> "Counter[tuple[int, str]]":
-    found: Counter[tuple[int, str]] = Counter()
-    try:
-        async with aclosing(dos.read_output(store, "board.board", "shown")) as steps_read:
-            async for step in steps_read:
-                for row in step.table.to_pylist() if step.table is not None else ():
-                    found[int(row["at"].timestamp()), row["word"]] += 1
-    except NoOutputError:
-        pass
-    return found
-
-
-async def until_shown(store: Store, seconds: range) -> None:
-    expected = Counter({(second, "ab"[second % 2]): 1 for second in seconds})
-    with trio.fail_after(WAIT_S):
-        while await shown(store) != expected:  # noqa: ASYNC110 - of another process
-            await trio.sleep(POLL_S)
+from tests.sites.deployments import application, record, until, until_shown
 
 
 async def until_reported(store: Store, description: Description) -> ReaderReport:
     """Wait until the exit has reported that both replicas are whole, and have its own mark."""
-    with trio.fail_after(WAIT_S):
-        while True:
-            readers, _ = await read_reports(store, description, await read_deployed(store, "board"))
-            for report in readers:
-                if sum(one.whole and one.mark == report.mark for one in report.streams) == 2:
-                    return report
-            await trio.sleep(POLL_S)
+    found = list[ReaderReport]()
+
+    async def reached() -> bool:
+        readers, _ = await read_reports(store, description, await read_deployed(store, "board"))
+        found[:] = [
+            report
+            for report in readers
+            if sum(one.whole and one.mark == report.mark for one in report.streams) == 2
+        ]
+        return bool(found)
+
+    await until(reached)
+    return found[0]
 
 
-async def until_measured(store: Store, description: Description) -> None:
-    """Wait until every stream, the region and all links were measured."""
-    with trio.fail_after(WAIT_S):
-        while True:
-            found = await deploying.look_at_measured(store, description)
-            rates = {(one.sender, one.reader): one.bytes_per_s for one in found.streams}
-            if len(rates) == 2 and len(found.links) == 3 and found.region_loads and all(rates.values()):
-                break
-            await trio.sleep(POLL_S)
+async def check_measured(store: Store, description: Description) -> None:
+    """Every stream, the region and all links are measured."""
+    rates = dict[tuple[str, str], float]()
+
+    async def reached() -> bool:
+        found = await deploying.look_at_measured(store, description)
+        rates.update({(one.sender, one.reader): one.bytes_per_s for one in found.streams})
+        if len(rates) < 2 or len(found.links) < 3 or not found.region_loads or not all(rates.values()):
+            return False
+        assert 0 <= found.region_loads["joined"] < 2
+        assert found.site_loads.keys() == {"purdue", "wisc", "osu"}
+        return True
+
+    await until(reached)
     assert rates.keys() == {("loads", "joined"), ("joined", "board")}
-    assert 0 <= found.region_loads["joined"] < 2
-    assert found.site_loads.keys() == {"purdue", "wisc", "osu"}
 
 
 async def consumers(url: str) -> list[str]:
@@ -114,9 +66,8 @@ def test_an_exit_merges_the_replicas_reports_on_them_and_withdraws_from_one_that
 ) -> None:
     monkeypatch.setattr(runner, "REPORT_S", 3.0)
     monkeypatch.setattr(observed, "_SPAN_S_MIN", 2.0)
-    with ExitStack() as stack:
-        entry, *urls = (stack.enter_context(threaded_store(1)).url for _ in range(4))
-        trio.run(follow, application(entry, **dict(zip(("purdue", "wisc", "osu"), urls, strict=True))))
+    with application() as description:
+        trio.run(follow, description)
 
 
 async def follow(description: Description) -> None:
@@ -132,13 +83,13 @@ async def follow(description: Description) -> None:
         await deploying.apply(entry, description)
         replicas = (await read_deployed(entry, "board")).replicas["joined"]
         await record(entry, 1000, 50)
-        await until_shown(osu, range(1000, 1050))
+        await until_shown(osu, "board.board", range(1000, 1050))
         report = await until_reported(entry, description)
         assert report.reader == RegionReplica("board", "osu")
         assert report.mark == 1_050_000_000 - 1
         assert {one.sender.site for one in report.streams} == set(replicas)
         assert sum(one.ranks[0] for one in report.streams if one.ranks) > 0, "one of them was first"
-        await until_measured(entry, description)
+        await check_measured(entry, description)
         gone = next(site for site in replicas if site != "osu")
         assert len(await consumers(urls[gone])) == 1
 
@@ -148,10 +99,12 @@ async def follow(description: Description) -> None:
 
         await change_deployed(entry, "board", without)
         await record(entry, 1050, 50)
-        await until_shown(osu, range(1000, 1100))
-        with trio.fail_after(WAIT_S):
-            while await consumers(urls[gone]):  # noqa: ASYNC110 - of another task
-                await trio.sleep(POLL_S)
+        await until_shown(osu, "board.board", range(1000, 1100))
+
+        async def withdrawn() -> bool:
+            return not await consumers(urls[gone])
+
+        await until(withdrawn)
         nursery.cancel_scope.cancel()
 
 

@@ -1,12 +1,9 @@
 """The process at a site: what it starts and stops, and a real region that follows the deployment."""
 
-import dataclasses
 import inspect
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,43 +14,30 @@ import trio
 
 import dos
 from checkpoint.requests.client import RegionReader
-from dataflow.errors import NoOutputError
 from dos_client import Store, open_store
-from dos_server.testing import threaded_store
 from sites import deploying, runner
 from sites.core import site_work
 from sites.core.deployed import Deployed
-from sites.core.deployment import Deployment, RegionReplica, StreamReplica
-from sites.core.description import Description, ReplicatedRegion, decode_description
+from sites.core.deployment import RegionReplica, StreamReplica
+from sites.core.description import Description, ReplicatedRegion
 from sites.core.site_work import SiteSteps, StartedReplica, contexts_at, steps
 from sites.errors import GraphRefusedError
 from sites.records import change_deployed, read_deployed, read_reports
 from sites.runner import graph_of, run_site
 from tests.sites import graphs
+from tests.sites.deployments import (
+    EXAMPLE,
+    WAIT_S,
+    States,
+    deployed_at,
+    described,
+    send_and_count,
+    stores,
+    until_counted,
+)
 from tests.sites.graphs import SCHEMA
-from tests.sites.test_sites_cli import EXAMPLE
 from tests.support.dos_command import dos as command
 from tests.support.planted_source import planted
-from tests.support.polling import POLL_S
-
-WAIT_S = 60.0
-
-
-def described(entry: str = "dos://entry", **stores: str) -> Description:
-    one = decode_description(EXAMPLE)
-    sites = tuple(
-        msgspec.structs.replace(site, store=stores.get(site.name, f"dos://{site.name}")) for site in one.sites
-    )
-    regions = (ReplicatedRegion("joined", 0.4, "tests.sites.graphs:words", workers=1),)
-    return msgspec.structs.replace(
-        one, application="board", entry_store=entry, sites=sites, regions=regions, theta=0.0
-    )
-
-
-def deployed_at(description: Description, *sites: str) -> Deployed:
-    streams = Deployment(description, {"joined": sites}).streams()
-    return Deployed(number=1, replicas={"joined": sites}, streams=tuple(streams))
-
 
 # --- what is to be done -------------------------------------------------------------------------------------
 
@@ -169,52 +153,9 @@ def test_a_graph_that_cannot_be_used_is_refused(graph: str | None, words: str) -
 # --- a real region ------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class States:
-    """What the runner reported last, for other tasks."""
-
-    now: dict[str, str] = dataclasses.field(default_factory=dict)
-    changed: trio.Event = dataclasses.field(default_factory=trio.Event)
-
-    def __call__(self, states: dict[str, str]) -> None:
-        self.now = states
-        self.changed.set()
-        self.changed = trio.Event()
-
-    async def until(self, states: dict[str, str]) -> None:
-        with trio.fail_after(WAIT_S):
-            while self.now != states:
-                await self.changed.wait()
-
-
-@contextmanager
-def two_stores() -> Iterator[tuple[str, str]]:
-    with threaded_store(1) as entry, threaded_store(1) as own:
-        yield entry.url, own.url
-
-
-async def counts(store: Store) -> dict[str, int]:
-    """The newest count of each word that the replica has published."""
-    found = {}
-    try:
-        async with aclosing(dos.read_output(store, "board.joined", "shown")) as steps_read:
-            async for step in steps_read:
-                for row in step.table.to_pylist() if step.table is not None else ():
-                    found[row["word"]] = row["count"]
-    except NoOutputError:
-        return {}
-    return found
-
-
-async def until_counted(store: Store, expected: dict[str, int]) -> None:
-    with trio.fail_after(WAIT_S):
-        while await counts(store) != expected:  # noqa: ASYNC110 - of another process
-            await trio.sleep(POLL_S)
-
-
 def test_a_replica_runs_while_the_deployment_names_it_and_continues_after_a_revival() -> None:
-    with two_stores() as (entry, own), threaded_store(1) as wisc:
-        description = described(entry, purdue=own, wisc=wisc.url)
+    with stores(3) as (entry, own, wisc):
+        description = described(entry, purdue=own, wisc=wisc)
         trio.run(follow, description, entry, own)
 
 
@@ -280,26 +221,24 @@ async def follow_wisc(description: Description, store: Store, start: Any) -> Non
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_the_command_runs_graphs_of_the_current_directory_until_it_is_interrupted(
-    tmp_path: Path, number: signal.Signals, code: int
-) -> None:
+def test_the_command_runs_graphs_of_the_current_directory_until_it_is_interrupted(tmp_path: Path) -> None:
     (tmp_path / "own_graphs.py").write_text(Path(graphs.__file__).read_text())
-    with two_stores() as (entry, own):
+    with stores(2) as (entry, own):
         file = tmp_path / "application.toml"
         text = EXAMPLE.replace('name = "purdue"\n', f'name = "purdue"\nstore = "{own}"\n')
         text = text.replace('name = "joined"\n', 'name = "joined"\ngraph = "own_graphs:words"\nworkers = 1\n')
         file.write_text(f'application = "board"\nentry_store = "{entry}"\n{text}')
         assert command("sites", "apply", file).returncode == 0
         arguments = [sys.executable, "-m", "dos_cli", "sites", "run", str(file), "--site", "purdue"]
-        with subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            lines = iter(process.stdout.readline, "")
-            assert any(line == "joined RUNNING\n" for line in lines)
-            trio.run(send_and_count, own)
-            process.send_signal(number)
-            assert process.wait(WAIT_S) == code
-        assert trio.run(last_state, own, "board.joined") == "STOPPED"
+        for count, (number, code) in enumerate(((signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)), 1):
+            with subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                lines = iter(process.stdout.readline, "")
+                assert any(line == "joined RUNNING\n" for line in lines)
+                trio.run(send_and_count, own, count)
+                process.send_signal(number)
+                assert process.wait(WAIT_S) == code
+            assert trio.run(last_state, own, "board.joined") == "STOPPED"
 
 
 async def last_state(url: str, region: str) -> str:
@@ -309,17 +248,8 @@ async def last_state(url: str, region: str) -> str:
         return "none" if report is None else str(report.result["state"])
 
 
-async def send_and_count(url: str) -> None:
-    async with (
-        open_store(url) as store,
-        dos.open_producer(store, "board.joined", "loads", "p", SCHEMA) as producer,
-    ):
-        await producer.wait_recorded(await producer.send([{"word": "a"}]))
-        await until_counted(store, {"a": 1})
-
-
 def test_a_graph_that_raises_is_reported_and_the_site_goes_on() -> None:
-    with two_stores() as (entry, own):
+    with stores(2) as (entry, own):
         description = described(entry, purdue=own)
         (region,) = description.regions
         broken = msgspec.structs.replace(region, graph="tests.sites.graphs:broken")

@@ -7,7 +7,7 @@ from sites.core.deployed import Deployed
 from sites.core.deployment import RegionReplica
 from sites.core.site_work import check_ports, contexts_at, gone_readers
 from sites.errors import GraphRefusedError
-from tests.sites.test_runner import deployed_at, described
+from tests.sites.deployments import deployed_at, described
 
 
 def test_readers_that_were_removed_or_founded_again_are_found() -> None:

@@ -7,11 +7,9 @@ import pytest
 
 from sites.core.description import decode_description
 from sites.errors import DescriptionError
+from tests.sites.deployments import EXAMPLE
 from tests.support.dos_command import dos
 from tests.support.site_tables import names_in
-
-PAGE = (Path(__file__).parents[2] / "docs" / "sites.md").read_text(encoding="utf-8")
-EXAMPLE = PAGE.split("```toml\n")[1].split("```")[0]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sites.test_sites_cli import PAGE
+from tests.sites.deployments import PAGE
 from tests.support.needs import as_root
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]

@@ -11,12 +11,12 @@ from dos_client import open_store
 from sites import deploying
 from sites.core.description import Description
 from sites.runner import run_site
-from tests.sites.test_runner import States, described, send_and_count, two_stores
+from tests.sites.deployments import States, described, send_and_count, stores
 
 
 @pytest.mark.spark
 def test_a_replica_runs_on_spark_while_the_deployment_names_it(spark: SparkSession) -> None:
-    with two_stores() as (entry, own):
+    with stores(2) as (entry, own):
         description = described(entry, purdue=own)
         trio.run(follow, description, entry, own, spark)
 

@@ -324,7 +324,7 @@ class Autoscaling:
 
     @property
     def status(self) -> AutoScaleStatus | None:
-        """What the policy does, None without one."""
+        """The state of the policy; None without one."""
         return self._status
 
     def start(self, now: float) -> None:

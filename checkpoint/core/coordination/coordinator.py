@@ -63,7 +63,7 @@ VISIBLE_STATES: Final[dict[CoordinatorPhase, RegionState]] = {
 
 
 class ManifestClaim:
-    """What the coordinator knows of its claim of the manifest."""
+    """The coordinator's claim of the manifest, as far as it is known."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class StatusReporter:
 
     @property
     def waiting_for(self) -> str:
-        """What the region waits for at the store, empty if it does not wait."""
+        """The reason why the region waits for the store; empty if it does not wait."""
         if self._run.phase in (
             CoordinatorPhase.NEW,
             CoordinatorPhase.STOPPING,

@@ -114,7 +114,7 @@ _STEPS_KEPT: Final = 100
 
 @dataclass(slots=True)
 class RecoveryHistory:
-    """What the last rounds of one region took, including its start."""
+    """The durations of the last rounds of one region, including its start."""
 
     launch_s: float = 0.0
     manifests_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_KEPT))

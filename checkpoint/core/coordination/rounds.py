@@ -5,7 +5,7 @@ the last checkpoint, start them. **Local recovery** (`TakeOvers`, docs/decisions
 worker while the others continue: its term rises, another process joins, restores the last checkpoint, and
 makes the steps of its chain again. If no stand-by waits, the process of its predecessor in the ring hosts the
 worker until a process of its own has joined, which takes it back after a commit: it is *reinstated*
-(DADSTORM, section 4). What cannot be recovered in this way resets the region.
+(DADSTORM, section 4). A loss that cannot be recovered in this way resets the region.
 """
 
 from collections import deque
@@ -52,7 +52,7 @@ RESETS_KEPT_MAX: Final = 100
 
 @dataclass(slots=True)
 class Round:
-    """What began a round, and when each part of it was reached, in monotonic seconds."""
+    """The cause of a round, and when each part of it was reached, in monotonic seconds."""
 
     number: int = 0
     """Also rises when a worker is lost that this round launched: its next attempt counts separately."""

@@ -136,7 +136,7 @@ class CoordinatorTick:
 
 
 class UserRequest:
-    """What a user requests, in the driver's process or through the store."""
+    """A request of a user, in the driver's process or through the store."""
 
     __slots__ = ()
 

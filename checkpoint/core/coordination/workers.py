@@ -205,7 +205,7 @@ class Roster:
         yield from (*self._ever, *self._successors(), *self._leaving)
 
     def find(self, index: int, attempt: int) -> Worker | None:
-        """Return the worker whose newest attempt this is, None if it has a newer one or there is none."""
+        """Return the worker of which this is the newest attempt; None if there is no such worker."""
         return next((one for one in self.ever() if one.index == index and one.attempt == attempt), None)
 
     def _successors(self) -> list[Worker]:

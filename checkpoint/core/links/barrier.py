@@ -40,9 +40,9 @@ class _SenderStep(Generic[T]):
 
 
 class Alignment(Generic[T]):
-    """What has arrived on one channel from each sender. Each step below `step` was returned once, in order;
-    nothing is kept at or above `step + steps_ahead_max`. After an error it must not be used again: the region
-    resets.
+    """The frames that have arrived on one channel from each sender. Each step below `step` was returned once,
+    in order; nothing is kept at or above `step + steps_ahead_max`. After an error it must not be used again:
+    the region resets.
     """
 
     def __init__(

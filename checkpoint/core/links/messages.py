@@ -218,8 +218,8 @@ class CopiedAhead(FromWorker, frozen=True, kw_only=True):
 
 
 class CompanionReport(FromWorker, frozen=True, kw_only=True):
-    """What the companion of a worker sees of its process, twice a second, also while user code holds the
-    interpreter lock. On a link of the role "companion"; of any incarnation.
+    """The report of a worker's companion about its process, twice a second, also while user code
+    holds the interpreter lock. On a link of the role "companion"; of any incarnation.
     """
 
     attempt: int

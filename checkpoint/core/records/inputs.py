@@ -390,7 +390,7 @@ def judge_batch(number: int, last: int) -> BatchDecision:
 #    begins only after every older one has a mark with the new version, and above all these marks: a reader
 #    that does not know it yet has only marks of older versions, which are lower.
 class EntrySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What all entry points of a handle have in common. The first one records it.
+    """The settings that all entry points of a handle share. The first one records it.
 
     time: the column with the time of a row. lateness_us: None: the entry point fills this column; otherwise
     producers send it, and a row at or below the last mark is late. marks_every_us: marks are the multiples of

@@ -250,7 +250,7 @@ def least_moved(before: Layout, workers: Collection[int], *, tolerance: float = 
 
 
 class TakenPart(NamedTuple):
-    """What a worker of a new layout takes over from the state of one worker of the layout before."""
+    """The state that a worker of a new layout takes over from one worker of the layout before."""
 
     worker: int
     ranges: tuple[tuple[int, int], ...]
