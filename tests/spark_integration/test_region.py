@@ -61,6 +61,15 @@ def word_count(directory: Path, *, passes: int, function: Callable[[Any], Any] =
     return graph
 
 
+def slow_word_count(directory: Path, hurry: Path, *, passes: int) -> Graph:
+    """`word_count` that is slow until the file `hurry` exists."""
+
+    def split_until_hurried(batch: Any) -> Any:
+        return split(batch) if hurry.exists() else split_slowly(batch)
+
+    return word_count(directory, passes=passes, function=split_until_hurried)
+
+
 def assert_right(directory: Path, passes: int) -> None:
     verdict = judge((directory / "out").glob("part-w*.tsv"), TRUTH, 2 * passes)
     assert verdict.right, verdict
@@ -94,6 +103,14 @@ def start(spark: SparkSession) -> Iterator[Start]:
     for region in started:
         if region.isActive:
             region.stop()
+
+
+@pytest.fixture
+def hurry(tmp_path: Path) -> Iterator[Path]:
+    """The file that ends the slowness of `slow_word_count`."""
+    path = tmp_path / "hurry"
+    yield path
+    path.touch()
 
 
 @pytest.fixture
@@ -138,12 +155,16 @@ def test_words_are_counted_right_and_the_handle_tells_of_it(start: Start, tmp_pa
     assert heard.calls[-1][1]["state"] == "FINISHED"
 
 
-def test_a_region_on_spark_is_asked_checkpoint_and_stopped_from_outside(
-    start: Start, tmp_path: Path, store: str
+def test_a_region_is_asked_for_checkpoints_and_a_reset_is_stopped_from_outside_and_continues(
+    start: Start, tmp_path: Path, store: str, hurry: Path
 ) -> None:
-    graph = word_count(tmp_path, passes=20_000, function=split_slowly)
-    region = start(graph, store=store, metrics="127.0.0.1:0")
-    wait_until(checkpoints(region, 1), region)
+    graph = slow_word_count(tmp_path, hurry, passes=1_500)
+    first = start(graph, store=store, checkpoint_interval=3600.0, metrics="127.0.0.1:0")
+    wait_until(lambda: first.status.state is RegionState.RUNNING, first)
+    assert first.checkpoint(PATIENCE_S) == 1
+    first.reset()
+    wait_until(lambda: len(first.status.resets) == 1, first)
+    assert first.checkpoint(PATIENCE_S) == 2
 
     def dos(*arguments: str) -> dict[str, Any]:
         done = CliRunner().invoke(dos_app, [*arguments, store, "wordcount", "--json"])
@@ -151,7 +172,7 @@ def test_a_region_on_spark_is_asked_checkpoint_and_stopped_from_outside(
         return dict(json.loads(done.stdout))
 
     shown = dos("region", "status")["status"]
-    assert [one["pid"] for one in shown["workers"]] == [one.pid for one in region.status.workers]
+    assert [one["pid"] for one in shown["workers"]] == [one.pid for one in first.status.workers]
     served = [shown["metrics"], *(one["metrics"] for one in shown["workers"])]
     assert len(set(served)) == 3
     for address in served:
@@ -159,8 +180,14 @@ def test_a_region_on_spark_is_asked_checkpoint_and_stopped_from_outside(
             assert answer.status == 200
     assert dos("region", "checkpoint")["result"]["checkpoint"] > shown["lastCheckpoint"]
     assert dos("region", "stop")["result"]["state"] == "STOPPED"
-    assert region.awaitTermination(PATIENCE_S)
-    assert region.status.last_checkpoint == dos("checkpoint", "ls")["checkpoints"][-1]["checkpoint"]
+    assert first.awaitTermination(PATIENCE_S)
+    last_checkpoint = first.status.last_checkpoint
+    assert last_checkpoint == dos("checkpoint", "ls")["checkpoints"][-1]["checkpoint"]
+    hurry.touch()
+    second = start(graph, store=store, checkpoint_interval=0.2)
+    assert second.awaitTermination(PATIENCE_S)
+    assert second.status.last_checkpoint > last_checkpoint
+    assert_right(tmp_path, passes=1_500)
 
 
 def told_of_resets(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -210,40 +237,9 @@ def test_while_the_store_is_unavailable_the_region_waits_names_the_reason_and_co
     assert_right(tmp_path, passes=60)
 
 
-def test_a_region_that_was_stopped_continues_from_its_last_checkpoint(
-    start: Start, tmp_path: Path, store: str
-) -> None:
-    graph = word_count(tmp_path, passes=150, function=split_slowly)
-    first = start(graph, store=store, checkpoint_interval=0.2)
-    wait_until(checkpoints(first, 1), first)
-    first.stop()
-    assert first.status.state is RegionState.STOPPED
-    last_checkpoint = first.status.last_checkpoint
-    second = start(graph, store=store, checkpoint_interval=0.2)
-    assert second.awaitTermination(PATIENCE_S)
-    assert second.status.last_checkpoint > last_checkpoint
-    assert_right(tmp_path, passes=150)
-
-
-def test_checkpoints_and_resets_can_be_asked_for(start: Start, tmp_path: Path, store: str) -> None:
-    graph = word_count(tmp_path, passes=150, function=split_slowly)
-    region = start(graph, store=store, checkpoint_interval=3600.0)
-    wait_until(lambda: region.status.state is RegionState.RUNNING, region)
-    assert region.checkpoint(PATIENCE_S) == 1
-    region.reset()
-    wait_until(lambda: len(region.status.resets) == 1, region)
-    assert region.checkpoint(PATIENCE_S) == 2
-    region.stop()
-
-
 # EVIDENCE-OF: P-4
-def test_a_newer_driver_fences_the_older_one(start: Start, tmp_path: Path, store: str) -> None:
-    hurry = tmp_path / "hurry"
-
-    def split_until_hurried(batch: Any) -> Any:
-        return split(batch) if hurry.exists() else split_slowly(batch)
-
-    graph = word_count(tmp_path, passes=1_500, function=split_until_hurried)
+def test_a_newer_driver_fences_the_older_one(start: Start, tmp_path: Path, store: str, hurry: Path) -> None:
+    graph = slow_word_count(tmp_path, hurry, passes=1_500)
     older = start(graph, store=store, checkpoint_interval=0.2)
     wait_until(checkpoints(older, 1), older)
     newer = start(graph, store=store, checkpoint_interval=0.2)

@@ -10,21 +10,21 @@ import pytest
 from pyspark.sql import SparkSession
 
 from checkpoint.core.region import RegionState
-from dataflow import Graph
 from spark_integration import RegionHandle, on_executor
 from spark_integration.launcher import standby_tag
 from tests.spark_integration.test_region import (
     Start,
     assert_right,
     checkpoints,
-    split,
+    hurry,
+    slow_word_count,
     start,
     store,
     wait_until,
     word_count,
 )
 
-__all__ = ["start", "store"]
+__all__ = ["hurry", "start", "store"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]  # a busy machine is slow, not wrong
 
 PASSES = 3_000
@@ -53,27 +53,6 @@ def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-@pytest.fixture
-def hurry(tmp_path: Path) -> Iterator[Path]:
-    """The file that ends the slowness of `slow_until_hurried`."""
-    path = tmp_path / "hurry"
-    yield path
-    path.touch()
-
-
-def slow_word_count(directory: Path, hurry: Path) -> Graph:
-    """Counts the words of two files, `PASSES` times; slow until the file `hurry` exists."""
-
-    def split_until_hurried(batch: Any) -> Any:
-        import time
-
-        if not hurry.exists():
-            time.sleep(batch.num_rows * 0.001)  # the work that a user function would do
-        return split(batch)
-
-    return word_count(directory, passes=PASSES, function=split_until_hurried)
-
-
 def waits(region: RegionHandle, pids: Path, number: int) -> int:
     """Wait until the stand-by with this number waits. Return its process id."""
     wait_until(lambda: region._control.standbys.numbers() == [number], region)
@@ -84,7 +63,9 @@ def waits(region: RegionHandle, pids: Path, number: int) -> int:
 def test_a_killed_worker_continues_in_the_process_that_stood_by_and_another_one_waits(
     spark: SparkSession, start: Start, tmp_path: Path, store: str, pids: Path, hurry: Path
 ) -> None:
-    region = start(slow_word_count(tmp_path, hurry), store=store, checkpoint_interval=0.2, standby=1)
+    region = start(
+        slow_word_count(tmp_path, hurry, passes=PASSES), store=store, checkpoint_interval=0.2, standby=1
+    )
     first = waits(region, pids, 1)
     wait_until(lambda: region.status.standbys == 1, region)
     os.kill(region.status.workers[1].pid, signal.SIGKILL)
@@ -120,7 +101,9 @@ def jobs_of(spark: SparkSession, region: RegionHandle, number: int) -> list[str]
 def test_a_successor_and_an_added_worker_are_stand_bys_and_a_stopped_one_is_canceled(
     start: Start, tmp_path: Path, store: str, pids: Path, hurry: Path
 ) -> None:
-    region = start(slow_word_count(tmp_path, hurry), store=store, checkpoint_interval=0.2, standby=1)
+    region = start(
+        slow_word_count(tmp_path, hurry, passes=PASSES), store=store, checkpoint_interval=0.2, standby=1
+    )
     first = waits(region, pids, 1)
     region.replace(0, timeout=150)
     assert region.status.workers[0].pid == first
@@ -141,7 +124,7 @@ def test_a_successor_and_an_added_worker_are_stand_bys_and_a_stopped_one_is_canc
 def test_without_a_slot_for_it_the_region_runs_without_a_stand_by_and_says_so_once(
     start: Start, tmp_path: Path, store: str, hurry: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    graph = slow_word_count(tmp_path, hurry)
+    graph = slow_word_count(tmp_path, hurry, passes=PASSES)
     region = start(graph, store=store, checkpoint_interval=0.2, standby=1, spare_slots=4)
 
     def told() -> list[str]:

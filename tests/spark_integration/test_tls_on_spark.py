@@ -2,12 +2,10 @@
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
 
@@ -21,6 +19,7 @@ from tests.spark_integration.test_region import (
     Start,
     assert_right,
     checkpoints,
+    split_slowly,
     start,
     wait_until,
     word_count,
@@ -30,12 +29,6 @@ from tests.support.certificates import Certificates, certificates
 __all__ = ["certificates", "start"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 PASSES = 40
-
-
-def split_slowly(batch: Any) -> Any:
-    time.sleep(batch.num_rows * 0.001)  # the work that a user function would do; not a wait for anything
-    words = pc.list_flatten(pc.ascii_split_whitespace(batch["line"]))
-    return {"word": words.filter(pc.not_equal(words, ""))}
 
 
 def forget_tls(spark: SparkSession) -> None:
