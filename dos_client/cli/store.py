@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any
 
 import typer
@@ -54,16 +54,17 @@ store_app = typer.Typer(
 )
 
 
+def _named(found: object, names: str) -> dict[str, Any]:
+    """Return these attributes, whose names are those in JSON. An identity is hexadecimal there."""
+    values = {name: getattr(found, name) for name in names.split()}
+    return {name: id_text(value) if isinstance(value, bytes) else value for name, value in values.items()}
+
+
 def record_json(record: StoreRecord) -> dict[str, Any]:
     return {
-        "store_id": id_text(record.store_id),
-        "generation": record.generation,
-        "ack_quorum": record.ack_quorum,
-        "members": [
-            {"address": one.address, "server_id": id_text(one.server_id), "state": one.state}
-            for one in record.members
-        ],
-        "spares": [{"address": one.address, "server_id": id_text(one.server_id)} for one in record.spares],
+        **_named(record, "store_id generation ack_quorum"),
+        "members": [_named(one, "address server_id state") for one in record.members],
+        "spares": [_named(one, "address server_id") for one in record.spares],
     }
 
 
@@ -216,9 +217,8 @@ def status_json(state: StoreStatus) -> dict[str, Any]:
             "accepts_appends": False,
             "blocked": [],
             "writers_wait": True,
-            "verdict": state.verdict,
             "whole": False,
-            "problems": state.problems,
+            **_named(state, "verdict problems"),
         }
     members = [
         _member_json(one, row, state.holdings.get(one.member.server_id))
@@ -226,15 +226,9 @@ def status_json(state: StoreStatus) -> dict[str, Any]:
     ]
     return {
         "store": {**record_json(state.record), "members": members, "spares": _spares_json(state)},
-        "usable": state.usable,
-        "accepts_appends": state.accepts_appends,
-        "blocked": state.blocked,
-        "writers_wait": state.writers_wait,
-        "verdict": state.verdict,
-        "whole": state.whole,
+        **_named(state, "usable accepts_appends blocked writers_wait verdict whole problems"),
         "bytes": state.total_bytes if state.holdings else None,
         "filling": _filling_json(state),
-        "problems": state.problems,
         "overrides": None if state.overrides is None else [asdict(one) for one in state.overrides],
         "history": None if state.history is None else [asdict(one) for one in state.history],
     }
@@ -244,8 +238,7 @@ def _spares_json(state: StoreStatus) -> list[dict[str, Any]]:
     assert state.record is not None
     return [
         {
-            "address": one.address,
-            "server_id": id_text(one.server_id),
+            **_named(one, "address server_id"),
             "present": not state.spares.get(one.server_id),
             "detail": state.spares.get(one.server_id, ""),
         }
@@ -257,28 +250,16 @@ def _filling_json(state: StoreStatus) -> dict[str, Any] | None:
     if state.filling is None:
         return None
     member, done = state.filling
-    return {
-        "address": member.address,
-        "state": member.state,
-        "bytes_done": done,
-        "bytes_total": state.total_bytes,
-    }
+    return {**_named(member, "address state"), "bytes_done": done, "bytes_total": state.total_bytes}
 
 
 def _member_json(view: MemberView, row: dict[str, Any], holding: MemberHolding | None) -> dict[str, Any]:
     return {
         **row,
         "present": view.there,
-        "counts": view.counts,
         "condition": view.condition.name.lower(),
-        "detail": view.detail,
-        "refuses_appends": view.refuses_appends,
-        "generation": view.generation,
-        "bytes": holding.bytes if holding is not None else None,
-        "objects": holding.objects if holding is not None else None,
-        "lag_bytes": holding.lag_bytes if holding is not None else None,
-        "live_lag_bytes": holding.live_lag_bytes if holding is not None else None,
-        "damaged": holding.damaged if holding is not None else None,
+        **_named(view, "counts detail refuses_appends generation"),
+        **(dict.fromkeys(one.name for one in fields(MemberHolding)) if holding is None else asdict(holding)),
     }
 
 
@@ -526,23 +507,16 @@ async def recover(
 
 def repair_json(report: RepairReport) -> dict[str, Any]:
     return {
-        "directories": report.directories,
-        "objects": report.objects,
-        "members": report.members,
+        **_named(report, "directories objects members unavailable"),
         "repairs": [
             {
-                "directory": one.directory,
+                **_named(one, "directory address server_id reason size"),
                 "object": one.name,
-                "address": one.address,
-                "server_id": id_text(one.server_id),
                 "verdict": one.verdict.value,
                 "outcome": one.outcome.name.lower(),
-                "reason": one.reason,
-                "size": one.size,
             }
             for one in report.repairs
         ],
-        "unavailable": report.unavailable,
         "damaged_directories": [asdict(one) for one in report.damaged_directories],
     }
 
@@ -569,13 +543,9 @@ def _print_repairs(report: RepairReport) -> None:
 def finding_json(one: CopyDifference) -> dict[str, Any]:
     known = one.expected_size >= 0
     return {
-        "directory": one.directory,
+        **_named(one, "directory address server_id live size"),
         "object": one.name,
-        "address": one.address,
-        "server_id": id_text(one.server_id),
         "verdict": one.verdict.value,
-        "live": one.live,
-        "size": one.size,
         "digest": f"{one.digest:016x}",
         "expected_size": one.expected_size if known else None,
         "expected_digest": f"{one.expected_digest:016x}" if known else None,
@@ -584,19 +554,10 @@ def finding_json(one: CopyDifference) -> dict[str, Any]:
 
 def report_json(report: VerifyReport) -> dict[str, Any]:
     return {
-        "equal": report.equal,
-        "complete": report.complete,
-        "directories": report.directories,
-        "objects": report.objects,
-        "members": report.members,
-        "bytes_compared": report.bytes_compared,
-        "bytes_read": report.bytes_read,
+        **_named(report, "equal complete directories objects members bytes_compared bytes_read"),
+        **_named(report, "unavailable blocked full accepts_appends"),
         "findings": [finding_json(one) for one in report.findings],
-        "unavailable": report.unavailable,
         "damaged_directories": [asdict(one) for one in report.damaged_directories],
-        "blocked": report.blocked,
-        "full": report.full,
-        "accepts_appends": report.accepts_appends,
     }
 
 
