@@ -13,12 +13,16 @@ class ConfigurationError(DosError):
     """A file or variable that names stores or options is not valid, or names nothing. Nothing was done."""
 
 
-class StoreNotReadyError(DosError):
-    """The servers of the URL do not form a usable store. `missing` has one line per server."""
+class _ServersMissingError(DosError):
+    """`missing` has one line per server."""
 
     def __init__(self, message: str, missing: Sequence[str] = (), *, remedy: str = "") -> None:
         super().__init__("; ".join([message, *missing]), remedy=remedy)
         self.missing = tuple(missing)
+
+
+class StoreNotReadyError(_ServersMissingError):
+    """The servers of the URL do not form a usable store. `missing` has one line per server."""
 
 
 class StoreRefusedError(StoreNotReadyError):
@@ -33,16 +37,12 @@ class NotEmptyError(StoreNotReadyError):
     """The servers cannot become this store: they hold objects or already belong to a store."""
 
 
-class QuorumUnavailableError(DosError):
+class QuorumUnavailableError(_ServersMissingError):
     """Too few members answered in time. Nothing was changed. `missing` has one line per member."""
 
     remedy = (
         "start the missing members, replace one (`dos store replace`), repair damage (`dos store repair`)"
     )
-
-    def __init__(self, message: str, missing: Sequence[str] = (), *, remedy: str = "") -> None:
-        super().__init__("; ".join([message, *missing]), remedy=remedy)
-        self.missing = tuple(missing)
 
 
 class DamagedMembersError(QuorumUnavailableError):

@@ -54,7 +54,7 @@ store_app = typer.Typer(
 )
 
 
-def _named(found: object, names: str) -> dict[str, Any]:
+def named_json(found: object, names: str) -> dict[str, Any]:
     """Return these attributes, whose names are those in JSON. An identity is hexadecimal there."""
     values = {name: getattr(found, name) for name in names.split()}
     return {name: id_text(value) if isinstance(value, bytes) else value for name, value in values.items()}
@@ -62,9 +62,9 @@ def _named(found: object, names: str) -> dict[str, Any]:
 
 def record_json(record: StoreRecord) -> dict[str, Any]:
     return {
-        **_named(record, "store_id generation ack_quorum"),
-        "members": [_named(one, "address server_id state") for one in record.members],
-        "spares": [_named(one, "address server_id") for one in record.spares],
+        **named_json(record, "store_id generation ack_quorum"),
+        "members": [named_json(one, "address server_id state") for one in record.members],
+        "spares": [named_json(one, "address server_id") for one in record.spares],
     }
 
 
@@ -218,7 +218,7 @@ def status_json(state: StoreStatus) -> dict[str, Any]:
             "blocked": [],
             "writers_wait": True,
             "whole": False,
-            **_named(state, "verdict problems"),
+            **named_json(state, "verdict problems"),
         }
     members = [
         _member_json(one, row, state.holdings.get(one.member.server_id))
@@ -226,7 +226,7 @@ def status_json(state: StoreStatus) -> dict[str, Any]:
     ]
     return {
         "store": {**record_json(state.record), "members": members, "spares": _spares_json(state)},
-        **_named(state, "usable accepts_appends blocked writers_wait verdict whole problems"),
+        **named_json(state, "usable accepts_appends blocked writers_wait verdict whole problems"),
         "bytes": state.total_bytes if state.holdings else None,
         "filling": _filling_json(state),
         "overrides": None if state.overrides is None else [asdict(one) for one in state.overrides],
@@ -238,7 +238,7 @@ def _spares_json(state: StoreStatus) -> list[dict[str, Any]]:
     assert state.record is not None
     return [
         {
-            **_named(one, "address server_id"),
+            **named_json(one, "address server_id"),
             "present": not state.spares.get(one.server_id),
             "detail": state.spares.get(one.server_id, ""),
         }
@@ -250,7 +250,7 @@ def _filling_json(state: StoreStatus) -> dict[str, Any] | None:
     if state.filling is None:
         return None
     member, done = state.filling
-    return {**_named(member, "address state"), "bytes_done": done, "bytes_total": state.total_bytes}
+    return {**named_json(member, "address state"), "bytes_done": done, "bytes_total": state.total_bytes}
 
 
 def _member_json(view: MemberView, row: dict[str, Any], holding: MemberHolding | None) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def _member_json(view: MemberView, row: dict[str, Any], holding: MemberHolding |
         **row,
         "present": view.there,
         "condition": view.condition.name.lower(),
-        **_named(view, "counts detail refuses_appends generation"),
+        **named_json(view, "counts detail refuses_appends generation"),
         **(dict.fromkeys(one.name for one in fields(MemberHolding)) if holding is None else asdict(holding)),
     }
 
@@ -507,10 +507,10 @@ async def recover(
 
 def repair_json(report: RepairReport) -> dict[str, Any]:
     return {
-        **_named(report, "directories objects members unavailable"),
+        **named_json(report, "directories objects members unavailable"),
         "repairs": [
             {
-                **_named(one, "directory address server_id reason size"),
+                **named_json(one, "directory address server_id reason size"),
                 "object": one.name,
                 "verdict": one.verdict.value,
                 "outcome": one.outcome.name.lower(),
@@ -543,7 +543,7 @@ def _print_repairs(report: RepairReport) -> None:
 def finding_json(one: CopyDifference) -> dict[str, Any]:
     known = one.expected_size >= 0
     return {
-        **_named(one, "directory address server_id live size"),
+        **named_json(one, "directory address server_id live size"),
         "object": one.name,
         "verdict": one.verdict.value,
         "digest": f"{one.digest:016x}",
@@ -554,8 +554,8 @@ def finding_json(one: CopyDifference) -> dict[str, Any]:
 
 def report_json(report: VerifyReport) -> dict[str, Any]:
     return {
-        **_named(report, "equal complete directories objects members bytes_compared bytes_read"),
-        **_named(report, "unavailable blocked full accepts_appends"),
+        **named_json(report, "equal complete directories objects members bytes_compared bytes_read"),
+        **named_json(report, "unavailable blocked full accepts_appends"),
         "findings": [finding_json(one) for one in report.findings],
         "damaged_directories": [asdict(one) for one in report.damaged_directories],
     }

@@ -22,7 +22,7 @@ from dos_client.cli.kit import (
     parsed_option,
     print_json,
 )
-from dos_client.cli.store import filling_progress, record_json, store_app
+from dos_client.cli.store import filling_progress, named_json, record_json, store_app
 from dos_client.core import watching as core
 from dos_client.limits import watch_interval_s, watch_stand_by_s
 from dos_client.membership.record_log import now_text
@@ -30,7 +30,6 @@ from dos_client.membership.replacing import add_spare, move_member, remove_spare
 from dos_client.membership.watching import Seen, StoreWatcher, WatchOptions
 from dos_monitoring import silence_of
 from dos_protocol.arguments import address_text, parse_listen, parse_span
-from dos_protocol.names import id_text
 from dos_protocol.store_record import StoreRecord
 
 spare_app = typer.Typer(
@@ -227,13 +226,9 @@ def seen_json(seen: Seen) -> dict[str, Any]:
         "generation": record.generation if record is not None else None,
         "members": [
             {
-                "address": one.member.address,
-                "server_id": id_text(one.member.server_id),
-                "present": one.present,
+                **named_json(one.member, "address server_id"),
+                **named_json(one, "present elsewhere why refuses_appends"),
                 "silent_s": round(one.silent_s, 3),
-                "elsewhere": list(one.elsewhere),
-                "why": one.why,
-                "refuses_appends": one.refuses_appends,
             }
             for one in seen.sight.members
         ],

@@ -101,11 +101,7 @@ async def store_status(
     problems = [line for line in problems if line.split(" ")[0].rstrip(":") not in described]
     status = StoreStatus(record, members, problems=[*problems, *duplicates])
     status.usable = Quorums(record).can_take_over(_answering(status))
-    at = {one.address: one.server_id for one in seen.answers}
-    for spare in record.spares:
-        other = "another server answers there" if spare.address in at else ""
-        problem = seen.errors.get(spare.address, other)
-        status.spares[spare.server_id] = "" if at.get(spare.address) == spare.server_id else problem
+    status.spares = {spare.server_id: seen.why_absent(spare) for spare in record.spares}
     if status.usable:
         try:
             await _complete_status(status, servers, access, holdings=holdings)

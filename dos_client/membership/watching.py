@@ -324,7 +324,7 @@ class StoreObserver:
         sights: dict[bytes, SpareSight] = {}
 
         async def look_at(spare: Member) -> None:
-            problem = _why_no_spare(spare, seen)
+            problem = seen.why_absent(spare)
             if not problem and needed:
                 problem = await self._why_not_empty(record, spare)
             sights[spare.server_id] = SpareSight(spare, problem)
@@ -442,13 +442,6 @@ def _why_absent(member: Member, seen: ServerSurvey) -> str:
     if at_address.server_id != member.server_id:
         return f"server {at_address.server_id.hex()} answers at its address: its disk was wiped or exchanged"
     return "it belongs to another store"
-
-
-def _why_no_spare(spare: Member, seen: ServerSurvey) -> str:
-    at_address = next((one for one in seen.answers if one.address == spare.address), None)
-    if at_address is None:
-        return seen.errors.get(spare.address, "it does not answer")
-    return "" if at_address.server_id == spare.server_id else "another server answers at its address"
 
 
 _NONE: Final = "none"

@@ -37,6 +37,13 @@ class ServerSurvey:
             return None
         return next(iter(self.refused.values()))
 
+    def why_absent(self, spare: Member) -> str:
+        """Return why a spare does not answer as itself at its address; "" if it does."""
+        there = next((one for one in self.answers if one.address == spare.address), None)
+        if there is None:
+            return self.errors.get(spare.address, "it does not answer")
+        return "" if there.server_id == spare.server_id else "another server answers at its address"
+
     def problems(self, membership: Membership) -> list[str]:
         return [*(f"{address}: {error}" for address, error in self.errors.items()), *membership.problems]
 
