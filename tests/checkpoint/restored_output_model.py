@@ -14,8 +14,6 @@ from checkpoint.chains.output_log import OutputLog
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
-    ManifestOpened,
-    OpenManifest,
 )
 from checkpoint.core.records.lines import restored
 from checkpoint.core.records.manifest import Checkpoint, retained_with
@@ -24,7 +22,7 @@ from checkpoint.core.region import worker_directory
 from dos_protocol.errors import FencedError
 from journal import ORIGIN, Position
 from tests.checkpoint.manifest_samples import numbered_checkpoint, worker_checkpoint
-from tests.checkpoint.savepoint_model import ROLLING, Host
+from tests.checkpoint.savepoint_model import taken_over
 from tests.checkpoint.trim_model import Store
 
 REGION, SINK = "region", "shown"
@@ -82,12 +80,7 @@ class RestoredOutputModel:
 
     async def open(self) -> None:
         """A driver takes over; its workers open their logs later, one by one."""
-        if self.manifest is not None:
-            await self.manifest.aclose()
-        self.manifest = ManifestLog(Host(self.store), REGION, self.events.append, rolling=ROLLING)
-        await self.manifest.open(OpenManifest(0, 0))
-        opened = self.events[-1]
-        assert isinstance(opened, ManifestOpened)
+        self.manifest, opened = await taken_over(self.manifest, self.store, REGION, self.events)
         self.kept, self.incarnation, self.checkpoint = opened.kept, opened.incarnation, opened.last_checkpoint
         self.opened = set()
 

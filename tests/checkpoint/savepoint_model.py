@@ -4,6 +4,7 @@ from contextlib import aclosing
 
 import pyarrow as pa
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from checkpoint.chains.manifest_log import CHAIN, ManifestLog, ManifestView, checkpoints_in
 from checkpoint.chains.state_blocks import StateFold, decode_block
@@ -14,6 +15,7 @@ from checkpoint.core.coordination.vocabulary import (
     Begin,
     CheckpointWanted,
     ControlReceived,
+    ManifestOpened,
     NotifyObservers,
     OpenManifest,
     SavepointWanted,
@@ -31,7 +33,7 @@ from checkpoint.core.links.messages import (
 from checkpoint.core.records import manifest as retention
 from checkpoint.core.records.manifest import Rolling, SavepointNote, WorkerCheckpoint, keep
 from checkpoint.core.region import SavepointSettled, coordinator_directory, worker_directory
-from checkpoint.errors import SavepointRefusedError
+from checkpoint.errors import RegionFencedError, SavepointRefusedError
 from checkpoint.maintenance.garbage import held_by_savepoints
 from checkpoint.maintenance.stopped_region import hold_manifest, savepoint_stopped
 from journal import Op, inspect_chain, inspect_chain_at, read_records
@@ -102,6 +104,58 @@ class Host:
 
     def wall_time_ms(self):
         return 1
+
+
+class SlowHost(Host):
+    """The record that is appended to the manifest waits to be carried to members."""
+
+    async def claim(self, directory, epoch, patience_s=0.0):
+        claim = await super().claim(directory, epoch, patience_s)
+        if directory == coordinator_directory(REGION):
+            self.own = claim
+        return claim
+
+    def wall_time_ms(self):
+        """Called when a record is about to be appended."""
+        self.own.held = True
+        return super().wall_time_ms()
+
+
+async def raced(model, members, work, begin):
+    """Do `work`, whose record has reached so many of three members when a driver begins. Return its result,
+    or the error: it counts if two have it.
+    """
+    host, ended, acknowledged = SlowHost(model.store), [], []
+
+    async def run():
+        try:
+            ended.append(await work(host))
+        except RegionFencedError as error:
+            ended.append(error)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        await wait_all_tasks_blocked()
+        for member in range(1, members + 1):
+            host.own.deliver(member)
+        await wait_all_tasks_blocked()
+        acknowledged += ended
+        await begin()
+        if members < 2:
+            host.own.deliver(3)
+    assert bool(acknowledged) == (members == 2), "it is acknowledged by two"
+    assert isinstance(ended[0], RegionFencedError) == (members < 2)
+    return ended[0]
+
+
+async def taken_over(before, store, region, events):
+    """A driver takes a manifest over from the one before. Return its log, and the result of the opening."""
+    if before is not None:
+        await before.aclose()
+    manifest = ManifestLog(Host(store), region, events.append, rolling=ROLLING)
+    await manifest.open(OpenManifest(0, 0))
+    assert isinstance(events[-1], ManifestOpened)
+    return manifest, events[-1]
 
 
 class Driver:

@@ -25,7 +25,7 @@ from checkpoint.maintenance.editing import FirstPart, begin_region, edit_stopped
 from checkpoint.maintenance.stopped_region import restore_stopped, savepoint_stopped
 from journal import Position
 from tests.checkpoint.manifest_samples import a_checkpoint
-from tests.checkpoint.savepoint_model import REGION, WORKER, Host, SavepointModel
+from tests.checkpoint.savepoint_model import REGION, WORKER, Host, SavepointModel, raced
 from tests.checkpoint.test_savepoint_model import with_checkpoints
 from tests.checkpoint.test_state_store import block
 
@@ -208,48 +208,20 @@ async def test_a_crash_at_any_step_leaves_the_region_as_it_was_until_the_record_
     assert crashes > 5, "it has many steps"
 
 
-class Slow(Host):
-    """The record of the edit waits to be carried to members."""
-
-    async def claim(self, directory, epoch, patience_s=0.0):
-        claim = await super().claim(directory, epoch, patience_s)
-        if directory != WORKER:
-            self.own = claim
-        return claim
-
-    def wall_time_ms(self):
-        """Called when a record is about to be appended."""
-        self.own.held = True
-        return super().wall_time_ms()
-
-
 @pytest.mark.trio
 @pytest.mark.parametrize("members", [0, 1, 2])
 async def test_a_driver_that_starts_meanwhile_has_the_whole_edit_or_nothing_of_it(members) -> None:
     """The record has reached so many of three members when the driver claims."""
     model = await with_checkpoints(2)
-    host, ended = Slow(model.store), []
 
-    async def run_edit():
-        try:
-            ended.append(await edit_stopped(host, REGION, writing({"a": 70})))
-        except RegionFencedError as error:
-            ended.append(error)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_edit)
-        await wait_all_tasks_blocked()
-        for member in range(1, members + 1):
-            host.own.deliver(member)
-        await wait_all_tasks_blocked()
+    async def begin():
         model.rows[3] = {"a": 70}
         await begins(model)
-        if members < 2:
-            host.own.deliver(3)
+
+    await raced(model, members, lambda host: edit_stopped(host, REGION, writing({"a": 70})), begin)
     has_edit = model.driver.core.run.last_checkpoint.line == 1
     assert await held(model) == ({"a": 70} if has_edit else {"a": 2})
     assert has_edit or members < 2, "what was acknowledged holds"
-    assert isinstance(ended[0], RegionFencedError) == (members < 2)
     for number in range(4):
         await model.driver.checkpoint({"b": number})
     await model.check()

@@ -19,8 +19,6 @@ from checkpoint.chains.output_reading import PublishedOutput
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
-    ManifestOpened,
-    OpenManifest,
 )
 from checkpoint.core.records.consumers import RetentionRule, output_register
 from checkpoint.core.records.manifest import SplitPosition, floors_of, gaps_of, retained_with
@@ -31,7 +29,7 @@ from dataflow.worker.journals import FloorCollector
 from dos_protocol.errors import DosError
 from journal import NO_FLOOR, Position, inspect_chain_at, parse_segment_name
 from tests.checkpoint.manifest_samples import numbered_checkpoint, worker_checkpoint
-from tests.checkpoint.savepoint_model import ROLLING, Host
+from tests.checkpoint.savepoint_model import taken_over
 from tests.checkpoint.trim_model import SOURCE, ConsumerModel, Store
 from tests.support.planted_source import is_found
 
@@ -65,12 +63,7 @@ class OutputModel:
 
     async def open(self) -> None:
         """A driver and its worker, after those before have died: at the last checkpoint."""
-        if self.manifest is not None:
-            await self.manifest.aclose()
-        self.manifest = ManifestLog(Host(self.store), REGION, self.events.append, rolling=ROLLING)
-        await self.manifest.open(OpenManifest(0, 0))
-        opened = self.events[-1]
-        assert isinstance(opened, ManifestOpened)
+        self.manifest, opened = await taken_over(self.manifest, self.store, REGION, self.events)
         self.kept, self.incarnation, last = opened.kept, opened.incarnation, opened.last_checkpoint
         self.step = last.step if last else 0
         at = last.workers[0].sinks.get(SINK) if last else None

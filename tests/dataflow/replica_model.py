@@ -17,8 +17,6 @@ from checkpoint.chains.output_log import OutputLog
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
-    ManifestOpened,
-    OpenManifest,
 )
 from checkpoint.core.records.consumers import RetentionRule, output_register
 from checkpoint.core.records.layout import even_layout
@@ -37,7 +35,7 @@ from dos_protocol.errors import FencedError
 from journal import NO_FLOOR, Position
 from tests.checkpoint.manifest_samples import numbered_checkpoint, worker_checkpoint
 from tests.checkpoint.restored_output_model import InterruptedStore
-from tests.checkpoint.savepoint_model import ROLLING, Host
+from tests.checkpoint.savepoint_model import taken_over
 
 REGION, SINK = "numbers", "out"
 CHAIN = output_chain(SINK)
@@ -120,12 +118,7 @@ class ReplicaModel:
         """A driver takes over, with the workers of the last checkpoint, or others. They open their logs at
         the same time.
         """
-        if self.manifest is not None:
-            await self.manifest.aclose()
-        self.manifest = ManifestLog(Host(self.store), REGION, self.events.append, rolling=ROLLING)
-        await self.manifest.open(OpenManifest(0, 0))
-        opened = self.events[-1]
-        assert isinstance(opened, ManifestOpened)
+        self.manifest, opened = await taken_over(self.manifest, self.store, REGION, self.events)
         self.kept, self.incarnation, self.checkpoint = opened.kept, opened.incarnation, opened.last_checkpoint
         before = (0,) if self.checkpoint is None else tuple(sorted(self.checkpoint.workers))
         self.workers = before if workers is None else workers
