@@ -20,8 +20,7 @@ from dataflow import (
 from dataflow.errors import OperatorError
 from dataflow.operators.apply import _changed_rows
 from dataflow.testing import Trial
-from tests.dataflow.test_windows import row, second
-from tests.dataflow.trials import Row, arrangements, multiset, play_with_trouble, timely
+from tests.dataflow.trials import Row, arrangements, multiset, play_with_trouble, row, second, timely
 from tests.dataflow.user_operators import Flushes, Seen, graph_of
 
 

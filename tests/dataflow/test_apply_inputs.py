@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from dataflow import CallSink, Graph, GraphError, InputSource, RuntimeContext, SchemaError, UserOperator
 from dataflow.errors import OperatorError
 from dataflow.testing import CRASH, Trial, assert_crash_safe
-from tests.dataflow.test_join import together
-from tests.dataflow.test_windows import second
-from tests.dataflow.trials import Row, Step, multiset, play_with_trouble, timely
+from tests.dataflow.trials import Row, Step, multiset, play_with_trouble, second, timely, together
 
 ORDERS, PRICES = "at timestamp, item string, n bigint", "at timestamp, what string, price double"
 

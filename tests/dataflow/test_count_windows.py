@@ -1,21 +1,12 @@
 """Aggregates with count windows (replication-transparency, algorithm 4)."""
 
-from collections import defaultdict
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dataflow import CallSink, Count, CountWindow, Graph, GraphError, InputSource, Max, SchemaError, Sum
 from dataflow.testing import Trial
-from tests.dataflow.test_windows import SCHEMA, row
-from tests.dataflow.trials import Row, multiset, play_with_trouble, timely
-
-_rows = st.lists(
-    st.builds(row, st.integers(0, 30), st.sampled_from("ab"), st.integers(-3, 3).map(float)), max_size=20
-)
-_windows = st.sampled_from([(1, 1), (3, 3), (3, 1), (4, 3), (5, 2)])
+from tests.dataflow.trials import SCHEMA, row
 
 
 def counting(window: CountWindow, lateness: timedelta = timedelta(0)) -> Graph:
@@ -26,40 +17,6 @@ def counting(window: CountWindow, lateness: timedelta = timedelta(0)) -> Graph:
     made.sink("out", CallSink(print))
     made.side_output("late", "late").sink("late_out", CallSink(print))
     return graph
-
-
-def expected(rows: list[Row], size: int, slide: int) -> list[Row]:
-    by_key: dict[str, list[Row]] = defaultdict(list)
-    for one in sorted(rows, key=lambda one: (one["at"], one["key"], one["x"])):
-        by_key[one["key"]].append(one)
-    made = []
-    for key, part in by_key.items():
-        for number, begin in enumerate(range(0, len(part) - size + 1, slide)):
-            window = part[begin : begin + size]
-            made.append(
-                {
-                    "key": key,
-                    "window_number": number,
-                    "rows": size,
-                    "sum": sum(one["x"] for one in window),
-                    "last": window[-1]["at"],
-                }
-            )
-    return made
-
-
-@settings(max_examples=40)
-@given(rows=_rows, window=_windows, data=st.data())
-def test_every_full_window_is_given_once_and_holds_its_rows_with_any_failures(
-    rows: list[Row], window: tuple[int, int], data: st.DataObject
-) -> None:
-    steps, lateness = data.draw(timely("rows", rows, "at"))
-    graph = counting(CountWindow("at", *window), lateness)
-    trial = play_with_trouble(graph, steps, data, end=True)
-    found = [{**one, "sum": one["sum"] + 0.0} for one in trial.rows("out")]
-    wanted = [{**one, "sum": one["sum"] + 0.0} for one in expected(rows, *window)]
-    assert multiset(found) == multiset(wanted)
-    assert trial.rows("late_out") == []
 
 
 def test_a_late_row_is_not_counted_and_a_window_continues_over_a_crash() -> None:

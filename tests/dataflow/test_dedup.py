@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from dataflow import CallSink, Graph, InputSource, SchemaError, Sliding, Tumbling
 from dataflow.testing import Trial
-from tests.dataflow.test_windows import SCHEMA, row
-from tests.dataflow.trials import Row, arrangements, multiset, play_with_trouble, timely
+from tests.dataflow.trials import SCHEMA, Row, arrangements, multiset, play_with_trouble, row, timely
 
 SIZE = timedelta(seconds=10)
 _rows = st.lists(

@@ -36,8 +36,7 @@ from dos_client.blocking import open_store as open_blocking
 from tests.dataflow.support import rows_of
 from tests.dataflow.test_region_processes import finished, running
 from tests.dataflow.test_spark_shapes import Sessions, SessionsOfFrames, sessions
-from tests.dataflow.test_windows import SCHEMA, row
-from tests.dataflow.trials import Row, Step, timely
+from tests.dataflow.trials import SCHEMA, Row, Step, row, timely
 from tests.support.small_disk import SmallDisk, small_disk
 
 RESULT = "key string, at timestamp, total bigint, seen array<double>"

@@ -3,23 +3,16 @@
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dataflow import CallSink, Graph, GraphError, InputSource, SchemaError
 from dataflow.testing import Trial
-from tests.dataflow.test_windows import row, second
-from tests.dataflow.trials import Row, Step, multiset, play, play_with_trouble, reordered, timely
+from tests.dataflow.trials import Row, row, second
 
 WITHIN = timedelta(seconds=5)
 
 
 def pay(number: float, key: str = "a", n: int = 1) -> Row:
     return {"who": key, "at": second(number), "n": n}
-
-
-_lefts = st.lists(st.builds(row, st.integers(0, 20), st.sampled_from("ab"), st.just(1.0)), max_size=10)
-_rights = st.lists(st.builds(pay, st.integers(0, 20), st.sampled_from("ab"), st.integers(0, 2)), max_size=10)
 
 
 def joining(left: timedelta, right: timedelta) -> Graph:
@@ -33,47 +26,6 @@ def joining(left: timedelta, right: timedelta) -> Graph:
     made.side_output("late", "late").sink("late_left", CallSink(print))
     made.side_output("late_right", "late_right").sink("late_right_out", CallSink(print))
     return graph
-
-
-def expected(lefts: list[Row], rights: list[Row]) -> list[Row]:
-    return [
-        {**one, "at_right": other["at"], "n": other["n"]}
-        for one in lefts
-        for other in rights
-        if one["key"] == other["who"] and abs(one["at"] - other["at"]) < WITHIN
-    ]
-
-
-def together(lefts: list[Step], rights: list[Step]) -> list[Step]:
-    """Steps of both sources."""
-    count = max(len(lefts), len(rights))
-    return [{**dict(*lefts[at : at + 1]), **dict(*rights[at : at + 1])} for at in range(count)]
-
-
-@settings(max_examples=30)
-@given(lefts=_lefts, rights=_rights, data=st.data())
-def test_every_pair_comes_once_with_any_failures(
-    lefts: list[Row], rights: list[Row], data: st.DataObject
-) -> None:
-    left_steps, left = data.draw(timely("left", lefts, "at"))
-    right_steps, right = data.draw(timely("right", rights, "at"))
-    trial = play_with_trouble(joining(left, right), together(left_steps, right_steps), data, end=True)
-    assert multiset(trial.rows("out")) == multiset(expected(lefts, rights))
-    assert trial.rows("late_left") == trial.rows("late_right_out") == []
-    assert sum(counters["pairs"]["rows"] for counters in trial.counters()) == 0
-
-
-@settings(max_examples=30)
-@given(lefts=_lefts, rights=_rights, data=st.data())
-def test_a_step_gives_the_same_pairs_in_whatever_order_its_rows_come(
-    lefts: list[Row], rights: list[Row], data: st.DataObject
-) -> None:
-    steps = together(data.draw(timely("left", lefts, "at"))[0], data.draw(timely("right", rights, "at"))[0])
-    graph = joining(timedelta(0), timedelta(0))
-    # On one worker: what is late depends on who reads what.
-    once, again = play(graph, steps), play(graph, data.draw(reordered(steps)))
-    for sink in ("out", "late_left", "late_right_out"):
-        assert multiset(once.rows(sink)) == multiset(again.rows(sink))
 
 
 def test_a_row_waits_for_the_other_stream_and_no_longer() -> None:

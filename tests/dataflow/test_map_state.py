@@ -13,8 +13,7 @@ from dataflow import CallSink, Graph, GraphError, InputSource
 from dataflow.errors import OperatorError, SchemaError
 from dataflow.state.key_states import KeyState
 from dataflow.testing import Trial
-from tests.dataflow.test_windows import SCHEMA, row, second
-from tests.dataflow.trials import Row, multiset, play_with_trouble, timely
+from tests.dataflow.trials import SCHEMA, Row, multiset, play_with_trouble, row, second, timely
 
 GAP = timedelta(seconds=5)
 _rows = st.lists(st.builds(row, st.integers(0, 60), st.sampled_from("ab"), st.just(1.0)), max_size=20)
@@ -62,18 +61,6 @@ def expected(rows: list[Row]) -> list[Row]:
         for key, sessions in by_key.items()
         for times in sessions
     ]
-
-
-@settings(max_examples=40)
-@given(rows=_rows, data=st.data())
-def test_sessions_are_those_of_the_rows_in_order_with_any_failures(
-    rows: list[Row], data: st.DataObject
-) -> None:
-    steps, lateness = data.draw(timely("rows", rows, "at"))
-    trial = play_with_trouble(sessions(lateness), steps, data, end=True)
-    assert multiset(trial.rows("out")) == multiset(expected(rows))
-    assert trial.rows("late_out") == []
-    assert [counters["sessions"]["keys"] for counters in trial.counters()] == [0] * len(trial.counters())
 
 
 def test_a_timer_comes_after_the_rows_of_its_time_and_before_later_ones() -> None:

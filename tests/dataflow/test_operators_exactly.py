@@ -6,13 +6,16 @@ Times are microseconds of a tiny range, so that rows meet window ends, watermark
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.dataflow.exact_comparison import compare, divisions
+from dataflow.operators import sorting
+from tests.dataflow.exact_comparison import check_rows, compare, divisions, rows_up_to
 from tests.dataflow.naive import Batch, Division, Row
 from tests.dataflow.operator_programs import (
     OPERATORS,
@@ -21,11 +24,16 @@ from tests.dataflow.operator_programs import (
     count_windows,
     join,
     map_state,
+    micro,
+    outside,
+    plain,
     program_of,
     programs,
     sort,
     top_k,
+    windows,
 )
+from tests.dataflow.trials import play_with_trouble, timely, together
 
 
 @pytest.mark.parametrize("kind", OPERATORS, ids=lambda kind: kind.__name__)
@@ -37,6 +45,31 @@ def test_an_operator_gives_what_the_naive_evaluator_gives(
     program = data.draw(programs(kind), label="program")
     sources = [source for group in program.timed for source in group]
     compare(program, data.draw(divisions(sources), label="division"))
+
+
+@pytest.mark.parametrize(
+    "kind", [windows, top_k, count_windows, map_state, sort, join], ids=lambda kind: kind.__name__
+)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_the_rows_of_an_operator_depend_on_its_input_only(
+    kind: Callable[[Draw], Operator], data: st.DataObject
+) -> None:
+    """Not on order, batches, steps, workers, crashes, or another number of workers after a crash."""
+    operator = kind(data.draw)
+    rows = {
+        source: data.draw(st.lists(rows_up_to(12), max_size=14)) for source in ("ab" if kind is join else "a")
+    }
+    given_ = [data.draw(timely(one, [*map(outside, rows[one])], "t", micro(1))) for one in rows]
+    form = "join" if kind is join else "one"
+    program = program_of(operator, form, [late // micro(1) for _, late in given_], side_outputs_read=False)
+    steps = together(given_[0][0], given_[-1][0]) if kind is join else given_[0][0]
+    few = data.draw(st.sampled_from([2, 1000]), label="rows after which top_k deletes others")
+    with mock.patch.object(sorting, "_prune_rows_min", few):
+        trial = play_with_trouble(program.graph, steps, data, end=True)
+    expected = operator.naive(read(rows), dict.fromkeys(program.timed, 100))
+    check_rows(operator._replace(in_order=False), plain(trial.rows("out")), [*chain(*expected.rows)])
+    assert not any(one["made"].get("rows") or one["made"].get("late_rows") for one in trial.counters())
 
 
 def read(

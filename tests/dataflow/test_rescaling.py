@@ -32,7 +32,7 @@ from dataflow.state.base import Share
 from dataflow.state.key_index import Slots
 from dataflow.state.key_states import NONE, KeyStates
 from dataflow.testing import Trial
-from tests.dataflow.test_windows import SCHEMA, row, second
+from tests.dataflow.trials import SCHEMA, row, second
 
 CHANGES = [(1, 3), (2, 1), (2, 3), (3, 2), (4, 1), (3, 5)]
 WORDS = [f"w{number}" for number in range(40)]

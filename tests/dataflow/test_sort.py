@@ -6,8 +6,15 @@ from hypothesis import strategies as st
 
 from dataflow import CallSink, Graph, GraphError, InputSource
 from dataflow.testing import Trial
-from tests.dataflow.test_windows import SCHEMA, row, second
-from tests.dataflow.trials import Row, multiset, play, play_with_trouble, timedelta, timely
+from tests.dataflow.trials import (
+    SCHEMA,
+    Row,
+    play,
+    row,
+    second,
+    timedelta,
+    timely,
+)
 
 _rows = st.lists(
     st.builds(row, st.integers(0, 20), st.sampled_from("ab"), st.none() | st.integers(-2, 2).map(float)),
@@ -22,18 +29,6 @@ def sorting(lateness: timedelta) -> Graph:
     made.sink("out", CallSink(print))
     made.side_output("late", "late").sink("late_out", CallSink(print))
     return graph
-
-
-@settings(max_examples=30)
-@given(rows=_rows, data=st.data())
-def test_rows_come_once_and_each_worker_gives_them_in_order_with_any_failures(
-    rows: list[Row], data: st.DataObject
-) -> None:
-    steps, lateness = data.draw(timely("rows", rows, "at"))
-    trial = play_with_trouble(sorting(lateness), steps, data, end=True)
-    assert multiset(trial.rows("out")) == multiset(rows)
-    assert trial.rows("late_out") == []
-    assert trial.counters()[0]["sorted"]["rows"] == 0
 
 
 @settings(max_examples=30)

@@ -16,9 +16,8 @@ from dataflow import CallSink, Graph, InputSource, SchemaError
 from dataflow.errors import OperatorError
 from dataflow.testing import Trial
 from dataflow.values.spark_rows import millis
-from tests.dataflow.test_windows import SCHEMA, row, second
+from tests.dataflow.trials import SCHEMA, multiset, play_with_trouble, row, second, timely
 from tests.dataflow.trials import Row as AnyRow
-from tests.dataflow.trials import multiset, play_with_trouble, timely
 
 GAP_MS = 5_000
 SESSIONS = StructType([StructField("key", StringType()), StructField("n", LongType())])

@@ -1,24 +1,15 @@
 """top_k: the largest rows of each key and window, whatever the order."""
 
-from collections import defaultdict
 from datetime import timedelta
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dataflow import CallSink, Graph, GraphError, InputSource, Max, SchemaError, Sliding, Tumbling
 from dataflow.operators import sorting
 from dataflow.testing import Trial
-from tests.dataflow.test_windows import BEGIN, SCHEMA, row
-from tests.dataflow.trials import Row, multiset, play_with_trouble, timely
+from tests.dataflow.trials import SCHEMA, row
 
 SIZE = timedelta(seconds=10)
-_rows = st.lists(
-    st.builds(row, st.integers(0, 30), st.sampled_from("ab"), st.none() | st.integers(-3, 3).map(float)),
-    max_size=20,
-)
 
 
 def best(k: int, lateness: timedelta = timedelta(0), by: str = "x") -> Graph:
@@ -28,32 +19,6 @@ def best(k: int, lateness: timedelta = timedelta(0), by: str = "x") -> Graph:
     made.sink("out", CallSink(print))
     made.side_output("late", "late").sink("late_out", CallSink(print))
     return graph
-
-
-def expected(rows: list[Row], k: int) -> list[Row]:
-    groups: dict[Any, list[Row]] = defaultdict(list)
-    for one in rows:
-        groups[one["key"], (one["at"] - BEGIN) // SIZE].append(one)
-
-    def size(one: Row) -> Any:
-        return (one["x"] is None, -(one["x"] or 0.0), one["at"])
-
-    return [one for group in groups.values() for one in sorted(group, key=size)[:k]]
-
-
-@settings(max_examples=40)
-@given(rows=_rows, k=st.integers(1, 4), few=st.booleans(), data=st.data())
-def test_the_largest_rows_of_each_window_come_once_with_any_failures(
-    rows: list[Row], k: int, few: bool, data: st.DataObject
-) -> None:
-    before, sorting._prune_rows_min = sorting._prune_rows_min, 2 if few else 1000
-    try:
-        steps, lateness = data.draw(timely("rows", rows, "at"))
-        trial = play_with_trouble(best(k, lateness), steps, data, end=True)
-    finally:
-        sorting._prune_rows_min = before
-    assert multiset(trial.rows("out")) == multiset(expected(rows, k))
-    assert trial.rows("late_out") == []
 
 
 def test_nan_is_the_largest_number_as_it_is_for_max_and_zeros_are_ordered_by_sign() -> None:

@@ -1,17 +1,13 @@
 """Time to live: what a function keeps for a key is gone when its time has passed, whatever the order."""
 
-from collections import defaultdict
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dataflow import CallSink, Graph, InputSource, KeyState, Migration, SchemaError
 from dataflow.testing import Trial
-from tests.dataflow.test_windows import SCHEMA, row, second
-from tests.dataflow.trials import Row, multiset, play_with_trouble, timely
+from tests.dataflow.trials import SCHEMA, row, second
 
 TTL = timedelta(seconds=5)
 RESULT = "key string, at timestamp, n bigint"
@@ -30,32 +26,6 @@ def numbered(lateness: timedelta = timedelta(0), on_row: Any = number, **options
     made = rows.key_by("by_key", "key").map_state("numbered", on_row, time="at", schema=RESULT, **options)
     made.sink("out", CallSink(print))
     return graph
-
-
-def expected(rows: list[Row]) -> list[Row]:
-    last: dict[str, Any] = {}
-    numbers: dict[str, int] = defaultdict(int)
-    made = []
-    for one in sorted(rows, key=lambda one: one["at"]):
-        key, at = one["key"], one["at"]
-        numbers[key] = 1 if key in last and at >= last[key] + TTL else numbers[key] + 1
-        last[key] = at
-        made.append({"key": key, "at": at, "n": numbers[key]})
-    return made
-
-
-_rows = st.lists(st.builds(row, st.integers(0, 40), st.sampled_from("ab"), st.just(1.0)), max_size=20)
-
-
-@settings(max_examples=40)
-@given(rows=_rows, data=st.data())
-def test_a_state_lives_as_long_in_any_order_the_checkpoints_and_the_crashes(
-    rows: list[Row], data: st.DataObject
-) -> None:
-    steps, lateness = data.draw(timely("rows", rows, "at"))
-    trial = play_with_trouble(numbered(lateness), steps, data, end=True)
-    assert multiset(trial.rows("out")) == multiset(expected(rows))
-    assert [counters["numbered"]["keys"] for counters in trial.counters()] == [0] * len(trial.counters())
 
 
 def keys(trial: Trial) -> int:

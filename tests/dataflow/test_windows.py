@@ -1,14 +1,10 @@
 """Aggregates with time windows (replication-transparency, algorithm 3), and event time, which closes them."""
 
-from collections import defaultdict
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from checkpoint.chains.state_blocks import decode_block
 from dataflow import (
@@ -30,19 +26,7 @@ from dataflow.sources.base import SourceBatch
 from dataflow.state.scratch import SnapshotSpool
 from dataflow.testing import Trial
 from dataflow.worker.circuit import OwnPart
-from tests.dataflow.trials import Row, Step, multiset, play, play_with_trouble, reordered, timely
-
-SCHEMA = "at timestamp, key string, x double"
-UTC = ZoneInfo("UTC")
-BEGIN = datetime(2024, 5, 1, 12, tzinfo=UTC)
-
-
-def second(number: float) -> datetime:
-    return BEGIN + timedelta(seconds=number)
-
-
-def row(number: float, key: str = "a", x: float | None = 1.0) -> Row:
-    return {"at": second(number), "key": key, "x": x}
+from tests.dataflow.trials import SCHEMA, row, second
 
 
 def windowed(window: Tumbling | Sliding, lateness: timedelta = timedelta(0)) -> Graph:
@@ -54,78 +38,6 @@ def windowed(window: Tumbling | Sliding, lateness: timedelta = timedelta(0)) -> 
     made.sink("out", CallSink(print))
     made.side_output("late", "late").sink("late_out", CallSink(print))
     return graph
-
-
-def expected(rows: list[Row], size: timedelta, slide: timedelta) -> list[Row]:
-    """Every window of every key, by looking at all of them."""
-    windows: dict[tuple[str, datetime], list[Row]] = defaultdict(list)
-    epoch = datetime(1970, 1, 1, tzinfo=UTC)
-    for one in rows:
-        start = epoch + (one["at"] - epoch) // slide * slide
-        while start + size > one["at"]:
-            windows[one["key"], start].append(one)
-            start -= slide
-    made = []
-    for (key, start), part in windows.items():
-        values = [one["x"] for one in part if one["x"] is not None]
-        made.append(
-            {
-                "key": key,
-                "window_start": start,
-                "window_end": start + size,
-                "rows": len(part),
-                "sum": sum(values) if values else None,
-                "most": max(values) if values else None,
-                "about": len(set(values)),
-            }
-        )
-    return made
-
-
-_rows = st.lists(
-    st.builds(
-        row,
-        st.integers(0, 60),
-        st.sampled_from("ab"),
-        st.none() | st.integers(-4, 4).map(float),
-    ),
-    max_size=16,
-)
-_windows = st.sampled_from([(10, 10), (10, 5), (10, 4), (7, 7), (60, 1)]).map(
-    lambda pair: (timedelta(seconds=pair[0]), timedelta(seconds=pair[1]))
-)
-
-
-def window_of(size: timedelta, slide: timedelta) -> Tumbling | Sliding:
-    return Tumbling("at", size) if size == slide else Sliding("at", size, slide)
-
-
-@settings(max_examples=30)
-@given(rows=_rows, sizes=_windows, data=st.data())
-def test_every_window_is_given_once_and_whole_with_any_failures(
-    rows: list[Row], sizes: tuple[timedelta, timedelta], data: st.DataObject
-) -> None:
-    steps, lateness = data.draw(timely("rows", rows, "at"))
-    graph = windowed(window_of(*sizes), lateness)
-    trial = play_with_trouble(graph, steps, data, end=True)
-    assert multiset(trial.rows("out")) == multiset(expected(rows, *sizes))
-    assert trial.rows("late_out") == []
-
-
-@settings(max_examples=30)
-@given(rows=_rows, sizes=_windows, data=st.data())
-def test_a_step_gives_the_same_in_whatever_order_its_rows_come_also_those_that_are_late(
-    rows: list[Row], sizes: tuple[timedelta, timedelta], data: st.DataObject
-) -> None:
-    steps: list[Step] = data.draw(timely("rows", rows, "at"))[0]
-    graph = windowed(window_of(*sizes))
-    once = play(graph, steps, end=True)
-    again = play(graph, data.draw(reordered(steps)), end=True)
-    assert once.rows("out") == again.rows("out")
-    assert multiset(once.rows("late_out")) == multiset(again.rows("late_out"))
-    if sizes[0] == sizes[1]:
-        given_out = sum(found["rows"] for found in once.rows("out"))
-        assert given_out + len(once.rows("late_out")) == len(rows), "every row is in a window, or late"
 
 
 def test_a_window_is_over_at_the_first_microsecond_after_it() -> None:

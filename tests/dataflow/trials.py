@@ -7,9 +7,10 @@ rows whatever their order; an operator keeps that if from consistent inputs it m
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from hypothesis import strategies as st
 
@@ -20,6 +21,23 @@ from dataflow.testing import Trial
 Row = dict[str, Any]
 Step = dict[str, list[list[Row]]]
 """Source -> batches of rows."""
+
+SCHEMA = "at timestamp, key string, x double"
+BEGIN = datetime(2024, 5, 1, 12, tzinfo=ZoneInfo("UTC"))
+
+
+def second(number: float) -> datetime:
+    return BEGIN + timedelta(seconds=number)
+
+
+def row(number: float, key: str = "a", x: float | None = 1.0) -> Row:
+    return {"at": second(number), "key": key, "x": x}
+
+
+def together(lefts: Sequence[Step], rights: Sequence[Step]) -> list[Step]:
+    """Steps of two sources."""
+    count = max(len(lefts), len(rights))
+    return [{**dict(*lefts[at : at + 1]), **dict(*rights[at : at + 1])} for at in range(count)]
 
 
 @st.composite
@@ -57,12 +75,14 @@ def _reshuffled(draw: st.DrawFn, batches: list[list[Row]]) -> list[list[Row]]:
 
 
 @st.composite
-def timely(draw: st.DrawFn, source: str, rows: Sequence[Row], time: str) -> tuple[list[Step], timedelta]:
+def timely(
+    draw: st.DrawFn, source: str, rows: Sequence[Row], time: str, unit: timedelta = timedelta(seconds=1)
+) -> tuple[list[Step], timedelta]:
     """The rows somewhat in the order of time, dealt to steps, and how far the latest of them is behind: with
     that lateness no row is late, whichever worker reads it, and windows are over before the end.
     """
     jitter = st.sampled_from([0, 0, 0, 1, 3, 30])
-    ordered = sorted(rows, key=lambda row: row[time] + timedelta(seconds=draw(jitter)))
+    ordered = sorted(rows, key=lambda row: row[time] + draw(jitter) * unit)
     steps: list[Step] = []
     lateness = timedelta(0)
     newest = None
