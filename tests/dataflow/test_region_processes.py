@@ -22,7 +22,7 @@ from dataflow import FileSink, FileSource, Graph, GraphError
 from dataflow.handle import RegionHandle
 from dataflow.limits import WorkerLimits
 from dataflow.local import run_local
-from tests.dataflow.support import last_counts, made, split_words, true_counts, word_count
+from tests.dataflow.support import last_counts, made, split_words, true_counts
 from tests.support.servers import ServerProcess, three_servers
 
 __all__ = ["three_servers"]
@@ -144,18 +144,6 @@ def kill_both_in_turn(control: RegionHandle, watch: Watch) -> None:
     watch.wait(lambda event: isinstance(event, ResetReport), 2)
 
 
-def test_the_word_count_of_a_region_is_that_of_a_counter(
-    shared_store: str, texts: list[Path], tmp_path: Path
-) -> None:
-    graph = word_count(texts, tmp_path / "out", repeat=2)
-    with running(graph, shared_store, tmp_path, worker_limits=WorkerLimits()) as (control, _):
-        assert finished(control), control.status
-    assert last_counts(tmp_path / "out") == dict(true_counts(texts, 2))
-    with running(graph, shared_store, tmp_path) as (control, _):
-        assert finished(control), "there is nothing left to do"
-    assert last_counts(tmp_path / "out") == dict(true_counts(texts, 2))
-
-
 # EVIDENCE-OF: P-6, P-7, P-10
 @pytest.mark.usefixtures("forks")
 def test_killed_workers_leave_no_trace_in_the_output(
@@ -167,6 +155,9 @@ def test_killed_workers_leave_no_trace_in_the_output(
         hurry(tmp_path / "out")
         assert finished(control), control.status
         assert control.status.incarnation == 3, "one reset a kill"
+    assert last_counts(tmp_path / "out") == dict(true_counts(texts, 3))
+    with running(graph, shared_store, tmp_path) as (control, _):
+        assert finished(control), "there is nothing left to do"
     assert last_counts(tmp_path / "out") == dict(true_counts(texts, 3))
 
 

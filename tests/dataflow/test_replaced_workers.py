@@ -36,25 +36,8 @@ def is_gone(pid: int) -> bool:
 def test_all_workers_are_replaced_one_after_the_other_while_the_region_runs(
     shared_store: str, texts: list[Path], tmp_path: Path
 ) -> None:
-    with counting(texts, shared_store, tmp_path, workers=2) as (control, watch):
-        watch.checkpoints(2)
-        before = [worker.pid for worker in control.status.workers]
-        settled = control.replace(timeout=WAIT_S)
-        assert settled.replaced == (0, 1)
-        after = [worker.pid for worker in control.status.workers]
-        assert not set(before) & set(after)
-        assert not control.status.resets, "a replacement is no reset"
-        for pid in before:
-            until(partial(is_gone, pid), "a replaced process ends on its own", within_s=WAIT_S)
-        kill(control, 1, wipe=True)
-        control.checkpoint(WAIT_S)
-        printed = dos("region", "replace", shared_store, tmp_path.name, "--worker", "1")
-        assert printed.stdout.startswith("replaced: 1, in "), printed
+    """A process that dies before it takes over leaves the worker that runs."""
 
-
-def test_a_process_that_dies_before_it_takes_over_leaves_the_worker_that_runs(
-    shared_store: str, texts: list[Path], tmp_path: Path
-) -> None:
     def kill_the_new(event: RegionEvent) -> None:
         if isinstance(event, WorkerJoined) and event.attempt == 2:
             os.kill(event.pid, signal.SIGKILL)
@@ -68,14 +51,34 @@ def test_a_process_that_dies_before_it_takes_over_leaves_the_worker_that_runs(
         with pytest.raises(NotReplacedError, match="the region has 2 workers, and no worker 2"):
             control.replace(2, timeout=WAIT_S)
         assert [worker.pid for worker in control.status.workers] == before
+        watch.also = lambda _: None
+        settled = control.replace(timeout=WAIT_S)
+        assert settled.replaced == (0, 1)
+        after = [worker.pid for worker in control.status.workers]
+        assert not set(before) & set(after)
+        assert not control.status.resets, "a replacement is no reset"
+        for pid in before:
+            until(partial(is_gone, pid), "a replaced process ends on its own", within_s=WAIT_S)
+        kill(control, 1, wipe=True)
+        control.checkpoint(WAIT_S)
+        printed = dos("region", "replace", shared_store, tmp_path.name, "--worker", "1")
+        assert printed.stdout.startswith("replaced: 1, in "), printed
 
 
 def test_a_region_is_handed_over_to_another_driver_which_starts_its_workers_first(
     shared_store: str, texts: list[Path], tmp_path: Path
 ) -> None:
-    graph = slow_word_count(texts, tmp_path / "out")
+    """One that cannot continue leaves it to the driver that runs it."""
+    graph, other = slow_word_count(texts, tmp_path / "out"), Graph("another")
+    other.source("rows", RateSource(10)).sink("out", LogSink())
     with running(graph, shared_store, tmp_path, workers=3) as (before, watch):
         watch.checkpoints(2)
+        with running(other, shared_store, tmp_path, hand_over=True) as (after, _):
+            assert after.wait(WAIT_S)
+            assert after.status.state is RegionState.FAILED
+            assert "'counts'" in after.status.reason, after.status.reason
+        before.checkpoint(WAIT_S)
+        assert not before.status.resets
         with running(graph, shared_store, tmp_path, hand_over=True) as (after, newer):
             newer.wait(lambda event: isinstance(event, CheckpointCommitted))
             assert before.wait(WAIT_S)
@@ -84,19 +87,3 @@ def test_a_region_is_handed_over_to_another_driver_which_starts_its_workers_firs
             hurry(tmp_path / "out")
             assert finished(after), after.status
     assert counts_in(tmp_path / "out") == dict(true_counts(texts, 3))
-
-
-def test_a_driver_that_cannot_continue_leaves_the_region_to_the_one_that_runs_it(
-    shared_store: str, texts: list[Path], tmp_path: Path
-) -> None:
-    graph = slow_word_count(texts, tmp_path / "out")
-    with running(graph, shared_store, tmp_path, workers=2) as (before, watch):
-        watch.checkpoints(2)
-        other = Graph("another")
-        other.source("rows", RateSource(10)).sink("out", LogSink())
-        with running(other, shared_store, tmp_path, hand_over=True) as (after, _):
-            assert after.wait(WAIT_S)
-            assert after.status.state is RegionState.FAILED
-            assert "'counts'" in after.status.reason, after.status.reason
-        before.checkpoint(WAIT_S)
-        assert not before.status.resets

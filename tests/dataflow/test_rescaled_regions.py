@@ -83,30 +83,31 @@ def counting(
     assert counts_in(out) == dict(true_counts(texts, 3))
 
 
-def test_a_stopped_region_goes_on_with_other_numbers_of_workers(
-    shared_store: str, texts: list[Path], tmp_path: Path
-) -> None:
-    graph = slow_word_count(texts, tmp_path / "out")
-    for workers in (2, 3, 1):
-        with running(graph, shared_store, tmp_path, workers=workers) as (control, watch):
-            watch.checkpoints(3)
-            assert len(control.status.workers) == workers
-    hurry(tmp_path / "out")
-    with running(graph, shared_store, tmp_path, workers=5) as (control, _):
-        assert finished(control), control.status
-    assert counts_in(tmp_path / "out") == dict(true_counts(texts, 3))
-
-
 def test_a_running_region_goes_to_other_numbers_of_workers(
     shared_store: str, texts: list[Path], tmp_path: Path
 ) -> None:
-    graph = slow_word_count(texts, tmp_path / "out")
+    """By its handle, and by the command from anywhere."""
+    graph, name = slow_word_count(texts, tmp_path / "out"), tmp_path.name
     with running(graph, shared_store, tmp_path, workers=2) as (control, watch):
         watch.checkpoints(2)
-        for workers in (3, 5, 1):
+        for workers in (3, 5):
             settled = control.scale(workers, WAIT_S)
             assert (settled.workers, settled.error) == (workers, "")
             assert len(control.status.workers) == workers
+        done = dos("region", "scale", shared_store, name, "--workers", 3)
+        assert "the region has 3 workers, after" in done.stdout, done.stderr
+        as_json = dos("region", "scale", shared_store, name, "--workers", 1, "--json")
+        assert json.loads(as_json.stdout)["result"]["workers"] == 1
+        assert len(control.status.workers) == 1
+        none = dos("region", "scale", shared_store, name, "--cancel")
+        assert (none.returncode, "no change of the number of workers is under way" in none.stderr) == (
+            1,
+            True,
+        )
+        for wrong in ((), ("--workers", 2, "--cancel"), ("--workers", 5000)):
+            assert dos("region", "scale", shared_store, name, *wrong).returncode == 2
+        status = dos("region", "status", shared_store, name, "--json")
+        assert json.loads(status.stdout)["status"]["scaling"] is None
         assert not control.status.resets, "a change is no reset"
     # A program that asks for the same number as before does not undo the change.
     hurry(tmp_path / "out")
@@ -288,30 +289,6 @@ def test_rows_in_transactions_count_once_through_changes_and_kills(
     read = pq.read_table(tmp_path / "files")
     assert sorted(read.column("id").to_pylist()) == list(range(rows))
     assert sorted(row[0] for row in rows_in(postgres.url, "rescaled", read.schema)) == list(range(rows))
-
-
-def test_the_command_scales_a_region_from_anywhere(
-    shared_store: str, texts: list[Path], tmp_path: Path
-) -> None:
-    graph, name = slow_word_count(texts, tmp_path / "out"), tmp_path.name
-    with running(graph, shared_store, tmp_path, workers=2) as (control, watch):
-        watch.checkpoints(2)
-        done = dos("region", "scale", shared_store, name, "--workers", 3)
-        assert done.returncode == 0, done.stderr
-        assert "the region has 3 workers, after" in done.stdout
-        assert len(control.status.workers) == 3
-        as_json = dos("region", "scale", shared_store, name, "--workers", 1, "--json")
-        assert json.loads(as_json.stdout)["result"]["workers"] == 1
-        assert len(control.status.workers) == 1
-        none = dos("region", "scale", shared_store, name, "--cancel")
-        assert none.returncode == 1
-        assert "no change of the number of workers is under way" in none.stderr
-        for wrong in ((), ("--workers", 2, "--cancel"), ("--workers", 5000)):
-            assert dos("region", "scale", shared_store, name, *wrong).returncode == 2
-        assert (
-            json.loads(dos("region", "status", shared_store, name, "--json").stdout)["status"]["scaling"]
-            is None
-        )
 
 
 def test_a_savepoint_keeps_the_state_of_workers_that_left_and_come_back(

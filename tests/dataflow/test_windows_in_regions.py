@@ -12,12 +12,9 @@ import pyarrow.compute as pc
 import pytest
 
 from dataflow import Count, FileSink, FileSource, Graph, LogSink, Tumbling
-from dataflow.limits import WorkerLimits
 from dataflow.sinks.base import SinkSpec
 from tests.dataflow.region_in_one_thread import OneThreadRegion
-from tests.dataflow.support import rows_of
 from tests.dataflow.test_region_in_one_thread import rows_shown, write_files
-from tests.dataflow.test_region_processes import finished, kill, running
 
 SIZE = 10
 EPOCH = datetime(1970, 1, 1, tzinfo=ZoneInfo("UTC"))
@@ -104,24 +101,3 @@ def test_windows_are_those_of_a_run_without_failures_with_any_resets(workers: in
         )
         assert found == expected(files), f"seed {seed}"
         assert region.steps_replayed or seed, "a test in which something was replayed"
-
-
-@pytest.mark.process
-@pytest.mark.usefixtures("forks")
-def test_windows_survive_a_worker_that_is_killed(shared_store: str, tmp_path: Path) -> None:
-    rng = random.Random(7)
-    files = lines_of(rng, 4, 20_000, disorder=5)  # two for each worker, of the same time
-    paths = write_files(tmp_path, texts_of(files))
-    graph = per_window(paths, 5, FileSink(tmp_path / "out"), FileSink(tmp_path / "late"))
-    small = WorkerLimits(step_bytes_max=4096, batch_bytes_max=4096)
-    with running(graph, shared_store, tmp_path, worker_limits=small) as (control, watch):
-        watch.checkpoints(2)
-        kill(control, 0, wipe=True)
-        assert finished(control), control.status
-        assert control.status.incarnation == 2
-    found = Counter(
-        (int((datetime.fromisoformat(str(at)) - EPOCH).total_seconds()), str(key), int(str(n)))
-        for _, (at, key, n) in rows_of(tmp_path / "out")
-    )
-    assert found == expected(files)
-    assert rows_of(tmp_path / "late") == []
