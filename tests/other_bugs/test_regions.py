@@ -11,7 +11,7 @@ from dataflow import CallSink, Graph, InputSource, IteratorSource, UserOperator
 from dataflow.errors import InputListChangedError
 from dataflow.sources.base import Positions, SourceReader
 from dataflow.testing import assert_crash_safe
-from tests.dataflow.test_redealing import context
+from tests.dataflow.test_rescaling import context
 
 
 class Batching(UserOperator):
