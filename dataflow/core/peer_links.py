@@ -369,6 +369,7 @@ class PeerLinks:
         return ()
 
     def _drop_sent(self) -> None:
+        # Without local recovery nobody asks again. A peer without a link has place 0, so it gets everything.
         if not self._resumes:
             self.retained.drop(min(out.place for out in self._outgoing.values()))
 

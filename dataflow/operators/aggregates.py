@@ -148,7 +148,10 @@ class _Extreme(Aggregate):
         return _ordered(self, column)
 
     def open(self, name: str, column: pa.DataType | None) -> Accumulator:
-        return _extreme(name, _ordered(self, column), largest=self.largest)
+        kind = _ordered(self, column)
+        if pa.types.is_decimal128(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            return ValueExtremeAccumulator(name, kind, largest=self.largest)
+        return ExtremeAccumulator(name, kind, largest=self.largest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,12 +237,6 @@ def _ordered(aggregate: Aggregate, column: pa.DataType | None) -> pa.DataType:
     raise _wrong_column(
         aggregate, column, "a column of numbers, decimals, dates, timestamps, booleans or text"
     )
-
-
-def _extreme(name: str, column: pa.DataType, *, largest: bool) -> Accumulator:
-    if pa.types.is_decimal128(column) or pa.types.is_string(column) or pa.types.is_large_string(column):
-        return ValueExtremeAccumulator(name, column, largest=largest)
-    return ExtremeAccumulator(name, column, largest=largest)
 
 
 def check_are_aggregates(given: Mapping[str, object]) -> None:

@@ -140,7 +140,7 @@ class HeapColumn:
         same = pc.equal(self._raw(slots), values)
         if same.null_count:
             same = same.fill_null(fill_value=False)
-        return self._nulls.equal(_as_mask(same), slots, values)
+        return self._nulls.equal(same.to_numpy(zero_copy_only=False), slots, values)
 
     def _raw(self, slots: Slots) -> pa.Array:
         return self._view().take(pa.array(slots)).cast(self._kind)
@@ -197,11 +197,6 @@ class FixedColumn:
             return bits.view(self._values.dtype)
         all_rows: npt.NDArray[Any] = np.frombuffer(values.buffers()[1], self._values.dtype)
         return all_rows[values.offset : values.offset + len(values)]
-
-
-def _as_mask(values: pa.Array) -> npt.NDArray[np.bool_]:
-    mask: npt.NDArray[np.bool_] = values.to_numpy(zero_copy_only=False)
-    return mask
 
 
 KeyColumn: TypeAlias = HeapColumn | FixedColumn

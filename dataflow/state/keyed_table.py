@@ -173,6 +173,7 @@ class KeyedTable(StateTable):
     def checkpoint(self) -> pa.RecordBatch:
         """Return what changed since the last checkpoint, sorted by `_hash`, and mark it as stored."""
         live, stored, changed = self._of(self._live), self._of(self._stored), self._of(self._changed)
+        # A tombstone for a dead slot only if a block has its key: otherwise nothing is to be deleted.
         slots = np.flatnonzero(changed & (live | stored))
         block = self._block(slots, ~live[slots])
         changed[:] = False

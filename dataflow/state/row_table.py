@@ -118,7 +118,7 @@ class RowTable(StateTable):
                 continue
             over = chunk.rows.times <= watermark
             taken.append(chunk.rows.take(np.flatnonzero(over)))
-            if chunk.stored:
+            if chunk.stored:  # the next checkpoint deletes them, or a restore would release them again
                 self._removed.append((taken[-1].hashes, taken[-1].numbers))
             if not over.all():
                 rest = chunk.rows.take(np.flatnonzero(~over))

@@ -437,7 +437,7 @@ class StageOutput:
             for seq, (kind, piece) in enumerate(pieces)
         ]
         flags = FrameFlag.FINAL if barrier.final else 0
-        seq = len(pieces)
+        seq = len(pieces)  # STEP_END has the number of frames before it: one that is missing is found
         frames.append(
             ChannelFrame(
                 FrameType.STEP_END,
@@ -994,6 +994,7 @@ class CircuitLoop:
                 self._advance()
             elif isinstance(message, RestoreCircuit):
                 self._restoring(message)
+            # A call for an incarnation that failed or was replaced is dropped: its rows are made again.
             elif isinstance(message, CircuitCall) and self._run is not None and message.incarnation == number:
                 message.method(self._run, *message.arguments, **message.named)
                 self._pulse.running = self._run.running

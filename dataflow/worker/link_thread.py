@@ -778,6 +778,8 @@ class Links:
     def sample(self) -> Counters:
         """Return the counters of now. In the trio run of the links."""
         shared, claim = self._shared, None if self._incarnation is None else self._incarnation.claim
+        targets = () if claim is None else claim.targets.values()
+        lag_bytes = sum(max(0, one.size - one.synced) for one in targets)  # appended, not synced on a quorum
         return Counters(
             step=shared.step,
             rows_in=shared.rows_in,
@@ -786,7 +788,7 @@ class Links:
             exhausted=shared.exhausted,
             waiting_for_store=claim is not None and claim.waiting,
             waiting_reason=claim.status().waiting if claim is not None and claim.waiting else "",
-            lag_bytes=0 if claim is None else _lag_bytes(claim),
+            lag_bytes=lag_bytes,
             busy_s=round(shared.busy_s, 3),
             load_s=round(shared.load_s, 3),
             backlog_bytes=shared.backlog_bytes,
@@ -794,11 +796,6 @@ class Links:
             event_times=shared.event_times,
             operator=shared.running.name,
         )
-
-
-def _lag_bytes(claim: Claim) -> int:
-    """Return the bytes that are appended to the chains but not yet synced on the quorum."""
-    return sum(max(0, one.size - one.synced) for one in claim.targets.values())
 
 
 # --- the thread ---------------------------------------------------------------------------------------------

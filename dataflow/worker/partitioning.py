@@ -47,19 +47,17 @@ class Partitioner:
             batches = [merge_rows(batches, self._merge)]
         parts: list[list[pa.RecordBatch]] = [[] for _ in range(self._workers)]
         for batch in batches:
-            hashed = self._hashed(batch)
+            columns = [batch.column(name) for name in self._keys]
+            hashed = batch.append_column(HASH_COLUMN, pa.array(key_hashes(columns), pa.uint64()))
             for worker, part in enumerate(self._split(hashed)):
                 if part.num_rows:
                     parts[worker].append(part)
         return parts
 
-    def _hashed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [batch.column(name) for name in self._keys]
-        return batch.append_column(HASH_COLUMN, pa.array(key_hashes(columns), pa.uint64()))
-
     def _split(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         if self._workers == 1:
             return [batch]
+        # By the ranges of the layout, as state is divided: elsewhere, a row would begin another state.
         owners = self._owners[np.searchsorted(self._bounds, hashes_of(batch), side="left")]
         return [batch.take(pa.array(np.flatnonzero(owners == worker))) for worker in range(self._workers)]
 

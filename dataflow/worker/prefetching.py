@@ -103,14 +103,12 @@ class Prefetcher:
     async def _run(self) -> None:
         source = self._source
         async with trio.open_nursery() as nursery:
-            # a fork reads what its original records
-            if isinstance(source, MergedLogSource) and not self._reader.is_fork and self._owns_all(source):
+            # One worker records for all; a fork reads what its original records.
+            is_first = source.owner("", self._workers) == self._worker
+            if isinstance(source, MergedLogSource) and not self._reader.is_fork and is_first:
                 recorder = source.recorder(self._store, self._reader, self._token, self.buffer.report)
                 nursery.start_soon(recorder.run)
             await self._read_origin()
-
-    def _owns_all(self, source: MergedLogSource) -> bool:
-        return source.owner("", self._workers) == self._worker
 
     async def _read_origin(self) -> None:
         if self._consumer:  # before anything is read: from here on nothing that it needs is trimmed
