@@ -122,6 +122,7 @@ class PartFile:
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             _lock(fd, self._path, self._waits)
+            # The rows of a checkpoint are synced, but lost with the machine if the name of their file is not.
             sync_folder(self._directory)
         except BaseException:
             os.close(fd)
@@ -150,12 +151,13 @@ class PartFile:
         return os.pwrite(self._fd, data, position)
 
     def truncate(self, size: int) -> None:
+        # Synced: if the machine fails, rows that were cut off could return below those that a replay writes.
         os.ftruncate(self._fd, size)
         os.fsync(self._fd)
 
     def set_aside(self, checkpoint: int) -> None:
         aside = self._directory / f"_{self._path.stem}.before-{checkpoint}"
-        if aside.exists():
+        if aside.exists():  # this worker died after the rename: what is here now is not the lost output
             self.truncate(0)
             return
         self._path.rename(aside)

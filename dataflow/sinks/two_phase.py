@@ -222,6 +222,7 @@ class TwoPhaseWriter(SinkWriter):
         self._receipts = {name: receipt for name, receipt in vote.pending.items() if receipt is not None}
         for name, receipt in self._receipts.items():
             self._call(f"restore {name}", methodcaller("restore", name, receipt))
+        # Once the names of the checkpoint are known: these are staged too, and an abort loses their rows.
         self._call("remove what was left over", self._clean_up)
         if prepared is None:
             self._call("begin", self._refuse_earlier_rows)

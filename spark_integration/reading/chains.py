@@ -509,7 +509,8 @@ class OutputOrigin(ChainOrigin):
         return [one._replace(above=(size - one.base, self._line)) for one in ranges]
 
     async def begin(self, split: str) -> SplitPoint:
-        if await self._is_empty(split):
+        covered = await self.proved(split)
+        if covered is not None and covered.size == 0:
             return BEGINNING  # other bytes may be there, that were taken back
         return (await super().begin(split))._replace(line=self._line)
 
@@ -526,10 +527,6 @@ class OutputOrigin(ChainOrigin):
 
     async def data_end(self, split: str) -> SplitPoint:
         return (await super().data_end(split))._replace(line=self._line)
-
-    async def _is_empty(self, split: str) -> bool:
-        covered = await self.proved(split)
-        return covered is not None and covered.size == 0
 
     async def _covered(self, split: str) -> SplitPoint:
         checkpoint = await self._output.last_checkpoint()

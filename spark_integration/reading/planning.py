@@ -368,7 +368,8 @@ class StreamPlanner:
         while (split := admission.next_split()) is not None:
             split_scan = await self._scan_of(split, start.get(split, BEGINNING))
             piece = await split_scan.next()
-            if piece is not None and self._beyond_target(split, piece):
+            target = None if self._target is None else self._target[split].size
+            if piece is not None and target is not None and piece.end.size > target:
                 split_scan.pending.append(piece)
                 piece = None
             admission.offer(split, piece)
@@ -377,9 +378,6 @@ class StreamPlanner:
         for split, piece in admission.taken.items():
             self._scans[split].planned_to = piece.end
         return {split: piece.end for split, piece in admission.taken.items()}
-
-    def _beyond_target(self, split: str, piece: StreamPiece) -> bool:
-        return self._target is not None and piece.end.size > self._target[split].size
 
     async def _scan_of(self, split: str, start: SplitPoint) -> "_SplitScan":
         split_scan = self._scans.get(split)

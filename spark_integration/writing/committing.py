@@ -268,7 +268,7 @@ class StagedReading:
         """Yield rows and data of each part. Raises StagedRowsGoneError, and what reading raises."""
         for piece in self._pieces:
             await piece.ended.wait()
-            if piece.error is not None:
+            if piece.error is not None:  # before any later part: a batch with a hole would be recorded
                 raise piece.error
             for part, data in zip(piece.parts, piece.data, strict=True):
                 yield part.rows, data
