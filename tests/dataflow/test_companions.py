@@ -45,8 +45,10 @@ def go_on_in_a_child() -> None:
     os.fork()
 
 
-def end_twice(gate: Gate) -> None:
-    once("ended", end_at_once, gate)
+def fork_and_end_twice(gate: Gate) -> None:
+    once("forked", go_on_in_a_child, gate)
+    if gate.has("armed to end"):
+        once("ended", end_at_once, gate)
     if gate.has("armed again"):
         once("crashed", read_address_0, gate)
 
@@ -55,14 +57,15 @@ def hold_once(gate: Gate) -> None:
     once("held", hold_the_lock, gate)
 
 
-def fork_once(gate: Gate) -> None:
-    once("forked", go_on_in_a_child, gate)
-
-
-def test_the_operator_that_ended_its_process_is_named(scenario: Scenario) -> None:
-    with scenario.running(scenario.graph(end_twice)) as (control, watch):
+def test_the_operator_that_forked_or_ended_its_process_is_named(scenario: Scenario) -> None:
+    """A child that user code forked does not go on in the engine."""
+    with scenario.running(scenario.graph(fork_and_end_twice)) as (control, watch):
         watch.checkpoints(1)
         scenario.gate.put("armed")
+        until(lambda: scenario.gate.has("forked"), "forked", WAIT_S)
+        control.checkpoint(WAIT_S)
+        assert not resets(watch)
+        scenario.gate.put("armed to end")
         watch.wait(is_reset)
         scenario.gate.put("armed again")
         watch.wait(is_reset, 2)
@@ -70,6 +73,8 @@ def test_the_operator_that_ended_its_process_is_named(scenario: Scenario) -> Non
             watch
         )
         scenario.ends_right(control)
+    text = "".join(path.read_text() for path in Path(scenario.folder / "logs").glob("*.log"))
+    assert "operator 'words' called os.fork(), and the child (process" in text
 
 
 # EVIDENCE-OF: P-10
@@ -126,14 +131,3 @@ def test_the_status_names_the_lock_that_a_successor_waits_for(scenario: Scenario
         watch.wait(is_reset)
         until(lambda: not control.status.workers[1].waits, "it waits no more", WAIT_S)
         scenario.ends_right(control)
-
-
-def test_a_child_that_user_code_forked_does_not_go_on_in_the_engine(scenario: Scenario) -> None:
-    with scenario.running(scenario.graph(fork_once)) as (control, watch):
-        watch.checkpoints(1)
-        scenario.gate.put("armed")
-        until(lambda: scenario.gate.has("forked"), "forked", WAIT_S)
-        scenario.ends_right(control)
-        assert not resets(watch)
-    text = "".join(path.read_text() for path in Path(scenario.folder / "logs").glob("*.log"))
-    assert "operator 'words' called os.fork(), and the child (process" in text

@@ -50,13 +50,10 @@ def test_a_lost_worker_runs_on_its_predecessor_and_returns_to_its_own_process(
         assert after.incarnation == hosted.incarnation
         assert [reset.term - after.incarnation for reset in after.resets] == [1, 2]
         assert after.resets[1].reason == "worker 1 continues in its own process"
-
-
-def test_the_loss_of_a_host_resets_all_workers(shared_store: str, texts: list[Path], tmp_path: Path) -> None:
-    with counting(texts, shared_store, tmp_path, workers=3, recovery="local", standby=0) as (control, watch):
-        watch.checkpoints(2)
+        # The loss of a host resets all workers.
+        control.checkpoint(WAIT_S)
         kill(control, 1, wipe=False)
-        watch.wait(lambda event: isinstance(event, ResetReport))
+        watch.wait(lambda event: isinstance(event, ResetReport), 3)
         assert hosts(control) == [None, 0, None]
         kill(control, 0, wipe=False)
         watch.wait(lambda event: isinstance(event, ResetReport) and not event.term)
