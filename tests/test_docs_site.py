@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.site_tables import MARKED
 from tests.test_repository import ROOT
 
 pytestmark = pytest.mark.timeout(300)
@@ -35,9 +36,24 @@ def test_the_site_is_built_and_has_the_documents_and_the_reference(tmp_path: Pat
     ):
         assert (site / f"{page}.html").exists(), page
     assert "Stream.flat_map(" in (site / "docs" / "api.html").read_text()
+    assert "dos_region_lag_bytes" in (site / "docs" / "metrics.html").read_text()
+    assert "bookkeeper #2908" in (site / "docs" / "other-bugs.html").read_text()
     first = (site / "README.html").read_text()
     assert 'href="docs/installing.html"' in first
     assert "http" not in re.sub(r'<a [^>]*>|xmlns="[^"]*"', "", first.partition("<body>")[0])  # works offline
+
+
+def test_every_table_that_is_no_markdown_is_on_one_page() -> None:
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]
+    shown = sorted(name for page in pages for name in MARKED.findall(page) if "." in name)
+    files = (*(ROOT / "docs").rglob("*.csv"), *(ROOT / "tests" / "evidence").glob("*.csv"))
+    assert [name for name in shown if name.endswith(".csv")] == sorted(
+        path.relative_to(ROOT).as_posix() for path in files
+    )
+    text = "".join(pages)
+    assert not [name for name in shown if f"{name.rpartition('/')[2]})" not in text], (
+        "without the site: a link"
+    )
 
 
 def test_a_link_that_leads_nowhere_is_an_error(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, aclosing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ import trio
 import dos
 from checkpoint import output_register
 from checkpoint.chains.consumer_register import read_register
-from dataflow.errors import NoOutputError
 from dataflow.producing import EntryPoints
 from dos_chaos.servers import ServerProcess, hold_port
 from dos_client import Store, init_store, open_store
@@ -36,6 +35,7 @@ from sites.core.deployed import status_of
 from sites.core.deployment import RegionReplica
 from sites.core.description import Description, decode_description
 from tests.hosts.network import Network, open_network
+from tests.sites.deployments import shown
 from tests.support.polling import POLL_S
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -203,13 +203,8 @@ class Story:
         await self.producer.send([{"word": f"{number}"} for number in range(first, self.sites.sent)])
 
     async def shown(self) -> "Counter[str]":
-        found: Counter[str] = Counter()
         async with open_store(self.sites.stores["c"].url) as store:
-            with suppress(NoOutputError):
-                async with aclosing(dos.read_output(store, "board.board", "shown")) as steps:
-                    async for step in steps:
-                        found.update(row["word"] for row in (step.table or []) and step.table.to_pylist())
-        return found
+            return Counter(row["word"] for row in await shown(store, "board.board"))
 
     async def reach(self) -> None:
         """Send rows, and wait until the exit has all that were sent, each once."""
