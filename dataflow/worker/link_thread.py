@@ -643,6 +643,11 @@ class Links:
             except StoppedError as error:
                 stopped = str(error.args[0])
                 await self._publish_committed()
+            finally:
+                # The nursery closes. A failure of the circuit that arrives from now on cannot be reported; a
+                # task for that would end this thread with an internal error of trio.
+                if self._incarnation is not None:
+                    self._incarnation.is_ending = True
             if self._incarnation is not None:
                 await self._incarnation.end()
             nursery.cancel_scope.cancel()
