@@ -12,7 +12,7 @@ streams and their cancellations. Disks, connections and the work of threads are 
     oracles    what must be true of the shells themselves: no leftovers, no unlimited queues
     run        one seed, from topology to verdict
     region/    regions with their real shells
-    bugs       planted bugs; hunt: how many seeds it takes to find them
+    bugs       planted bugs; `tests.sim.hunt --shells` counts the seeds that it takes to find them
 
 What was written, acknowledged and read is recorded in the first tier's `history`; its oracles check most of
 it."""

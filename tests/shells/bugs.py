@@ -4,11 +4,25 @@ As in `tests.sim.bugs`: each replaces a few lines for the duration of a run.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, Final
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import trio
 
+from checkpoint import link
+from checkpoint.chains import chain_store
+from checkpoint.chains.directory_store import DirectoryStore
+from checkpoint.chains.state_store import StateStore
+from checkpoint.coordinator import shell
+from checkpoint.core.coordination.coordinator import Coordinator
+from checkpoint.core.links.participation import ParticipantEnded, ParticipantTick, SendReport
+from checkpoint.core.records.manifest import DIRECTORY_CHAIN_PREFIX
+from checkpoint.participant import Participant
+from checkpoint.runtime import runtime
+from dataflow.worker.exchange import Exchange
+from dataflow.worker.journals import Outputs
+from dataflow.worker.link_thread import LinkIncarnation
 from dos_client.core.witnessing import ProveStamp, Witnessing
 from dos_client.sessions import connection as client_connection
 from dos_client.sessions.connection import Connection as ClientConnection
@@ -20,41 +34,28 @@ from dos_server.core.requests.stamps import History, Stamps
 from dos_server.disk import read_file, replace_file
 from dos_server.server import DiskEffects, ObjectServer, PacedReads
 from dos_server.storage import Storage
-from tests.shells.region.bugs import REGION_BUGS
-from tests.sim.bugs.catalogue import Bug, Patch, planted_from
+from journal import take_over
+from tests.shells.region.region import has_region
+from tests.shells.run import plan_of
+from tests.sim.bugs import catalogue
+from tests.sim.bugs.catalogue import Patch
+from tests.sim.engine.random_streams import RandomStreams
 
-BUGS: Final[dict[str, Bug]] = {}
-
-
-def bug(breaks: str) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
-    def register(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
-        BUGS[patches.__name__] = Bug(patches.__name__, breaks, patches)
-        return patches
-
-    return register
+bug = partial(catalogue.bug, tier="shells")
+planted = catalogue.planted
 
 
-NEED_FAULT: Final[dict[str, str]] = {}
-"""Bugs that only runs with a certain fault can show, and that fault."""
+def with_fault(kind: str) -> Callable[[RandomStreams], bool]:
+    """Whether the plan of a seed has a fault of that kind, without which a bug does nothing."""
+    return lambda rng: kind in {fault.kind for fault in plan_of(rng.seed)}
 
 
-def restored(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
-    NEED_FAULT[patches.__name__] = "restored_disk"
-    return patches
+restored, forged = with_fault("restored_disk"), with_fault("forged_stamps")
 
 
-def forged(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
-    NEED_FAULT[patches.__name__] = "forged_stamps"
-    return patches
-
-
-for _breaks, _, _patches in REGION_BUGS:
-    bug(_breaks)(_patches)
-
-
-def planted(name: str | None) -> AbstractContextManager[None]:
-    """Plant the bug of that name while the context is entered; None: no bug."""
-    return planted_from(BUGS, name)
+def of_regions(breaks: str, needs: str = "") -> Callable[..., Any]:
+    """`needs`: the fault without which the bug does nothing ('' for none)."""
+    return bug(breaks, lambda rng: has_region(rng.seed) and (not needs or with_fault(needs)(rng)))
 
 
 # The server
@@ -231,21 +232,18 @@ def a_member_that_was_away_is_not_watched() -> list[Patch]:
 # Disks that were restored from an older copy
 
 
-@restored
-@bug("O1")
+@bug("O1", restored)
 def a_disk_has_every_stamp() -> list[Patch]:
     return [(History, "lacks", lambda self, stamp: False)]
 
 
-@restored
-@bug("O1")
+@bug("O1", restored)
 def stamps_are_counted_and_not_random() -> list[Patch]:
     """A restored disk has the same number after another start."""
     return [(History, "lacks", lambda self, stamp: stamp.number > self.newest.number)]
 
 
-@restored
-@bug("O1")
+@bug("O1", restored)
 def a_newer_stamp_is_sent_before_the_older_one_is_proved() -> list[Patch]:
     """The restored disk overwrites the evidence."""
     original = Witnessing._steps
@@ -260,8 +258,7 @@ def a_newer_stamp_is_sent_before_the_older_one_is_proved() -> list[Patch]:
     return [(Witnessing, "_steps", steps)]
 
 
-@restored
-@bug("O11")
+@bug("O11", restored)
 def a_stamp_is_sent_before_it_is_stored() -> list[Patch]:
     """After a crash a correct disk lacks a stamp that others know."""
     original = Storage.add_stamp
@@ -276,22 +273,19 @@ def a_stamp_is_sent_before_it_is_stored() -> list[Patch]:
     return [(Storage, "add_stamp", give)]
 
 
-@restored
-@bug("O1")
+@bug("O1", restored)
 def a_disk_knows_no_stamp_of_its_own_key() -> list[Patch]:
     """Every stamp that the disk lacks is taken for a forgery."""
     return [(History, "has_made", lambda self, server_id, stamp: False)]
 
 
-@restored
-@bug("O1")
+@bug("O1", restored)
 def claims_make_no_stamps() -> list[Patch]:
     """A snapshot of the running disk, taken before a claim, has every stamp that the disk has later."""
     return [(Stamps, "_has_granted", lambda self, announced: False)]
 
 
-@restored
-@bug("O1")
+@bug("O1", restored)
 def writers_ask_for_no_stamp_of_their_claim() -> list[Patch]:
     async def renew(self: Any, member: bytes) -> None:
         await trio.lowlevel.checkpoint()
@@ -299,15 +293,144 @@ def writers_ask_for_no_stamp_of_their_claim() -> list[Patch]:
     return [(Witnesses, "renew", renew)]
 
 
-@forged
-@bug("O11")
+@bug("O11", forged)
 def macs_are_not_checked() -> list[Patch]:
     return [(History, "has_made", lambda self, server_id, stamp: True)]
 
 
-@forged
-@bug("O11")
+@bug("O11", forged)
 def a_mac_does_not_cover_the_number() -> list[Patch]:
     """The id of a known stamp is valid under every number."""
     original = History._mac
     return [(History, "_mac", lambda self, server_id, number, half: original(self, server_id, 0, half))]
+
+
+# Regions
+
+
+@of_regions("O11", needs="power_cut_worker")
+def silence_of_workers_is_not_noticed() -> list[Patch]:
+    """The coordinator waits for heartbeats without a limit."""
+
+    def core(spec: Any, run: Any) -> Coordinator:
+        run.spec = replace(spec, suspect_after_s=1e9)
+        return Coordinator(run.spec, run)
+
+    return [(shell, "Coordinator", core)]
+
+
+@of_regions("O10", needs="power_cut_driver")
+def orphans_are_not_noticed() -> list[Patch]:
+    """A worker sends its heartbeats, and does not check whether any arrive."""
+
+    async def beat(self: Any) -> None:
+        while (due := self._core.deadline()) is not None:
+            await trio.sleep_until(due)
+            for effect in self._core.handle(ParticipantTick(due, self.counters()), trio.current_time()):
+                if isinstance(effect, SendReport):
+                    self._to_send.send_nowait(effect.message)
+                assert isinstance(effect, SendReport | ParticipantEnded)
+
+    return [(Participant, "_beat", beat)]
+
+
+@of_regions("R11")
+def links_outlive_their_incarnation() -> list[Patch]:
+    """The tasks that send to peers outlive their incarnation."""
+    original = Exchange.dial_all
+
+    async def dial_all(self: Any, nursery: Any) -> None:
+        beside = trio.lowlevel.current_task().parent_nursery
+        await original(self, beside)
+
+    return [(Exchange, "dial_all", dial_all)]
+
+
+@of_regions("R11")
+def a_life_begins_before_the_last_has_ended() -> list[Patch]:
+    """RESET is sent while frames of the previous incarnation are still being sent."""
+
+    async def end(self: Any) -> None:
+        self._ending = True
+        await trio.lowlevel.checkpoint()
+
+    return [(LinkIncarnation, "end", end)]
+
+
+@of_regions("R12", needs="slow_disk")
+def votes_do_not_wait_for_the_state() -> list[Patch]:
+    """The vote is sent before the state is synced."""
+    original = StateStore.commit
+
+    async def commit(self: Any, checkpoint: int, blocks: Any) -> Any:
+        async def at_once(position: Any) -> None:
+            await trio.lowlevel.checkpoint()
+
+        writer, self._writer = self._writer, _Instead(self._writer, wait_synced=at_once)
+        try:
+            return await original(self, checkpoint, blocks)
+        finally:
+            self._writer = writer
+
+    return [(StateStore, "commit", commit)]
+
+
+@of_regions("R12", needs="slow_disk")
+def votes_do_not_wait_for_files() -> list[Patch]:
+    """The vote is sent before the last changes of files are synced."""
+
+    async def synced(self: Any, at: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        return at
+
+    return [(DirectoryStore, "synced", synced)]
+
+
+@of_regions("R13")
+def files_have_what_came_behind_the_checkpoint() -> list[Patch]:
+    """The chain of the files is taken over at its head."""
+    return [(chain_store, "take_over", _at_its_head)]
+
+
+async def _at_its_head(claim: Any, chain: str, *, at: Any, **more: Any) -> Any:
+    of_files = chain.startswith(DIRECTORY_CHAIN_PREFIX)
+    return await take_over(claim, chain, at=None if of_files else at, **more)
+
+
+class _Instead:
+    """An object with some methods replaced."""
+
+    def __init__(self, of: Any, **methods: Any) -> None:
+        self._of = of
+        self.__dict__.update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
+
+
+@of_regions("R12")
+def votes_do_not_wait_for_output_logs() -> list[Patch]:
+    """The end of an output log is reported before it is synced."""
+
+    async def synced(self: Any, step: int) -> dict[str, Any]:
+        found = {}
+        for name, log in self._logs.items():
+            while self._handled[name] < step:
+                await self._changed.wait()
+            end = log._line.end_of(step)
+            log._line.forget(step)
+            found[name] = {"epoch": end.epoch, "size": end.size, "digest": end.digest}
+        return found
+
+    return [(Outputs, "synced", synced)]
+
+
+@of_regions("O10")
+def listeners_are_not_closed() -> list[Patch]:
+    async def listen(host: str, ports: Any) -> Any:
+        found = [one for port in ports for one in await runtime().listen(host, port, 9)]
+        for one in found:
+            one.aclose = trio.lowlevel.checkpoint
+        return found
+
+    return [(link, "_listen", listen)]

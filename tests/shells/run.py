@@ -29,6 +29,7 @@ from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.engine.trace import Trace
 from tests.sim.history import History, ViolationError
 from tests.sim.nemesis.fault import Fault
+from tests.sim.oracles.backups import check as check_backups
 from tests.sim.oracles.store import Bench, NothingLost, OneWriter, Order, ReadsStay, Refused
 from tests.sim.result import Result
 from tests.support.group_log import LOG_SEEDS
@@ -143,6 +144,13 @@ class Cluster:
         except ViolationError as error:
             self.fail(error)
 
+    def check(self, call: Callable[..., Any], *args: Any) -> None:
+        """Make the call after the end of the run; a ViolationError is its result."""
+        try:
+            call(*args)
+        except ViolationError as error:
+            self.violation = error
+
     def fail(self, error: ViolationError) -> None:
         if self.violation is None:
             self.violation = error
@@ -248,6 +256,8 @@ def run_seed(
     with _errors_logged(clusters):
         seconds, steps = run_deterministic(main, seed)
     (cluster,) = clusters
+    if cluster.violation is None and cluster.region is not None and cluster.region.backups is not None:
+        cluster.check(check_backups, cluster.region, cluster.region.backups.place)  # runs trio itself
     found = cluster.violation
     return Result(
         seed,

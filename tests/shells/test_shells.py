@@ -9,13 +9,15 @@ import pytest
 import trio
 from typer.testing import CliRunner
 
-from tests.shells.__main__ import app, digest_elsewhere
-from tests.shells.hunt import seeds_to_find
 from tests.shells.nemesis import ALL_KINDS
 from tests.shells.region.nemesis import KINDS as REGION_KINDS
 from tests.shells.region.region import has_region
 from tests.shells.run import plan_of, run_seed
 from tests.shells.trio_run import TaskCount, run_deterministic
+from tests.sim.__main__ import app
+from tests.sim.campaign import digest_elsewhere
+from tests.sim.hunt import seeds_to_find
+from tests.sim.tiers import SHELLS
 from tests.support.parts import with_long
 
 ROOT = Path(__file__).parent.parent.parent
@@ -46,9 +48,9 @@ def test_between_them_the_seeds_have_every_fault_and_most_have_several() -> None
 def test_a_run_is_the_same_in_another_process_with_another_hash_seed(seed: int) -> None:
     here = run_seed(seed, keep=True)
     assert len(here.faults) >= 5
-    assert here.digest == digest_elsewhere(seed, "7") == digest_elsewhere(seed, "8")
+    assert here.digest == digest_elsewhere(seed, "7", SHELLS) == digest_elsewhere(seed, "8", SHELLS)
     output = subprocess.run(
-        [sys.executable, "-m", "tests.shells", "--seed", str(seed), "--trace"],
+        [sys.executable, "-m", "tests.sim", "--shells", "--seed", str(seed), "--trace"],
         cwd=ROOT,
         env={"PYTHONHASHSEED": "9"},
         capture_output=True,
@@ -83,8 +85,8 @@ def test_a_run_is_the_same_beside_another_thread_that_runs_trio() -> None:
 
 
 def test_the_command_reports_what_its_processes_ran() -> None:
-    done = CliRunner().invoke(app, ["--seeds", "2", "--seed", "6", "--processes", "1"])
-    assert (done.exit_code, "2 runs, 0 failed" in done.output) == (0, True), done.output
+    done = CliRunner().invoke(app, ["--shells", "--seeds", "2", "--seed", "6", "--processes", "1"])
+    assert (done.exit_code, ", 0 failed" in done.output) == (0, True), done.output
 
 
 def test_another_seed_is_another_run() -> None:

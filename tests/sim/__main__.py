@@ -4,7 +4,7 @@ import logging
 import sys
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,7 +18,6 @@ from rich.progress import (
 )
 
 from tests.sim.campaign import (
-    KINDS,
     MISSES_MAX,
     Totals,
     as_json,
@@ -29,16 +28,17 @@ from tests.sim.campaign import (
     shrink,
     wanted_seeds,
 )
-from tests.sim.nemesis import ALL_KINDS, Fault, plan_of
-from tests.sim.run import run_seed
+from tests.sim.nemesis import Fault
 from tests.sim.soak.command import soak as run_soak
-from tests.sim.sometimes import ENOUGH_RUNS, missing
+from tests.sim.sometimes import ENOUGH_RUNS
+from tests.sim.tiers import CORES, SHELLS, tier_of
 from tests.stories.replay import retell
 from tests.stories.script import StoryError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 console = Console()
 errors = Console(stderr=True)
+KINDS = ", ".join(tier_of(CORES).kinds)
 SHRUNK_MAX = 5
 """Failing seeds of a campaign whose plan of faults is reduced; the others are only named."""
 
@@ -53,11 +53,11 @@ class Exit(IntEnum):
     DIFFERENT = 4
 
 
-def _one(seed: int, only: str | None, *, trace: bool, digest: bool) -> None:
+def _one(tier: str, seed: int, only: str | None, *, trace: bool, digest: bool) -> None:
     """Run one seed and print it."""
-    faults = None if only is None else _chosen(seed, only)
+    faults = None if only is None else _chosen(tier, seed, only)
     logging.disable(logging.NOTSET if trace else logging.CRITICAL)
-    result = run_seed(seed, keep=trace, faults=faults)
+    result = tier_of(tier).run_seed(seed, keep=trace, faults=faults)
     if digest:
         print(result.digest)
         return
@@ -65,7 +65,7 @@ def _one(seed: int, only: str | None, *, trace: bool, digest: bool) -> None:
         print(line)
     if result.violation:
         errors.print(f"seed {seed}: {result.violation}", highlight=False, soft_wrap=True)
-        errors.print(f"  {line_of(seed, faults)}", highlight=False, soft_wrap=True)
+        errors.print(f"  {line_of(seed, faults, tier)}", highlight=False, soft_wrap=True)
         sys.exit(Exit.VIOLATION)
     console.print(
         f"seed {seed}: {len(result.faults)} faults, {result.steps:,} steps, {result.seconds:.0f} s of virtual"
@@ -73,13 +73,13 @@ def _one(seed: int, only: str | None, *, trace: bool, digest: bool) -> None:
     )
 
 
-def _chosen(seed: int, only: str) -> list[Fault]:
+def _chosen(tier: str, seed: int, only: str) -> list[Fault]:
     """Return the faults of the plan by their numbers, "3,7"; "-1" names none."""
     try:
         wanted = {int(number) for number in only.split(",") if number}
     except ValueError:
         raise typer.BadParameter(f"numbers of faults, as in 3,7: {only!r}", param_hint="--faults") from None
-    return [fault for fault in plan_of(seed) if fault.number in wanted]
+    return [fault for fault in tier_of(tier).plan_of(seed) if fault.number in wanted]
 
 
 def _story(path: Path) -> None:
@@ -96,27 +96,31 @@ def _story(path: Path) -> None:
         sys.exit(Exit.VIOLATION)
 
 
-def _shrunk(seed: int, folder: Path | None) -> None:
+def _shrunk(tier: str, seed: int, folder: Path | None) -> None:
     """Reduce the faults of a failing run, print the command that repeats it, and write it to `folder`."""
+    run_seed = tier_of(tier).run_seed
     result = run_seed(seed)
     errors.print(f"\nseed {seed}: {result.violation}", highlight=False, soft_wrap=True)
     errors.print(f"shrinking {len(result.faults)} faults ...", highlight=False)
-    left = shrink(seed, result.faults, result.oracle)
+    left = shrink(seed, result.faults, result.oracle, tier=tier)
     errors.print(f"{len(left)} are enough: {', '.join(map(str, left)) or 'none'}", highlight=False)
-    errors.print(f"  {line_of(seed, left)}", highlight=False, soft_wrap=True)
+    errors.print(f"  {line_of(seed, left, tier)}", highlight=False, soft_wrap=True)
     if folder is not None:
-        path = keep(folder, run_seed(seed, keep=True, faults=left), left)
+        path = keep(folder, run_seed(seed, keep=True, faults=left), left, tier)
         errors.print(f"  kept in {path}", highlight=False, soft_wrap=True)
 
 
-def _check_wanted(first: int, kinds: list[str], faults: list[str]) -> None:
+def _check_wanted(first: int, kinds: list[str], faults: list[str], tier: str) -> None:
     """Check the names of kinds and faults, and that there are such seeds."""
-    for given, known, option in ((kinds, KINDS, "--kind"), (faults, ALL_KINDS, "--with")):
+    for given, known, option in (
+        (kinds, tier_of(tier).kinds, "--kind"),
+        (faults, tier_of(tier).faults, "--with"),
+    ):
         for name in given:
             if name not in known:
                 text = f"{name!r} is none of {', '.join(sorted(known))}"
                 raise typer.BadParameter(text, param_hint=option)
-    if next(wanted_seeds(first, kinds, faults), None) is None:
+    if next(wanted_seeds(first, kinds, faults, tier), None) is None:
         text = f"none of the {MISSES_MAX:,} seeds from {first} on is of all these kinds with all these faults"
         raise typer.BadParameter(text, param_hint="--kind, --with")
 
@@ -130,6 +134,7 @@ def _campaign(
     processes: int | None,
     kinds: list[str],
     faults: list[str],
+    tier: str,
 ) -> Totals:
     """Run the seeds, with their progress on the terminal: how many, how fast, how much time is left."""
     columns = (
@@ -157,6 +162,7 @@ def _campaign(
             progress=report_progress,
             kinds=kinds,
             faults=faults,
+            tier=tier,
         )
 
 
@@ -170,7 +176,8 @@ def main(
     trace: Annotated[bool, typer.Option("--trace", help="Print a line for each event.")] = False,
     faults: Annotated[str | None, typer.Option(help="Only these faults of the plan: 3,7.")] = None,
     kinds: Annotated[
-        list[str] | None, typer.Option("--kind", help=f"Only seeds of this kind: {', '.join(KINDS)}.")
+        list[str] | None,
+        typer.Option("--kind", help=f"Only seeds of this kind: {', '.join(tier_of(CORES).kinds)}."),
     ] = None,
     planned: Annotated[
         list[str] | None, typer.Option("--with", help="Only seeds that have this fault in their plan.")
@@ -191,6 +198,9 @@ def main(
         int | None, typer.Option(min=1, help="Regions that commit so many checkpoints: does anything grow?")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=4, help="Workers of that region.")] = 1,
+    shells: Annotated[
+        bool, typer.Option("--shells", help="The second tier: the real shells, in one run of trio.")
+    ] = False,
 ) -> None:
     """Run whole simulated clusters, one from each seed, and stop at the first that breaks a promise.
 
@@ -200,6 +210,7 @@ def main(
     [dim]./run sim --minutes 60 --seed 100000[/dim]        for an hour, from seed 100000 on
     [dim]./run sim --kind region --seeds 200[/dim]         two hundred runs with a region
     [dim]./run sim --kind store --with flip --with wipe[/dim]  stores with both of these faults in their plans
+    [dim]./run sim --shells --seed 42 --trace[/dim]        one run of the second tier, line by line
     [dim]./run sim --seeds 9999 --keep-going --keep out[/dim]  every failing seed in a file in out/
     [dim]./run sim --story tests/stories/zombie.txt[/dim]  a story, as the current code produces it
     [dim]./run sim --soak 100000 --keep out[/dim]          regions for very long; figures and plots in out/
@@ -225,11 +236,12 @@ def main(
             errors=errors,
         )
         sys.exit(Exit.FINE if flat else Exit.VIOLATION)
+    tier = SHELLS if shells else CORES
     if trace or digest or faults is not None:
-        _one(1 if seed is None else seed, faults, trace=trace, digest=digest)
+        _one(tier, 1 if seed is None else seed, faults, trace=trace, digest=digest)
         return
     many, first = None if minutes is not None else seeds, 1 if seed is None else seed
-    wanted = {"kinds": kinds or [], "faults": planned or []}
+    wanted: dict[str, Any] = {"kinds": kinds or [], "faults": planned or [], "tier": tier}
     _check_wanted(first, **wanted)
     totals = _campaign(
         first,
@@ -244,7 +256,7 @@ def main(
     else:
         show(totals, console)
     for outcome in totals.failed[:SHRUNK_MAX]:
-        _shrunk(outcome.seed, keep_in)
+        _shrunk(tier, outcome.seed, keep_in)
     for outcome in totals.failed[SHRUNK_MAX:]:
         errors.print(f"seed {outcome.seed}: {outcome.violation}", highlight=False, soft_wrap=True)
     if totals.differed:
@@ -257,8 +269,7 @@ def _exit_of(totals: Totals) -> Exit:
         return Exit.VIOLATION
     if totals.differed:
         return Exit.DIFFERENT
-    enough = totals.runs >= ENOUGH_RUNS
-    return Exit.NEVER_SEEN if enough and missing(totals.sometimes) else Exit.FINE
+    return Exit.NEVER_SEEN if totals.runs >= ENOUGH_RUNS and totals.missing else Exit.FINE
 
 
 if __name__ == "__main__":

@@ -19,13 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.sim.engine.random_streams import RandomStreams
-from tests.sim.membership.kind import has_operator
-from tests.sim.nemesis import Fault, has_troubles, plan
-from tests.sim.regions.region import has_region
+from tests.sim.nemesis import Fault
 from tests.sim.result import Result
-from tests.sim.run import ROOT, run_seed
+from tests.sim.run import ROOT
 from tests.sim.sometimes import ENOUGH_RUNS, EVENT_GROUPS, missing
-from tests.sim.visitors.visitors import has_visitors
+from tests.sim.tiers import CORES, tier_of
 
 CHECKED_AGAIN_EVERY = 100
 """One seed in so many is repeated in another process with another hash seed. Its digest must be the
@@ -33,14 +31,6 @@ same."""
 BATCH: Final = 10
 """Seeds that a process receives at a time: few, so that a campaign ends soon after its limit."""
 
-KINDS: Final[dict[str, Callable[[RandomStreams], bool]]] = {
-    "store": lambda rng: not has_region(rng) and not has_operator(rng),
-    "region": has_region,
-    "membership": has_operator,
-    "visitors": has_visitors,
-    "troubles": has_troubles,
-}
-"""Kinds of seeds that a campaign can be limited to."""
 MISSES_MAX: Final = 20_000
 """After so many seeds in a row that are not wanted, no more are looked for."""
 
@@ -64,6 +54,7 @@ class Outcome:
 class Totals:
     """The result of a campaign. `failed`: the runs in which a promise was broken."""
 
+    tier: str = CORES
     runs: int = 0
     steps: int = 0
     virtual_s: float = 0.0
@@ -85,6 +76,11 @@ class Totals:
         if outcome.violation:
             self.failed.append(outcome)
 
+    @property
+    def missing(self) -> list[str]:
+        """The events that must be seen in many runs, and were not."""
+        return missing(self.sometimes) if tier_of(self.tier).has_events else []
+
 
 def outcome_of(result: Result, cpu_s: float = 0.0) -> Outcome:
     return Outcome(
@@ -100,12 +96,15 @@ def outcome_of(result: Result, cpu_s: float = 0.0) -> Outcome:
     )
 
 
-def wanted_seeds(first: int, kinds: Iterable[str] = (), faults: Iterable[str] = ()) -> Iterator[int]:
+def wanted_seeds(
+    first: int, kinds: Iterable[str] = (), faults: Iterable[str] = (), tier: str = CORES
+) -> Iterator[int]:
     """Yield the seeds from `first` on that are of all these kinds and have all these faults in their plan."""
-    checks, planned, misses = [KINDS[kind] for kind in kinds], set(faults), 0
+    of = tier_of(tier)
+    checks, planned, misses = [of.kinds[kind] for kind in kinds], set(faults), 0
     for seed in count(first):
         rng = RandomStreams(seed)
-        if all(check(rng) for check in checks) and planned <= {fault.kind for fault in plan(rng)}:
+        if all(check(rng) for check in checks) and planned <= {fault.kind for fault in of.plan_of(seed)}:
             misses = 0
             yield seed
         elif (misses := misses + 1) == MISSES_MAX:
@@ -121,21 +120,21 @@ def prepare_process() -> None:
     gc.disable()
 
 
-def run_batch(seeds: Iterable[int]) -> list[Outcome]:
+def run_batch(tier: str, seeds: Iterable[int]) -> list[Outcome]:
     """Run seeds, one after the other."""
     outcomes = []
     for seed in seeds:
         begun = time.process_time()
-        result = run_seed(seed)
+        result = tier_of(tier).run_seed(seed)
         outcomes.append(outcome_of(result, time.process_time() - begun))
     gc.collect()
     return outcomes
 
 
-def digest_elsewhere(seed: int, hash_seed: str) -> str:
+def digest_elsewhere(seed: int, hash_seed: str, tier: str = CORES) -> str:
     """Return the digest of that run in a fresh process."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.sim", "--seed", str(seed), "--seeds", "1", "--digest"],
+        [sys.executable, "-m", "tests.sim", *tier_of(tier).option.split(), "--seed", str(seed), "--digest"],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
         capture_output=True,
         text=True,
@@ -154,12 +153,13 @@ def run_campaign(
     processes: int | None = None,
     kinds: Iterable[str] = (),
     faults: Iterable[str] = (),
+    tier: str = CORES,
 ) -> Totals:
     """Run `seeds` seeds from `first` on (None: without end), for at most `seconds`. Stop soon after
     `failures_max` failures. `kinds`, `faults`: only the seeds that `wanted_seeds` yields for them."""
-    totals = Totals()
+    totals = Totals(tier)
     begun = time.monotonic()
-    numbers = islice(wanted_seeds(first, kinds, faults) if kinds or faults else count(first), seeds)
+    numbers = islice(wanted_seeds(first, kinds, faults, tier) if kinds or faults else count(first), seeds)
     workers = processes or os.cpu_count() or 1
     with ProcessPoolExecutor(workers, initializer=prepare_process) as pool:
         running: set[Future[list[Outcome]]] = set()
@@ -169,13 +169,13 @@ def run_campaign(
                 batch = list(islice(numbers, BATCH))
                 if not batch:
                     break
-                running.add(pool.submit(run_batch, batch))
+                running.add(pool.submit(run_batch, tier, batch))
             if not running:
                 break
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for outcome in [outcome for future in done for outcome in future.result()]:
                 totals.take(outcome)
-                if outcome.seed % CHECKED_AGAIN_EVERY == 0 and not _same_again(outcome):
+                if outcome.seed % CHECKED_AGAIN_EVERY == 0 and not _same_again(outcome, tier):
                     totals.differed.append(outcome.seed)
             totals.wall_s = time.monotonic() - begun
             progress(totals)
@@ -188,8 +188,8 @@ def run_campaign(
     return totals
 
 
-def _same_again(outcome: Outcome) -> bool:
-    return digest_elsewhere(outcome.seed, "7") == outcome.digest
+def _same_again(outcome: Outcome, tier: str) -> bool:
+    return digest_elsewhere(outcome.seed, "7", tier) == outcome.digest
 
 
 # --- the summary ------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def as_json(totals: Totals) -> str:
         "faults_median": percentile(totals.faults, 0.5),
         "faults_p90": percentile(totals.faults, 0.9),
         "sometimes": dict(sorted(totals.sometimes.items())),
-        "missing": missing(totals.sometimes),
+        "missing": totals.missing,
         "failed": [{"seed": one.seed, "violation": one.violation} for one in totals.failed],
         "differed": totals.differed,
     }
@@ -233,7 +233,7 @@ def show(totals: Totals, console: Console) -> None:
     for title in titles(totals):
         console.print(f"\n[bold]{title}[/bold]", highlight=False)
         console.print(_group_table(totals, title), highlight=False)
-    lacking = missing(totals.sometimes)
+    lacking = totals.missing
     if lacking:
         console.print(f"\nnever seen in {totals.runs:,} runs: {', '.join(lacking)}", highlight=False)
         if totals.runs < ENOUGH_RUNS:
@@ -242,7 +242,7 @@ def show(totals: Totals, console: Console) -> None:
 
 def titles(totals: Totals) -> list[str]:
     """Return the titles of the groups, then all others that were counted, by the text before the colon."""
-    known = [group.title for group in EVENT_GROUPS]
+    known = [group.title for group in EVENT_GROUPS] if tier_of(totals.tier).has_events else []
     others = {name.partition(": ")[0] for name in totals.sometimes if ": " in name}
     return known + sorted(others - set(known))
 
@@ -276,7 +276,7 @@ def shrink(
     faults: list[Fault],
     oracle: str,
     *,
-    run: Callable[..., Result] = run_seed,
+    tier: str = CORES,
     runs_max: int = RUNS_MAX,
 ) -> list[Fault]:
     """Return the faults of the smallest run found to which the same oracle objects. None of them can be left
@@ -289,7 +289,7 @@ def shrink(
             runs += 1
             if runs > runs_max:
                 return left
-            if run(seed, faults=rest).oracle == oracle:
+            if tier_of(tier).run_seed(seed, faults=rest).oracle == oracle:
                 left, parts = rest, max(parts - 1, 2)
                 break
         else:
@@ -307,10 +307,10 @@ def numbers(faults: list[Fault]) -> str:
 # --- records of failing runs ------------------------------------------------------------------------------
 
 
-def line_of(seed: int, faults: list[Fault] | None) -> str:
+def line_of(seed: int, faults: list[Fault] | None, tier: str = CORES) -> str:
     """Return the command that repeats the run; `faults`: only these of the plan."""
     only = "" if faults is None else f" --faults {numbers(faults) or '-1'}"
-    return f"./run sim --seed {seed}{only} --trace"
+    return f"./run sim{tier_of(tier).option} --seed {seed}{only} --trace"
 
 
 def commit() -> str:
@@ -323,7 +323,7 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def keep(folder: Path, result: Result, faults: list[Fault]) -> Path:
+def keep(folder: Path, result: Result, faults: list[Fault], tier: str = CORES) -> Path:
     """Write a failing run to a file and return its path. `result`: the run with only `faults`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"seed-{result.seed}.json"
@@ -331,7 +331,7 @@ def keep(folder: Path, result: Result, faults: list[Fault]) -> Path:
         "seed": result.seed,
         "commit": commit(),
         "violation": result.violation,
-        "again": line_of(result.seed, faults),
+        "again": line_of(result.seed, faults, tier),
         "faults": [asdict(fault) for fault in faults],
         "digest": result.digest,
         "sometimes": dict(sorted(result.history.sometimes.items())),

@@ -4,6 +4,7 @@
     ./run python -m tests.sim.hunt NAME... --starts 5   these, each from five first seeds
     ./run python -m tests.sim.hunt --starts 5 --write   all, and record the figures in tests/sim/hunts.csv
     ./run python -m tests.sim.hunt NAME... --record     their cheapest seeds, for tests (`quick_seeds`)
+    ./run python -m tests.sim.hunt --shells             every bug of the second tier
 
 A hunt runs seed after seed, from its first one on, with one bug planted, until an oracle objects or the code
 fails. Hunts are independent, so they can run in any number of processes.
@@ -24,11 +25,12 @@ from typing import Annotated
 
 import typer
 
-from tests.sim.bugs import BUGS, planted
+from tests.shells.bugs import planted
+from tests.sim.bugs import BUGS
 from tests.sim.campaign import prepare_process
 from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.quick_seeds import cheapest, quick_first, record
-from tests.sim.run import run_seed
+from tests.sim.tiers import CORES, SHELLS, tier_of
 
 SEEDS_MAX = 500
 _COLLECTED_EACH = 25
@@ -66,7 +68,7 @@ def _hunt(name: str, first: int, seeds: Iterable[int]) -> Hunt:
         for number, seed in enumerate(seeds, 1):
             if number % _COLLECTED_EACH == 0:
                 gc.collect()
-            if found := _found(seed):
+            if found := _found(name, seed):
                 return Hunt(name, first, number, *found)
     return Hunt(name, first, 0, "", f"not found in {number} seeds")
 
@@ -78,10 +80,10 @@ def seeds_for(name: str, first: int, seeds_max: int) -> Iterator[int]:
     return islice((seed for seed in seeds if may_show(RandomStreams(seed))), seeds_max)
 
 
-def _found(seed: int) -> tuple[str, str] | None:
+def _found(name: str, seed: int) -> tuple[str, str] | None:
     """Return the oracle that objected and its text, or None. The bug is planted."""
     try:
-        result = run_seed(seed)
+        result = tier_of(BUGS[name].tier).run_seed(seed)
     except Exception as error:  # a bug may break anything
         return "crash", f"{type(error).__name__}: {error}"
     return (result.oracle, result.violation) if result.violation else None
@@ -98,7 +100,7 @@ def cheapest_seed(name: str, seeds_max: int) -> int | None:
     """Return the seed that tests run first, see `quick_seeds`."""
     logging.disable(logging.CRITICAL)
     with planted(name):
-        return cheapest(seeds_for(name, 1, seeds_max), lambda seed: _found(seed) is not None)
+        return cheapest(seeds_for(name, 1, seeds_max), lambda seed: _found(name, seed) is not None)
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,8 @@ def all_hunts(
 
 
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help="Planted bugs; default: all.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Planted bugs; default: all of a tier.")] = None,
+    shells: Annotated[bool, typer.Option("--shells", help="All bugs of the second tier.")] = False,
     starts: Annotated[int, typer.Option(min=1, help="Hunts of each bug, from first seeds far apart.")] = 1,
     seeds_max: Annotated[int, typer.Option(min=1, help="Maximum number of seeds of a hunt.")] = SEEDS_MAX,
     processes: Annotated[int, typer.Option(min=1, help="Hunts at a time.")] = 1,
@@ -196,7 +199,8 @@ def main(
     ] = False,
 ) -> None:
     """Hunt planted bugs. Exit: 0 all were found, 1 one was not found."""
-    wanted = list(names or BUGS)
+    tier = SHELLS if shells else CORES
+    wanted = names or [name for name, bug in BUGS.items() if bug.tier == tier]
     unknown = [name for name in wanted if name not in BUGS]
     if unknown:
         raise typer.BadParameter(f"no such bugs: {unknown}")

@@ -5,7 +5,6 @@ is free: the recorded seed first, then the others. After a change of the code a 
 and may find nothing; the test then takes as long as a whole hunt. To record again, with the N of the test:
 
     ./run python -m tests.sim.hunt NAME... --record --seeds-max N
-    ./run python -m tests.shells.hunt --record N NAME...
 """
 
 import json

@@ -23,7 +23,7 @@ from tests.sim.engine.trace import Trace
 from tests.sim.history import History
 from tests.sim.membership.kind import has_operator
 from tests.sim.nemesis import Fault
-from tests.sim.oracles import ViolationError, backups, bench, checkpoints
+from tests.sim.oracles import ViolationError, bench, checkpoints
 from tests.sim.regions.audit import Auditor
 from tests.sim.regions.region import Region, has_region
 from tests.sim.result import Result
@@ -327,22 +327,11 @@ def _run_region_again(cluster: Cluster, region: Region) -> None:
     region.run_again()
     if not cluster.env.run(lambda: region.finished, cluster.env.now + LIVENESS_S):
         raise ViolationError("O11", "a fresh driver and fresh workers do not restore the region")
-    if region.backups is not None:
-        _check_backups(cluster, region)
     region.kill_all()
     audit = Auditor(region)
     if not cluster.env.run(lambda: audit.done, cluster.env.now + LIVENESS_S):
         raise ViolationError("O11", "the region's journals cannot be read")
     checkpoints.check_checkpoints(region, audit)
-
-
-def _check_backups(cluster: Cluster, region: Region) -> None:
-    """Make a last backup, then check and restore what the bucket has."""
-    assert region.backups is not None
-    last = region.backups.make_last()
-    if not cluster.env.run(lambda: last.done, cluster.env.now + LIVENESS_S):
-        raise ViolationError("O11", "the region cannot be backed up")
-    backups.check(region, region.backups)
 
 
 def _last_scrub(cluster: Cluster) -> None:

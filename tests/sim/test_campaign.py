@@ -14,7 +14,6 @@ from tests.sim import __main__ as command
 from tests.sim import campaign
 from tests.sim.bugs import planted
 from tests.sim.campaign import (
-    KINDS,
     Outcome,
     Totals,
     as_json,
@@ -28,6 +27,7 @@ from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.nemesis import Fault, plan_of
 from tests.sim.run import run_seed
 from tests.sim.sometimes import ENOUGH_RUNS, EVENT_GROUPS, EventGroup, missing
+from tests.sim.tiers import CORES, tier_of
 
 
 def everything() -> Counter[str]:
@@ -65,9 +65,9 @@ def test_every_counted_event_of_a_group_is_on_its_list() -> None:
 
 
 def test_a_campaign_can_be_limited_to_kinds_of_seeds_and_to_faults() -> None:
-    for kind in KINDS:
+    for kind, is_of_kind in tier_of(CORES).kinds.items():
         seeds = list(islice(wanted_seeds(1, [kind]), 5))
-        assert all(KINDS[kind](RandomStreams(seed)) for seed in seeds)
+        assert all(is_of_kind(RandomStreams(seed)) for seed in seeds)
         assert len(seeds) == 5
     seeds = list(islice(wanted_seeds(100, ["store"], ["flip", "wipe"]), 3))
     assert all({"flip", "wipe"} <= {fault.kind for fault in plan_of(seed)} for seed in seeds)

@@ -1,5 +1,7 @@
 """Regions that live through more than losses, in many simulated runs in which everything fails: they go back,
-are forked, edited, backed up, trimmed, damaged, get other workers or processes, or recover locally.
+are forked, trimmed, damaged, get other workers or processes, or recover locally.
+
+`tests/shells/test_region_lives.py` has these and more with real shells. Here are the bugs that few runs show.
 
 A life is a set of traits of the runs' regions. No run may violate a promise, what the life is about must be
 seen, and each of its planted bugs must be found.
@@ -7,12 +9,11 @@ seen, and each of its planted bugs must be found.
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeAlias
 from unittest import mock
 
-import numpy as np
 import pytest
 from msgspec.structs import replace as replaced
 
@@ -20,32 +21,21 @@ from checkpoint import limits
 from checkpoint.chains import whole_checkpoints
 from checkpoint.chains.manifest_log import retained_checkpoints
 from checkpoint.core.coordination import checkpoints
-from checkpoint.core.coordination import run as region_run
 from checkpoint.core.coordination.checkpoints import Checkpoints, PendingCheckpoint
 from checkpoint.core.coordination.coordinator import Coordinator, ManifestClaim
 from checkpoint.core.coordination.rounds import Gathering, TakeOvers
 from checkpoint.core.coordination.run import CoordinatorPhase, RegionRun
-from checkpoint.core.coordination.vocabulary import CheckpointAppended, ManifestOpened, SavepointWanted
-from checkpoint.core.coordination.workers import Roster, Worker
+from checkpoint.core.coordination.vocabulary import CheckpointAppended, ManifestOpened
 from checkpoint.core.links.barrier import Alignment
 from checkpoint.core.links.frames import FrameType
-from checkpoint.core.records import backups as rules
-from checkpoint.core.records.backups import BackupRecord
 from checkpoint.core.records.consumers import need_of
 from checkpoint.core.records.divisions import NO_MARK, Division
-from checkpoint.core.records.layout import TakenPart
 from checkpoint.core.records.lines import forked, needs_original
-from checkpoint.core.records.manifest import Checkpoint, Examination, ForkOrigin, floors_of
-from checkpoint.core.region import SavepointSettled
-from checkpoint.maintenance import backup, editing
+from checkpoint.core.records.manifest import Checkpoint, Examination, ForkOrigin
 from dataflow.core.peer_links import Held, PeerLinks, Records, Sent
-from dataflow.state.base import Share
-from dataflow.worker import layout_change
 from dataflow.worker.circuit import Circuit
 from dataflow.worker.circuit_thread import CircuitIncarnation, StepInput
 from dataflow.worker.journals import Journals
-from dataflow.worker.layout_change import CopiedState
-from journal import ChainState
 from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.regions import region as region_module
 from tests.sim.regions import users
@@ -56,21 +46,18 @@ from tests.sim.run import run_seed
 
 SEEDS: Final = [seed for seed in range(1, 1_200) if has_region(RandomStreams(seed))]
 """Seeds whose runs have a region."""
-MANY: Final = [24, 52, 56, 82]
-"""Seeds whose regions commit early, so that there are many backups. `SEEDS` has all, and takes minutes."""
 Planted: TypeAlias = contextlib.AbstractContextManager[Any]
 
 
 class Life(NamedTuple):
     """`traits`: attributes of `Region` in the run of a seed. `seeds`: runs without a planted bug; each
-    event of `above` is seen in them more often than that, each of `exactly` so often. `hunted`: the runs
+    event of `above` is seen in them more often than that. `hunted`: the runs
     for planted bugs that name no seeds. `sound`: seeds that a bug names are also run without it.
     """
 
     traits: Callable[[int], dict[str, bool | float]]
     seeds: Sequence[int]
     above: Mapping[str, float]
-    exactly: Mapping[str, int] = {}
     hunted: Sequence[int] = SEEDS
     sound: bool = False
 
@@ -96,26 +83,6 @@ LIVES: Final[dict[str, Life]] = {
             "state was copied ahead": 20 / 4,
             "a savepoint is settled": 20,
         },
-    ),
-    "editing": Life(
-        lambda seed: {"edits": True, **_sometimes(seed)},
-        SEEDS[:14],
-        {"a state is edited": 14 / 3, "a worker stays in another line": 14 / 2},
-    ),
-    "backups": Life(
-        lambda seed: {
-            "backs_up": True,
-            "finishing_pace": 0.4,
-            "forks": seed % 3 == 0,
-            "goes_back": seed % 3 == 1,
-            "edits": seed % 3 == 2,
-            "scales": seed % 2 == 0,
-            "makes_savepoints": seed % 2 == 1,
-            "trims": True,
-        },
-        MANY,
-        {"a backup is made": 12, "a process that makes backups is killed": 12},
-        {"a backup is restored": 8},
     ),
     "replacing": Life(
         lambda _: {"replaces": True},
@@ -167,7 +134,6 @@ def test_no_run_breaks_a_promise_and_what_the_life_is_about_is_seen(life: Life) 
         assert not result.violation, f"seed {seed}: {result.violation}"
         seen += result.history.sometimes
     assert {event: count for event, count in life.above.items() if seen[event] <= count} == {}
-    assert {event: seen[event] for event in life.exactly} == life.exactly
 
 
 class Bug(NamedTuple):
@@ -207,11 +173,6 @@ def restore_with(**fields: Any) -> Callable[[], Planted]:
     return lambda: mock.patch.object(checkpoints, "restored", restored)
 
 
-@planted("restoring", [82])
-def its_savepoints_are_those_of_then() -> Planted:
-    return restore_with(savepoints=lambda _, __, target: target.savepoints)()
-
-
 @planted("restoring")
 def what_came_after_is_released() -> Planted:
     def retained(record: Checkpoint, kept: Sequence[Checkpoint], target: Checkpoint) -> tuple[int, ...]:
@@ -221,34 +182,6 @@ def what_came_after_is_released() -> Planted:
         )
 
     return restore_with(retained=retained)()
-
-
-@planted("restoring")
-def all_below_the_last_checkpoint_is_deleted() -> Planted:
-    """Also what lies between the positions of two retained checkpoints and the floors of the next."""
-    stack = contextlib.ExitStack()
-    for module in (checkpoints, region_run):
-        gaps = mock.patch.object(
-            module,
-            "gaps_of",
-            lambda kept, worker: {
-                chain: (((0, 0), floor),) for chain, floor in floors_of(kept[-1:], worker).items()
-            },
-        )
-        stack.enter_context(gaps)
-    return stack
-
-
-@planted("restoring")
-def inputs_continue_where_they_are() -> Planted:
-    def workers(record: Checkpoint, kept: Sequence[Checkpoint], _: Checkpoint) -> dict[int, Any]:
-        now = kept[-1].workers
-        return {
-            worker: replaced(part, sources=now[worker].sources if worker in now else part.sources)
-            for worker, part in record.workers.items()
-        }
-
-    return restore_with(workers=workers)()
 
 
 @planted("restoring")
@@ -278,11 +211,6 @@ def it_counts_before_the_commit() -> Planted:
 # --- forking ----------------------------------------------------------------------------------------------
 
 
-@planted("forking", [243])
-def the_first_checkpoint_has_only_changes() -> Planted:
-    return mock.patch.object(Journals, "_is_whole", return_value=False)
-
-
 @planted("forking", [239])
 def the_savepoint_is_dropped_as_soon_as_the_fork_exists() -> Planted:
     async def needs(store: Any, region: str, savepoint: str, note: Any) -> bool | None:
@@ -290,20 +218,6 @@ def the_savepoint_is_dropped_as_soon_as_the_fork_exists() -> Planted:
         return False if needs_original(kept, region, savepoint) is not None else None
 
     return mock.patch.object(users, "fork_needs", needs)
-
-
-@planted("forking")
-def the_savepoint_is_made_after_the_fork() -> Planted:
-    """What only the forked checkpoint needs is released meanwhile."""
-    original = Checkpoints.on_savepoint_wanted
-
-    def wanted(self: Checkpoints, event: SavepointWanted, now: float) -> None:
-        if event.note.fork:
-            self._run.report(SavepointSettled(event.name, event.checkpoint))
-        else:
-            original(self, event, now)
-
-    return mock.patch.object(Checkpoints, "on_savepoint_wanted", wanted)
 
 
 def fork_with(**fields: Callable[[Checkpoint, Checkpoint], Any]) -> Callable[[], Planted]:
@@ -314,11 +228,6 @@ def fork_with(**fields: Callable[[Checkpoint, Checkpoint], Any]) -> Callable[[],
         return replaced(record, **{name: make(record, source) for name, make in fields.items()})
 
     return lambda: mock.patch.object(users, "forked", other)
-
-
-@planted("forking", [82])
-def its_output_continues_that_of_the_original() -> Planted:
-    return fork_with(workers=lambda _, source: source.workers)()
 
 
 @planted("forking", [243])
@@ -356,63 +265,6 @@ def its_input_begins_anew() -> Planted:
 # --- scaling ----------------------------------------------------------------------------------------------
 
 
-@planted("scaling")
-def a_range_is_lost() -> Planted:
-    original = layout_change.state_parts
-
-    def parts(*args: Any, **more: Any) -> dict[int, tuple[TakenPart, ...]]:
-        found = original(*args, **more)
-        return {
-            worker: tuple(
-                part if part.worker == worker else part._replace(ranges=part.ranges[:-1]) for part in taken
-            )
-            for worker, taken in found.items()
-        }
-
-    return mock.patch.object(layout_change, "state_parts", parts)
-
-
-@planted("scaling", [476])
-def a_range_is_owned_twice() -> Planted:
-    return mock.patch.object(Share, "owns", lambda _, hashes: np.ones(len(hashes), np.bool_))
-
-
-@planted("scaling")
-def a_part_is_not_read_to_its_end() -> Planted:
-    original = CopiedState._taken_over
-
-    async def taken_over(self: CopiedState, *args: Any) -> AsyncGenerator[Any]:
-        found = [block async for block in original(self, *args)]
-        for block in found[:-1]:
-            yield block
-
-    return mock.patch.object(CopiedState, "_taken_over", taken_over)
-
-
-@planted("scaling")
-def the_tail_after_the_copy_is_not_read() -> Planted:
-    async def nothing(*_: Any) -> AsyncGenerator[Any]:
-        for block in ():
-            yield block
-
-    return mock.patch.object(layout_change, "blocks_between", nothing)
-
-
-@planted("scaling")
-def sources_begin_anew() -> Planted:
-    return mock.patch.object(layout_change, "dealt_sources", return_value={})
-
-
-@planted("scaling")
-def splits_are_dealt_to_the_former_number() -> Planted:
-    original = layout_change.dealt_sources
-
-    def dealt(plan: Any, of_workers: Any, share: Share) -> Any:
-        return original(plan, of_workers, replace(share, workers=len(of_workers)))
-
-    return mock.patch.object(layout_change, "dealt_sources", dealt)
-
-
 @planted("scaling", [83])
 def workers_start_before_the_commit() -> Planted:
     on_restored, start_all = Gathering.on_restored, Gathering.start_all
@@ -433,125 +285,6 @@ def nobody_completes_the_output_of_a_worker_that_left() -> Planted:
     return mock.patch.object(Circuit, "complete_output")
 
 
-@planted("scaling")
-def output_of_former_workers_is_forgotten() -> Planted:
-    return mock.patch.object(checkpoints, "_retired", return_value={})
-
-
-@planted("scaling")
-def chains_are_released_before_they_are_taken_over() -> Planted:
-    def floors(kept: Any, worker: int) -> Any:
-        found = floors_of(kept, worker)
-        return {**found, "state": (kept[-1].incarnation + 1, 0)} if kept else found
-
-    return mock.patch.object(region_run, "floors_of", floors)
-
-
-@planted("scaling")
-def the_former_layout_is_stored() -> Planted:
-    original = PendingCheckpoint.build
-
-    def build(self: PendingCheckpoint, parent: Any, layout: Any, *args: Any) -> Any:
-        return original(self, parent, layout if parent is None else parent.layout, *args)
-
-    return mock.patch.object(PendingCheckpoint, "build", build)
-
-
-def without_savepoints(kept: Sequence[Checkpoint]) -> Sequence[Checkpoint]:
-    return [
-        checkpoint for checkpoint in kept if checkpoint.number not in kept[-1].savepoints.values()
-    ] or kept
-
-
-@planted("scaling", [56])
-def floors_ignore_savepoints() -> Planted:
-    def floors(kept: Sequence[Checkpoint], worker: int) -> Any:
-        return floors_of(without_savepoints(kept), worker)
-
-    return mock.patch.multiple(checkpoints, floors_of=floors)
-
-
-@planted("scaling", [83])
-def savepoints_are_dropped_by_another_layout() -> Planted:
-    original = PendingCheckpoint.build
-
-    def build(self: PendingCheckpoint, parent: Any, layout: Any, *args: Any) -> Any:
-        checkpoint = original(self, parent, layout, *args)
-        return (
-            checkpoint if parent is None or parent.layout == layout else replaced(checkpoint, savepoints={})
-        )
-
-    return mock.patch.object(PendingCheckpoint, "build", build)
-
-
-@planted("scaling")
-def input_is_trimmed_that_savepoints_need() -> Planted:
-    return mock.patch.object(users, "need_of", lambda kept, *args: need_of(without_savepoints(kept), *args))
-
-
-# --- editing ----------------------------------------------------------------------------------------------
-
-
-def edit_with(**fields: Any) -> Callable[[], Planted]:
-    """The record of an edit has other fields."""
-    original = editing.edited
-
-    def edited(kept: Any, target: Checkpoint, *args: Any, **more: Any) -> Checkpoint:
-        record = original(kept, target, *args, **more)
-        return replaced(record, **{name: make(record, target) for name, make in fields.items()})
-
-    return lambda: mock.patch.object(editing, "edited", edited)
-
-
-@planted("editing", [198])
-def it_counts_for_the_checkpoint_that_was_edited() -> Planted:
-    """A restore to it is a restore to that checkpoint."""
-    return mock.patch.object(
-        Checkpoint, "voted_as", property(lambda self: self.rolled_back_to or self.number)
-    )
-
-
-@planted("editing")
-def its_state_is_that_of_the_edited_checkpoint() -> Planted:
-    return edit_with(workers=lambda _, target: target.workers)()
-
-
-# --- backups ----------------------------------------------------------------------------------------------
-
-
-@planted("backups", [1])
-def only_sealed_segments_are_copied() -> Planted:
-    original = backup.inspect_chain_at
-
-    async def sealed(*args: Any, **more: Any) -> ChainState:
-        state = await original(*args, **more)
-        return replaced(state, segments=state.segments[:-1])
-
-    return mock.patch.object(backup, "inspect_chain_at", sealed)
-
-
-@planted("backups", MANY)
-def the_pieces_of_older_backups_are_deleted() -> Planted:
-    original = rules.unneeded_pieces
-
-    def unneeded(listed: Any, record: BackupRecord, retained: Any) -> list[str]:
-        del retained
-        return original(listed, replaced(record, retained=(record.number,)), [record])
-
-    return mock.patch.object(backup, "unneeded_pieces", unneeded)
-
-
-@planted("backups", SEEDS[:6])
-def only_the_newest_segment_is_copied() -> Planted:
-    """The floor of a chain is where its newest segment begins, whatever a replay needs."""
-    original = backup.needed_chains
-
-    def needed(checkpoint: Checkpoint, region: str) -> list[rules.NeededChain]:
-        return [one._replace(floor=one.at.size) for one in original(checkpoint, region)]
-
-    return mock.patch.object(backup, "needed_chains", needed)
-
-
 # --- replacing --------------------------------------------------------------------------------------------
 
 
@@ -570,29 +303,6 @@ def the_checkpoint_seen_before_the_claim_is_restored() -> Planted:
         original(self, event if first is None else replace(event, last_checkpoint=first), now)
 
     return mock.patch.multiple(ManifestClaim, may_begin=note, on_manifest_opened=opened)
-
-
-@planted("replacing", [82])
-def the_pause_of_a_switch_is_not_lifted() -> Planted:
-    original = Checkpoints.order_pause
-
-    def order(self: Checkpoints, *, on: bool) -> None:
-        if on:
-            original(self, on=on)
-
-    return mock.patch.object(Checkpoints, "order_pause", order)
-
-
-@planted("replacing")
-def a_successor_gets_the_number_of_an_attempt_that_runs() -> Planted:
-    """A launcher and a coordinator know attempts by their numbers."""
-    original = Roster.launch
-
-    def launch(self: Roster, worker: Worker, *args: Any) -> int:
-        with mock.patch.dict(self._attempts, {worker.index: worker.attempt}):
-            return original(self, worker, *args)
-
-    return mock.patch.object(Roster, "launch", launch)
 
 
 # --- local recovery ---------------------------------------------------------------------------------------

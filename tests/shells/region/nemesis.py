@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 from checkpoint.core.coordination.vocabulary import CheckpointWanted, ResetWanted, StopWanted
 from tests.shells import nemesis as store
-from tests.shells.region.process import RegionProcess
 from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.nemesis.fault import Fault
 from tests.sim.nemesis.regions import MOMENTS
@@ -61,7 +60,7 @@ def second_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     if region.finished or not living or len(living) >= DRIVERS_MAX:
         return
     if rng.random() < 0.5:
-        _cut_off(cluster, living[-1], fault.seconds + 1.0)
+        living[-1].cut_off(fault.seconds + 1.0)
     region.new_driver()
 
 
@@ -69,7 +68,7 @@ def zombie_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     """A worker is cut off until another has replaced it; then its messages arrive."""
     worker = _worker(cluster, rng)
     if worker is not None:
-        _cut_off(cluster, worker, fault.seconds + rng.choice([2.0, 6.0]))
+        worker.cut_off(fault.seconds + rng.choice([2.0, 6.0]))
 
 
 def cancel_process(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -131,15 +130,6 @@ def user_request(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     driver = _driver(cluster, rng)
     if driver is not None:
         driver.post(rng.choice([CheckpointWanted(), CheckpointWanted(), ResetWanted(), StopWanted()]))
-
-
-def _cut_off(cluster: "Cluster", process: RegionProcess, seconds: float) -> None:
-    """Block all paths of a process, both ways."""
-    others = [one.name for one in _region(cluster).processes if one is not process]
-    for other in [*others, *(machine.name for machine in cluster.machines)]:
-        for path in ((process.name, other), (other, process.name)):
-            cluster.network.block(*path)
-            cluster.later(seconds, cluster.network.unblock, *path)
 
 
 def _region(cluster: "Cluster") -> "ShellRegion":

@@ -4,15 +4,21 @@
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from unittest import mock
 
 import trio
 
-from checkpoint.core.links.messages import Restored, ToCoordinator, Vote
+from checkpoint.chains import manifest_log
+from checkpoint.core.links.messages import CopiedAhead, Restored, ToCoordinator, Vote
 from checkpoint.core.region import answers_directory, requests_directory
+from checkpoint.link import Link
+from checkpoint.maintenance import forking
 from checkpoint.participant import Participant
+from dataflow.worker import link_thread
+from dataflow.worker.exchange import Exchange
 from dos_client import ObjectWriter
 from dos_protocol.digests import Buffer
 from tests.shells.oracles import check_ends, check_nothing_left
@@ -22,12 +28,14 @@ from tests.shells.region.region import Auditor, Requester, Viewer, check_files
 from tests.sim.history import ViolationError
 from tests.sim.nemesis.fault import Fault
 from tests.sim.oracles.checkpoints import check_checkpoints, check_output
+from tests.sim.regions.base import FORK
 
 if TYPE_CHECKING:
     from tests.shells.region.region import ShellRegion
     from tests.shells.run import Cluster
 
 SAFETY_S = 5.0
+LIVES_S = 11.0
 LIVENESS_S = 120.0
 SETTLED_S = 6.0
 ORPHANS_S = 20.0
@@ -36,13 +44,17 @@ ORPHANS_S = 20.0
 
 @contextmanager
 def _recorded(region: "ShellRegion") -> Iterator[None]:
-    """Check each vote that a worker passes to its participant, and record what is appended to journals."""
-    report, append = Participant.report, ObjectWriter.append
+    """Check each vote that a worker passes to its participant, and record what is appended to journals. Their
+    segments are as short as the region wants."""
+    report, append, dial_again = Participant.report, ObjectWriter.append, Exchange._dial_again
 
     async def reported(self: Participant, message: ToCoordinator) -> None:
         if isinstance(message, Vote):
-            region.guarded(region.record.voted, self._spec.worker, self._taken, message)
+            of = region if self._spec.job == name or region.fork is None else region.fork
+            region.guarded(of.record.voted, self._spec.worker, self._taken, message)
             region.saw("voted")
+        elif isinstance(message, CopiedAhead) and message.done:
+            region.saw("state was copied ahead")
         elif isinstance(message, Restored):
             region.saw("participant: RESTORING to RESTORED")
         await report(self, message)
@@ -54,17 +66,28 @@ def _recorded(region: "ShellRegion") -> Iterator[None]:
             region.guarded(region.history.wrote, directory, self.name, offset, bytes(data))
         return size
 
+    async def dialled(self: Exchange, peer: int, reason: str) -> Link:
+        link = await dial_again(self, peer, reason)
+        region.saw("an exchange link is opened again")
+        return link
+
     name = region.spec.name
-    letters = {requests_directory(name), answers_directory(name)}
+    letters = {of(one) for one in (name, FORK) for of in (requests_directory, answers_directory)}
+    rng = region.stream("tokens")
+    tokens = SimpleNamespace(token_hex=lambda size: rng.randbytes(size).hex())
     with (
         mock.patch.object(Participant, "report", reported),
         mock.patch.object(ObjectWriter, "append", appended),
+        mock.patch.object(Exchange, "_dial_again", dialled),
+        mock.patch.object(manifest_log, "Rolling", return_value=region.rolling),
+        mock.patch.object(link_thread, "Rolling", return_value=region.rolling),
+        mock.patch.object(forking, "secrets", tokens),
     ):
         yield
 
 
 async def run_phases(cluster: "Cluster", region: "ShellRegion", faults: list[Fault]) -> None:
-    with _recorded(region):
+    with _recorded(region), region.spoiling.seen() if region.is_spoiled else nullcontext():
         await _run_with_faults(cluster, region, faults)
     cluster.network.expire_keep_alive()
     await trio.sleep(SETTLED_S)
@@ -76,21 +99,34 @@ async def run_phases(cluster: "Cluster", region: "ShellRegion", faults: list[Fau
 async def _run_with_faults(cluster: "Cluster", region: "ShellRegion", faults: list[Fault]) -> None:
     async with trio.open_nursery() as processes:
         cluster.processes = processes
-        processes.start_soon(region.supervise)
+        region.begin()
         processes.start_soon(_watch, region)
         _start_optional_clients(cluster, region)
         for fault in faults:
             cluster.later(fault.at_s, strike, cluster, fault)
-        await trio.sleep(SAFETY_S)
+        await trio.sleep(LIVES_S if region.lives else SAFETY_S)
         await cluster.heal()
         region.heal()
         await _finish(region, "the region has not finished")
         await _no_orphans(region)
-        region.run_again()
-        await _finish(region, "a fresh driver does not finish what is finished")
-        region.kill_all()
-        await _verdict(region)
+        for one in (region, region.fork):
+            if one is not None:
+                await _run_again(one)
         processes.cancel_scope.cancel()
+
+
+async def _run_again(region: "ShellRegion") -> None:
+    """Restore the finished region by fresh processes, make a last backup, and check everything."""
+    region.run_again()
+    await _finish(region, "a fresh driver does not finish what is finished")
+    if region.backups is not None:
+        last = region.backups.make_last()
+        with trio.move_on_after(LIVENESS_S):
+            await last.ended.wait()
+        if not last.done:
+            region.cluster.fail(ViolationError("O11", "the region cannot be backed up"))
+    region.kill_all()
+    await _verdict(region)
 
 
 def _start_optional_clients(cluster: "Cluster", region: "ShellRegion") -> None:
@@ -115,15 +151,15 @@ async def _watch(region: "ShellRegion") -> None:
 async def _finish(region: "ShellRegion", otherwise: str) -> None:
     """O11: wait until the region has finished."""
     with trio.move_on_after(LIVENESS_S):
-        while not region.finished:  # noqa: ASYNC110 - the condition sets no event
+        while not region.settled:  # noqa: ASYNC110 - the condition sets no event
             await trio.sleep(0.1)
-    if not region.finished:
+    if not region.settled:
         region.cluster.fail(ViolationError("O11", f"{otherwise} {LIVENESS_S:.0f} s after the heal"))
 
 
 async def _no_orphans(region: "ShellRegion") -> None:
     with trio.move_on_after(ORPHANS_S):
-        while any(one.alive for one in region.workers):  # noqa: ASYNC110 - as above
+        while any(not one.driver.alive for one in region.living_workers()):  # noqa: ASYNC110 - as above
             await trio.sleep(0.5)
     region.guarded(process.check_orphans, region)
 

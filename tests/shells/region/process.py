@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
+from checkpoint.coordinator import shell
 from checkpoint.coordinator.shell import RegionShell, listening, run_region
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
@@ -23,9 +24,11 @@ from checkpoint.core.coordination.vocabulary import (
     Event,
     ManifestOpened,
     OpenManifest,
+    SavepointWanted,
     SendControl,
 )
-from checkpoint.core.region import RegionEvent, RegionSpec
+from checkpoint.core.links.messages import Restore
+from checkpoint.core.region import FellBack, RegionEvent, RegionSpec, SavepointSettled
 from checkpoint.errors import OrphanedError
 from dataflow.worker.failures import first_error
 from dataflow.worker.spec import Clock
@@ -33,7 +36,7 @@ from dos_protocol.errors import DosError
 from dos_server.memory.network import MemoryNetwork, here
 from tests.shells.clients import Client
 from tests.sim.history import ViolationError
-from tests.sim.regions.driver import Launcher, record_event
+from tests.sim.regions.driver import Launcher, WatchedRun, record_event
 from tests.support.memory_streams import (
     MemoryTcpListener,
     MemoryTcpStream,
@@ -253,6 +256,15 @@ class RegionProcess(Client):
             self.threads.end()
             super().kill()
 
+    def cut_off(self, seconds: float) -> None:
+        """Block all its paths for a while, both ways."""
+        network, machines = self.cluster.network, self.cluster.machines
+        others = [one.name for one in self.region.processes if one is not self]
+        for other in [*others, *(machine.name for machine in machines)]:
+            for path in ((self.name, other), (other, self.name)):
+                network.block(*path)
+                self.cluster.later(seconds, network.unblock, *path)
+
     def power_cut(self) -> None:
         """Its machine loses power, without notice to others."""
         if self.alive:
@@ -271,12 +283,20 @@ class RecordedShell(RegionShell):
 
     def __init__(self, driver: "Driver", spec: RegionSpec) -> None:
         super().__init__(spec, driver.on_event)
+        self.core = shell.Coordinator(spec, WatchedRun(driver.region, spec))
         self._driver = driver
+
+    def post(self, event: Event) -> None:
+        if isinstance(event, SavepointWanted) and not event.on and event.name.startswith("fork-"):
+            self._driver.region.saw("the savepoint of a fork is dropped")
+        super().post(event)
 
     def _handle(self, event: Event) -> None:
         region = self._driver.region
         if isinstance(event, ManifestOpened):
             region.guarded(region.record.started, event.incarnation, event.last_checkpoint)
+            if self.spec.hand_over:
+                region.saw("a region was handed over")
         elif isinstance(event, CheckpointAppended):
             region.guarded(region.record.acknowledged, event.checkpoint)
         region.saw(f"event: {type(event).__name__}")
@@ -287,6 +307,8 @@ class RecordedShell(RegionShell):
         if isinstance(effect, SendControl):
             region.guarded(region.record.sent, effect.message)
             region.saw(f"sent: {type(effect.message).__name__}")
+            if isinstance(effect.message, Restore) and effect.message.takes_over:
+                region.saw("a worker is taken over")
         elif isinstance(effect, AppendCheckpoint):
             region.guarded(region.record.appended, effect.checkpoint, len(effect.checkpoint.layout.workers))
             region.saw("appends a checkpoint")
@@ -316,6 +338,10 @@ class Driver(RegionProcess):
 
     def on_event(self, event: RegionEvent) -> None:
         """Receive an event as the observer of the shell."""
+        if isinstance(event, SavepointSettled) and self.region.makes_savepoints:
+            self.region.savepoints.settled(event)
+        if isinstance(event, FellBack):
+            self.region.guarded(self.region.spoiling.fell_back, event.last, event.checkpoint)
         if text := record_event(self.region, event):
             self.note(text)
 

@@ -3,13 +3,14 @@
 It does what `dataflow.worker.process.run_worker` and `dataflow.worker.link_thread` do with two threads.
 """
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from checkpoint.errors import OrphanedError
-from dataflow.worker.circuit_thread import CircuitLoop, LinksEnded
+from dataflow.worker.circuit_thread import CircuitLoop, LinksEnded, RestoreCircuit, ToCircuit
 from dataflow.worker.link_thread import Links
 from dataflow.worker.messages import CircuitFailed, Shared, ToLinks
 from dataflow.worker.spec import Identity, WorkerSpec
@@ -21,16 +22,19 @@ if TYPE_CHECKING:
     from tests.shells.region.region import ShellRegion
 
 
-def _hosts_nobody(worker: int, attempt: int) -> None:
-    raise AssertionError(f"a region with global recovery hosts nobody: worker {worker}, attempt {attempt}")
-
-
 class _ParkingMailbox(Mailbox):
-    """The mailbox of a trio task."""
+    """The mailbox of a trio task. `saw`: counts events."""
 
-    def __init__(self) -> None:
+    def __init__(self, saw: Callable[[str], None]) -> None:
         super().__init__()
+        self._saw = saw
         self._lot = trio.lowlevel.ParkingLot()
+
+    def put(self, message: ToCircuit) -> None:
+        if isinstance(message, RestoreCircuit) and (change := message.change) is not None:
+            where = "a fork" if change.forks else "another layout" if change.moves else "another line"
+            self._saw(f"a worker {'stays' if change.share.stays else 'joins'} in {where}")
+        super().put(message)
 
     def wake(self) -> None:
         self._lot.unpark_all()
@@ -51,12 +55,14 @@ class Worker(RegionProcess):
         self.driver = driver
         self.index = index
         self.attempt = attempt
+        self.hosted: list[Worker] = []
+        """Other workers that run in this process."""
         self.power_is_off = self.given_up = False
         self.silent_since: float | None = None
         """When its machine lost its power, if its driver knew the worker."""
         self.shared = Shared()
         plan = region.plan_for(self)
-        self.inbox = _ParkingMailbox()
+        self.inbox = _ParkingMailbox(region.saw)
         spec = driver.spec
         graph: Any = SimpleNamespace(plan=lambda: plan)
         self.spec = WorkerSpec(
@@ -71,7 +77,7 @@ class Worker(RegionProcess):
             limits=region.limits,
             orphan_timeout_s=spec.orphan_timeout_s,
         )
-        self.links = Links(self.spec, inbox=self.inbox, shared=self.shared, host=_hosts_nobody)
+        self.links = Links(self.spec, inbox=self.inbox, shared=self.shared, host=self._host)
         self.loop = CircuitLoop(
             plan,
             Identity(spec.name, index),
@@ -94,7 +100,14 @@ class Worker(RegionProcess):
                 self.region.saw("a worker was orphaned")
             raise ended.error
 
+    def _host(self, worker: int, attempt: int) -> None:
+        """Run an attempt of another worker."""
+        self.region.saw("a worker runs on its host")
+        self.hosted.append(self.region.new_worker(self.driver, worker, attempt))
+
     def gone(self) -> None:
+        for one in self.hosted:
+            one.die("its host has ended")
         if not self.power_is_off:
             self.driver.launcher.ended(self, self.failure or None)  # type: ignore[arg-type]
 
@@ -126,7 +139,7 @@ class Worker(RegionProcess):
         """Pass a message from the circuit to the links, as threads do by trio's token."""
         if isinstance(message, CircuitFailed):
             self.note(f"the circuit failed ({message.report.kind}): {message.report.message}")
-            self.region.guarded(self.region.circuit_failed, message)
+            self.region.guarded(self.region.circuit_failed, message, self.index)
         self.cluster.timers.after(0.0, lambda: self._deliver(message))
 
     def _deliver(self, message: ToLinks) -> None:

@@ -6,16 +6,9 @@ context `planted` is entered. Only tests import this module.
 A bug is a few lines and names the row of the bug classes, or the rule of take-over, that it breaks.
 """
 
-from contextlib import AbstractContextManager
-
 from tests.sim.bugs import claims, disk, group_log, journal, membership, regions, troubles, visitors
-from tests.sim.bugs.catalogue import BUGS, Bug, planted_from
+from tests.sim.bugs.catalogue import BUGS, Bug, planted
 
 __all__ = ["BUGS", "Bug", "planted"]
 
 MODULES = (disk, group_log, troubles, claims, journal, membership, regions, visitors)
-
-
-def planted(name: str | None) -> AbstractContextManager[None]:
-    """Plant the bug of that name while the context is entered; None: no bug."""
-    return planted_from(BUGS, name)

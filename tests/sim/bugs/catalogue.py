@@ -1,6 +1,6 @@
 """The description of a planted bug, and the table of all of them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,26 +22,33 @@ class Bug:
     """Whether a seed can show it; None: all seeds can."""
     first: int = 0
     """Added to the first seed of a hunt."""
+    tier: str = "cores"
+    """The simulator that finds it (`tests.sim.tiers`)."""
 
 
 BUGS: Final[dict[str, Bug]] = {}
 
 
 def bug(
-    breaks: str, where: Callable[[RandomStreams], bool] | None = None, *, first: int = 0
+    breaks: str,
+    where: Callable[[RandomStreams], bool] | None = None,
+    *,
+    first: int = 0,
+    tier: str = "cores",
 ) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
     def register(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
         name = patches.__name__
-        BUGS[name] = Bug(name, breaks, patches, where, first)
+        assert name not in BUGS, name
+        BUGS[name] = Bug(name, breaks, patches, where, first, tier)
         return patches
 
     return register
 
 
 @contextmanager
-def planted_from(bugs: Mapping[str, Bug], name: str | None) -> Iterator[None]:
+def planted(name: str | None) -> Iterator[None]:
     """Plant the bug of that name while the context is entered; None: no bug."""
     with ExitStack() as stack:
-        for target, attribute, replacement in bugs[name].patches() if name is not None else ():
+        for target, attribute, replacement in BUGS[name].patches() if name is not None else ():
             stack.enter_context(mock.patch.object(target, attribute, replacement))
         yield

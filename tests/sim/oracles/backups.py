@@ -23,16 +23,15 @@ from tests.checkpoint.backup_model import MemoryPlace, run
 from tests.sim.history import ViolationError
 from tests.sim.oracles.checkpoints import counts_owned
 from tests.sim.regions.audit import counts_in
-from tests.sim.regions.region import Region
-from tests.sim.regions.users import Backups
+from tests.sim.regions.base import RegionBase
 
 
-def check(region: Region, backups: Backups) -> None:
+def check(region: RegionBase, place: MemoryPlace) -> None:
     """Restore every retained backup. Raises ViolationError."""
-    run(_check, region, backups.place)
+    run(_check, region, place)
 
 
-async def _check(region: Region, place: MemoryPlace) -> None:
+async def _check(region: RegionBase, place: MemoryPlace) -> None:
     try:
         retained = await backups_of(place)
         for record in retained:
@@ -46,7 +45,7 @@ async def _check(region: Region, place: MemoryPlace) -> None:
         raise ViolationError("O7", f"the bucket has {there - needed} besides, and lacks {needed - there}")
 
 
-async def _check_restored(region: Region, place: MemoryPlace, record: BackupRecord) -> None:
+async def _check_restored(region: RegionBase, place: MemoryPlace, record: BackupRecord) -> None:
     committed = region.record.reported[record.checkpoint.number]
     async with memory_store(seed=record.number) as servers, open_store(servers.url) as store:
         await restore_backup(place, record, store, old_is_gone=True)
@@ -71,7 +70,7 @@ async def _check_restored(region: Region, place: MemoryPlace, record: BackupReco
                 _check_counts(region, committed, directory, read)
 
 
-def _check_counts(region: Region, checkpoint: Checkpoint, directory: str, records: list[Record]) -> None:
+def _check_counts(region: RegionBase, checkpoint: Checkpoint, directory: str, records: list[Record]) -> None:
     found = Counter(counts_in(records))
     (worker,) = (one for one in checkpoint.workers if worker_directory(region.spec.name, one) == directory)
     expected = counts_owned(region, region.record.committed[-1], checkpoint, worker)

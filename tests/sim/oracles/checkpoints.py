@@ -17,10 +17,10 @@ from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.key_hash import hash_keys
 from tests.sim.history import ViolationError
 from tests.sim.regions.audit import Auditor, retained_of
+from tests.sim.regions.base import SOURCES, edits_in
 from tests.sim.regions.output import counts_of
 from tests.sim.regions.record import same
 from tests.sim.regions.region import Region
-from tests.sim.regions.users import SOURCES, edits_in
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster

@@ -3,19 +3,24 @@
 from collections import Counter
 from collections.abc import Callable
 from random import Random
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
-from checkpoint.core.coordination.vocabulary import End
+from checkpoint.core.coordination.vocabulary import End, SavepointWanted
 from checkpoint.core.records.manifest import Checkpoint
-from checkpoint.core.region import RegionSpec, RegionState
+from checkpoint.core.region import RegionSpec, RegionState, SavepointSettled
 from dataflow.graph.plan import GraphPlan
 from dataflow.worker.messages import CircuitFailed
 from tests.sim.history import History, ViolationError
 from tests.sim.regions.output import Part
 from tests.sim.regions.record import Record
-from tests.sim.regions.users import Backups, Forker, edits_in
 
 SINKS: Final = ("rows", "counts")
+SOURCES: Final = ("lines",)
+FORK: Final = "fork"
+TRAITS: Final = (
+    *("scales", "makes_savepoints", "replaces", "goes_back", "forks", "is_spoiled", "edits", "backs_up"),
+    *("recovers_locally", "trims"),
+)
 _FOR_A_PERSON: Final = ("consecutive resets", "did not join within")
 """Ends after which an operator starts the region again. No fault explains any other failure."""
 _INVALID_ROW: Final = "a row cannot be read"
@@ -40,6 +45,59 @@ def region_spec(
         suspect_after_s=4.0,
         orphan_timeout_s=8.0,
     )
+
+
+def edits_in(checkpoint: Checkpoint) -> list[tuple[str, int]]:
+    """Return (word, what was added) of each edit that a checkpoint contains, oldest first."""
+    known, line, found = {rewind.line: rewind for rewind in checkpoint.rewinds}, checkpoint.line, []
+    while line:
+        rewind = known[line]
+        if rewind.edited:
+            word, _, added = rewind.edited.partition("+")
+            found.append((word, int(added)))
+        line = rewind.of
+    return found[::-1]
+
+
+class SavepointRequests:
+    """The requests for savepoints of one region. `held`: name -> checkpoint of those that were acknowledged,
+    until a person requests to drop them."""
+
+    def __init__(self, region: "RegionBase", rng: Random) -> None:
+        self.held: dict[str, int] = {}
+        self._region = region
+        self._rng = rng
+        self._requested = 0
+        self._dropped: set[str] = set()
+
+    def request(self, post: Callable[[SavepointWanted], None]) -> None:
+        """Make a savepoint of the last checkpoint or of an earlier one now and then, or drop one."""
+        drawn, committed = self._rng.random(), self._region.record.committed
+        if drawn < 0.4 and committed:
+            self._requested += 1
+            numbers = [0, 0, *(checkpoint.number for checkpoint in committed[-2:-1])]
+            post(SavepointWanted(f"s{self._requested}", self._rng.choice(numbers)))
+        elif drawn < 0.5 and self.held:
+            name = self._rng.choice(sorted(self.held))
+            del self.held[name]
+            self._dropped.add(name)
+            post(SavepointWanted(name, on=False))
+
+    def settled(self, event: SavepointSettled) -> None:
+        """Note the answer to a request."""
+        self._region.saw("a savepoint is settled" if not event.error else "a savepoint is refused")
+        if not event.error and event.name not in self._dropped and event.name[1:].isdecimal():
+            self.held[event.name] = event.checkpoint
+
+    def check(self, last: Checkpoint) -> None:
+        """Check that the last checkpoint of the manifest has the savepoints that were acknowledged."""
+        for name, checkpoint in self.held.items():
+            if last.savepoints.get(name) != checkpoint or checkpoint not in last.retained:
+                raise ViolationError(
+                    "O7",
+                    f"savepoint {name} holds checkpoint {checkpoint}; checkpoint {last.number} has"
+                    f" {last.savepoints} and retains {list(last.retained)}",
+                )
 
 
 def no_part(worker: int) -> Part:
@@ -70,6 +128,8 @@ class RegionBase:
     """Whether processes back it up to a bucket. A test sets it, too."""
     recovers_locally: ClassVar[bool] = False
     """Whether lost workers are taken over while the others continue. A test sets it, too."""
+    trims: ClassVar[bool] = False
+    """Whether a producer trims its input. A test sets it, too."""
     finishing_pace: float
     pace_s: float
     record: Record
@@ -82,8 +142,8 @@ class RegionBase:
         self.finishing = False
         self.first: Checkpoint | None = None
         """Of a fork: its first record."""
-        self.forker: Forker | None = None
-        self.backups: Backups | None = None
+        self.forker: Any = None
+        """The person who forks it, if one does."""
         self._at_next: dict[str, list[Callable[[], None]]] = {}
         self._readers = 0
 
@@ -92,6 +152,11 @@ class RegionBase:
         them, those that it has shown before do not.
         """
         return edits_in(self.record.committed[-1]) if self.edits and self.record.committed else []
+
+    @property
+    def lives(self) -> bool:
+        """Whether it lives through more than losses."""
+        return any(getattr(self, trait) for trait in TRAITS)
 
     @property
     def sometimes(self) -> Counter[str]:

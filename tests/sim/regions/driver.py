@@ -38,6 +38,7 @@ from checkpoint.core.links.frames import control_frame, decode_from_worker
 from checkpoint.core.region import (
     CheckpointCommitted,
     FellBack,
+    RegionSpec,
     ReplaceSettled,
     RestoreSettled,
     SavepointSettled,
@@ -86,9 +87,6 @@ def record_event(region: "RegionBase", event: object) -> str:
 class Launcher:
     """The launcher of one driver."""
 
-    standbys = 0
-    """`has_standby` draws it."""
-
     def __init__(self, driver: "Driver") -> None:
         self._driver = driver
         self._running: dict[tuple[int, int], Worker] = {}
@@ -118,9 +116,10 @@ class Launcher:
         elif attempt in self._waiting.get(worker, ()) or (worker, attempt) in self._beside:
             self._cancelled.add((worker, attempt))
 
-    def has_standby(self) -> bool:
+    @property
+    def standbys(self) -> int:
         """Draw whether a stand-by waits. If not, a worker that is taken over runs on its host."""
-        return self._rng() < 0.5
+        return int(self._rng() < 0.5)
 
     def host(self, host: int, worker: int, attempt: int) -> None:
         """Let the newest process of a host run another worker as well, until it ends."""
@@ -172,8 +171,8 @@ class Launcher:
 class WatchedRun(RegionRun):
     """What the core stands on, with counted transitions."""
 
-    def __init__(self, region: "Region") -> None:
-        super().__init__(region.spec)
+    def __init__(self, region: "RegionBase", spec: RegionSpec) -> None:
+        super().__init__(spec)
         self._region = region
 
     def move(self, event: PhaseEvent) -> None:
@@ -191,7 +190,7 @@ class Driver(Process):
         self.region = region
         self.address = f"{name}:7077"
         self.end: End | None = None
-        self.core = Coordinator(region.spec, WatchedRun(region))
+        self.core = Coordinator(region.spec, WatchedRun(region, region.spec))
         self.launcher = Launcher(self)
         self.rng = region.rng.stream(f"driver {name}")
         host = Host(self, region.network, region.store, region.history, self.rng)
@@ -258,7 +257,7 @@ class Driver(Process):
     def _launch(self, effect: LaunchWorker | CancelWorker) -> None:
         match effect:
             case LaunchWorker(worker, attempt, beside, host):
-                if host is not None and not self.launcher.has_standby():
+                if host is not None and not self.launcher.standbys:
                     self.launcher.host(host, worker, attempt)
                     self.post(WorkerHosted(worker, attempt, host))
                 else:
@@ -291,8 +290,6 @@ class Driver(Process):
             self.region.forker.settled(event)
         if isinstance(event, SavepointSettled) and self.region.makes_savepoints:
             self.region.savepoints.settled(event)
-        if isinstance(event, SavepointSettled) and self.region.backups is not None:
-            self.region.backups.settled(event)
         if text := record_event(self.region, event):
             self.note(text)
 

@@ -22,13 +22,14 @@ from dataflow import Graph
 from dataflow.graph.plan import GraphPlan
 from dataflow.limits import WorkerLimits
 from tests.sim.engine.random_streams import RandomStreams
-from tests.sim.regions.base import SINKS, RegionBase, no_part, region_spec
+from tests.sim.regions.base import FORK, SINKS, RegionBase, SavepointRequests, no_part, region_spec
+from tests.sim.regions.damage import Spoiling
 from tests.sim.regions.driver import Driver
 from tests.sim.regions.input import Input, Reader, RegionSource
 from tests.sim.regions.links import KEY
 from tests.sim.regions.output import Output, Part, RegionSink
 from tests.sim.regions.record import Record
-from tests.sim.regions.users import FORK, Backups, Editor, Forker, SavepointRequests, Spoiling, Trimmer
+from tests.sim.regions.users import Forker, Trimmer
 from tests.sim.regions.worker import Worker
 
 if TYPE_CHECKING:
@@ -128,19 +129,15 @@ class Region(RegionBase):
         assert self.spec.workers is not None
         self.output = Output(WORKERS_MAX if self.scales else self.spec.workers)
         self.record = Record(self)
-        self.savepoints = SavepointRequests(self)
-        self.spoiling = Spoiling(self)
+        self.savepoints = SavepointRequests(self, self.stream("savepoints"))
+        self.spoiling = Spoiling(self, self.store, self.rng.stream("region damage"))
         self.drivers: list[Driver] = []
         self.workers: list[Worker] = []
         self._supervised = rng
         self.trimmer = Trimmer(self) if self.trims and first is None else None
         self.forker = Forker(self) if self.forks and first is None else None
-        self.editor = Editor(self) if self.edits and first is None else None
-        self.backups = Backups(self) if self.backs_up and first is None else None
         self.new_driver()
         self._supervise()
-        if self.backups is not None:
-            self.backups.supervise()
 
     @property
     def plan(self) -> GraphPlan:
@@ -231,10 +228,10 @@ class Region(RegionBase):
             self._restore(started)
         if self.is_spoiled and self.finishing:
             self.spoiling.heal()
-        elif self.is_spoiled and started is not None and self.spoiling.spoil(started):
+        elif self.is_spoiled and started is not None and self.spoiling.spoil(started.core):
             started.post(ResetWanted())
         if self.makes_savepoints and started is not None and not self.finishing:
-            self.savepoints.request(started)
+            self.savepoints.request(started.post)
         if started is not None and started.core.status().state is RegionState.RUNNING:
             self.made = True
         self.env.after(0.3 + 1.5 * self._supervised.random(), self._supervise)
@@ -303,8 +300,6 @@ class Region(RegionBase):
         """Whether the region has finished, and its fork, if there is one."""
         if self.forker is not None and (self.forker.busy or (self.forker.first and self.fork is None)):
             return False
-        if self.editor is not None and self.editor.busy:
-            return False
         return self.finished and (self.fork is None or self.fork.finished)
 
     def heal(self) -> None:
@@ -324,8 +319,6 @@ class Region(RegionBase):
         """Kill every process."""
         if self.trimmer is not None:
             self.trimmer.kill()
-        if self.backups is not None:
-            self.backups.end()
         if self.fork is not None:
             self.fork.kill_all()
         for process in (*self.drivers, *self.workers):
