@@ -16,7 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from checkpoint.core.region import RegionState, ResetReport, WorkerJoined, WorkerLost
+from checkpoint.coordinator.control import RegionControl
+from checkpoint.core.region import RegionSpec, RegionState, ResetReport, WorkerJoined, WorkerLost
 from dataflow import FileSink, FileSource, Graph, OperatorFailure, local
 from dataflow.handle import RegionHandle
 from dataflow.operators.base import OperatorContext
@@ -364,7 +365,19 @@ def test_a_barrier_passes_where_one_worker_is_slow_and_all_others_wait(scenario:
             until(partial(has_committed, control, number), "the status has the checkpoint", WAIT_S)
             assert control.status.last_checkpoint_step <= before + 8
         assert not any(worker.counters.exhausted for worker in control.status.workers)
+        # A checkpoint that is under way is not the one requested: it may lack rows that were read before.
+        under_way, shell = control._control.request_checkpoint(), control._control._shell
+        assert shell is not None
+        until(lambda: shell.core.checkpoints.pending is not None, "a checkpoint is under way", WAIT_S)
+        assert control.checkpoint(WAIT_S) == under_way + 1
         scenario.ends_right(control)
+
+
+def test_a_number_that_is_requested_is_above_the_last_commit_even_if_the_status_is_older() -> None:
+    spec = RegionSpec(name="r", workers=1, store_url="dos://h", job_key=b"k" * 32, operators={})
+    control = RegionControl(spec)
+    control._checkpoint = 3  # its commit was reported, and the status is updated next
+    assert control.request_checkpoint() == 4
 
 
 def test_a_sink_that_is_missing_at_the_start_is_waited_for(scenario: Scenario) -> None:
