@@ -22,6 +22,7 @@ def build(source: Path, into: Path) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.long
 def test_the_site_is_built_and_has_the_documents_and_the_reference(tmp_path: Path) -> None:
     done = build(ROOT, tmp_path / "site")
     assert (done.returncode, done.stderr) == (0, "")

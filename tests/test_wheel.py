@@ -39,7 +39,8 @@ class Environment:
     def install(self, extras: str = "") -> None:
         """Install the wheel with these extras, as `[dataflow]`."""
         pip = [sys.executable, "-m", "pip", "--python", self.python, "install", "--quiet"]
-        call([*pip, "--constraint", ROOT / "constraints.txt", f"{self.wheel}{extras}"])
+        # what is imported is compiled then: a small part of it
+        call([*pip, "--no-compile", "--constraint", ROOT / "constraints.txt", f"{self.wheel}{extras}"])
 
     def run(self, *words: object, **variables: str) -> "subprocess.CompletedProcess[str]":
         """Run a program of the environment, far from the sources."""

@@ -6,9 +6,13 @@ They are processes like any other: they have an id, and die of SIGKILL. One test
 
 import multiprocessing
 import os
+import pickle
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
+
+import cloudpickle
 
 from dataflow.local import ProcessLauncher
 from dataflow.worker.companion import begin_companion
@@ -27,9 +31,10 @@ class ForkLauncher(ProcessLauncher):
 
     def _run(self, worker: int, attempt: int) -> str | None:
         log = self._log_path(worker, attempt)
-        assert log is not None
         process = FORKS.Process(
-            target=work, args=(self._spec_of(worker, attempt), str(log), dict(os.environ)), daemon=True
+            target=work,
+            args=(cloudpickle.dumps(self._spec_of(worker, attempt)), log, dict(os.environ)),
+            daemon=True,
         )
         process.start()
         with self._lock:
@@ -39,15 +44,19 @@ class ForkLauncher(ProcessLauncher):
         process.join()
         with self._lock:
             del self._processes[worker, attempt]
-        return f"exit code {process.exitcode}: {log.read_text()[-2000:]}" if process.exitcode else None
+        if not process.exitcode:
+            return None
+        return f"exit code {process.exitcode}: {'' if log is None else log.read_text()[-2000:]}"
 
 
-def work(spec: WorkerSpec, log: str, environment: dict[str, str]) -> None:
+def work(pickled: bytes, log: Path | None, environment: dict[str, str]) -> None:
     """The process. Forks have the environment of the warm process, which may be older than the test's."""
     os.environ.update(environment)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+    spec: WorkerSpec = pickle.loads(pickled)
+    if log is not None:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
     try:
         run_worker(spec, begin_companion(spec))
     except Exception:

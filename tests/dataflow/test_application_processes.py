@@ -71,7 +71,7 @@ def two_regions(paths: list[Path], folder: Path, publish: str, first: str = "lin
 
 def a_text(folder: Path) -> list[Path]:
     path = folder / "text"
-    path.write_text("".join(f"word{number % 500} and{number % 7}\n" for number in range(60_000)))
+    path.write_text("".join(f"word{number % 500} and{number % 7}\n" for number in range(15_000)))
     return [path, path.with_name("more")] if path.with_name("more").exists() else [path]
 
 

@@ -6,7 +6,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -18,9 +17,9 @@ from checkpoint import limits
 from checkpoint.core.region import CheckpointCommitted, RegionEvent, ResetReport
 from dataflow import Count, FileSink, FileSource, Graph, RateSource, Tumbling
 from dataflow.handle import RegionHandle
+from dataflow.limits import WorkerLimits
 from tests.dataflow.support import rows_of, true_counts
 from tests.dataflow.test_region_processes import (
-    SMALL_STEPS,
     WAIT_S,
     Watch,
     finished,
@@ -33,6 +32,7 @@ from tests.dataflow.test_region_processes import (
     unhurried,
 )
 from tests.dataflow.test_rescaled_regions import counting, counts_in, of_ten
+from tests.support.parts import with_long
 from tests.support.polling import until
 
 __all__ = ["texts", "three_servers"]
@@ -88,7 +88,7 @@ def test_a_killed_worker_is_taken_over_and_the_others_keep_their_state(
         assert [(reset.worker, reset.term > reset.incarnation) for reset in lost] == [(1, True), (0, True)]
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", with_long([3], [2]))
 def test_a_worker_that_stands_still_is_reported_by_the_ring_and_taken_over(
     shared_store: str, texts: list[Path], tmp_path: Path, workers: int
 ) -> None:
@@ -154,7 +154,7 @@ def test_workers_that_retain_too_much_request_checkpoints_and_a_lost_one_is_take
     lines = graph.source("lines", FileSource(path, repeat=4))
     slow = lines.flat_map("slow", partial(lines_slowly, hurry_of(out)), schema="word string", takes="batch")
     slow.key_by("by_word", "word").count("counts").sink("out", FileSink(out))
-    few = replace(SMALL_STEPS, retained_bytes_max=600 * KIB)
+    few = WorkerLimits(step_bytes_max=128 * KIB, batch_bytes_max=64 * KIB, retained_bytes_max=600 * KIB)
     options = {"recovery": "local", "checkpoint_interval": 600.0, "worker_limits": few}
     with running(graph, shared_store, tmp_path, workers=2, **options) as (control, watch):
         until(lambda: has_retained_steps_on_disk(control, 0), "retained steps are on the disk", WAIT_S)

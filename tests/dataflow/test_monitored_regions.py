@@ -30,7 +30,7 @@ from tests.support.polling import until
 from tests.support.servers import ServerProcess
 from tests.support.site_tables import names_of_metrics
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300), pytest.mark.usefixtures("forks")]
 WAIT_S = 90.0
 SMALL_STEPS = WorkerLimits(step_bytes_max=4096, batch_bytes_max=2048)
 

@@ -250,6 +250,7 @@ def _split(split: str, position: int) -> Iterator[tuple[int, Row]]:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_a_region_counts_rows_without_a_time_and_groups_those_without_a_key(
     shared_store: str, tmp_path: Path
 ) -> None:
@@ -414,6 +415,7 @@ def _rows_of_split(split: str, position: int) -> Any:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_a_bounded_region_that_dropped_rows_reports_it_in_its_end_and_its_progress(
     shared_store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

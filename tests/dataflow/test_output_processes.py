@@ -46,7 +46,7 @@ def counted(paths: list[Path], folder: Path, publish: str) -> Graph:
 def inputs(folder: Path) -> list[Path]:
     paths = [folder / f"in{index}.txt" for index in range(3)]
     for path in paths:
-        words = (f"word{number % 3000} and{number % 7} another{path.stem}\n" for number in range(40_000))
+        words = (f"word{number % 3000} and{number % 7} another{path.stem}\n" for number in range(10_000))
         path.write_text("".join(words))
     return paths
 

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,14 +29,16 @@ from tests.support.servers import ServerProcess, three_servers
 __all__ = ["three_servers"]
 pytestmark = pytest.mark.process
 
-SMALL_STEPS = WorkerLimits(step_bytes_max=128 * 1024, batch_bytes_max=64 * 1024)
+SMALL_STEPS = WorkerLimits(step_bytes_max=32 * 1024, batch_bytes_max=16 * 1024)
 WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
 def texts() -> list[Path]:
-    """Some MB of Python: the modules at the top of the standard library."""
-    return sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:70]
+    """Half a MB of Python: some modules at the top of the standard library."""
+    paths = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    sizes = accumulate(path.stat().st_size for path in paths)
+    return [path for path, size in zip(paths, sizes, strict=True) if size < 500_000]
 
 
 class Watch:
@@ -108,7 +111,7 @@ def unhurried(hurry: Path, batch: pa.RecordBatch) -> pa.Array:
 
 
 def slow_word_count(paths: list[Path], out: Path, *, repeat: int = 3, truncate: bool = True) -> Graph:
-    """Under SMALL_STEPS some 0.4 MB a second and worker, on any machine, until `hurry(out)`."""
+    """Under SMALL_STEPS some 0.1 MB a second and worker, on any machine, until `hurry(out)`."""
     graph = Graph("wordcount")
     lines = graph.source("lines", FileSource([*paths], repeat=repeat, errors="replace"))
     function = partial(unhurried, hurry_of(out))
@@ -277,7 +280,7 @@ def test_a_stopped_region_continues_where_it_was_unless_its_input_is_not_what_it
 ) -> None:
     """One stop; then the input shrinks, changes, and at last has only grown."""
     path, out = tmp_path / "input.txt", tmp_path / "out"
-    lines = [f"word{number % 5000} and{number % 7} another\n" for number in range(150_000)]
+    lines = [f"word{number % 5000} and{number % 7} another\n" for number in range(40_000)]
     path.write_text("".join(lines))
     content = path.read_bytes()
 

@@ -125,10 +125,10 @@ def segments_of(store_url: str, worker: int) -> set[tuple[str, str]]:
 
 
 def write_input(folder: Path, words: int) -> Path:
-    """A file of 60,000 lines, with this many different first words."""
+    """A file of 15,000 lines, with this many different first words."""
     path = folder / "input.txt"
     with path.open("w") as file:
-        for number in range(60_000):
+        for number in range(15_000):
             file.write(f"word{number * 7919 % words} and{number % 7} another\n")
     return path
 

@@ -40,7 +40,7 @@ class Region:
         self.url, self.folder = server.url, folder
         self.path = folder / "input.txt"
         with self.path.open("w") as file:
-            for number in range(60_000):
+            for number in range(15_000):
                 file.write(f"word{number * 7919 % 997} and{number % 7} another\n")
         trio.run(lambda: init_store(server.url))
 

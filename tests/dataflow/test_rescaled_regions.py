@@ -51,6 +51,7 @@ from tests.dataflow.test_region_processes import (
 from tests.dataflow.test_region_tools import state_of
 from tests.dataflow.test_sql_sink import rows_in
 from tests.support.dos_command import dos
+from tests.support.parts import with_long
 from tests.support.polling import until
 from tests.support.postgres import PostgresServer, postgres_server
 
@@ -117,7 +118,7 @@ def test_a_running_region_goes_to_other_numbers_of_workers(
     assert counts_in(tmp_path / "out") == dict(true_counts(texts, 3))
 
 
-@pytest.mark.parametrize("publish", ["step", "checkpoint"])
+@pytest.mark.parametrize("publish", with_long(["step"], ["checkpoint"]))
 def test_output_logs_have_every_step_once_through_changes_and_kills(
     shared_store: str, tmp_path: Path, publish: str
 ) -> None:

@@ -26,13 +26,14 @@ from tests.dataflow.test_region_processes import (
 )
 from tests.dataflow.test_rescaled_regions import counting, counts_in
 from tests.support.dos_command import dos
+from tests.support.parts import with_long
 from tests.support.polling import until
 
 __all__ = ["texts", "three_servers"]
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 
 
-@pytest.mark.parametrize("workers", [(2, 4, 2), (3, 1, 2)])
+@pytest.mark.parametrize("workers", with_long([(3, 1, 2)], [(2, 4, 2)]))
 def test_a_stopped_region_is_restored_to_a_savepoint(
     workers: tuple[int, int, int], shared_store: str, texts: list[Path], tmp_path: Path
 ) -> None:
@@ -122,7 +123,7 @@ def test_a_region_that_shows_steps_begins_with_the_workers_that_a_fork_or_a_rest
     assert last_shown(shared_store, original.name) == dict(true_counts(paths, 3))
 
 
-@pytest.mark.parametrize("publish", ["step", "checkpoint"])
+@pytest.mark.parametrize("publish", with_long(["step"], ["checkpoint"]))
 def test_a_running_region_is_restored_and_its_output_is_that_of_the_new_line(
     shared_store: str, tmp_path: Path, publish: str
 ) -> None:

@@ -26,6 +26,7 @@ from tests.dataflow.test_region_snapshots import running_in_threads
 from tests.dataflow.test_region_trim import dos
 from tests.support import polling
 from tests.support.examples import run_example
+from tests.support.parts import with_long
 from tests.support.servers import ServerProcess, one_server
 
 __all__ = ["one_server"]
@@ -268,7 +269,7 @@ def test_a_restore_is_refused_if_a_limit_has_deleted_the_input_that_it_needs(
 
 
 # EVIDENCE-OF: P-6
-@pytest.mark.parametrize("publish", ["step", "checkpoint"])
+@pytest.mark.parametrize("publish", with_long(["checkpoint"], ["step"]))
 def test_an_output_is_trimmed_to_what_its_readers_need(one_server: ServerProcess, publish: str) -> None:
     url = one_server.url
     trio.run(lambda: init_store(url))

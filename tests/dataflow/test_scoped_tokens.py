@@ -20,7 +20,7 @@ from tests.support.dos_command import dos as command
 from tests.support.polling import until
 from tests.support.servers import ServerProcess, url_of
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240), pytest.mark.usefixtures("forks")]
 WAIT_S = 60.0
 
 

@@ -22,7 +22,7 @@ from tests.support.parts import with_long
 
 BATCH = 25
 BATCHES = with_long(range(2), range(2, 8))
-LOG_BATCHES = with_long(range(3), range(3, 24))
+LOG_BATCHES = with_long(range(3), range(3, 10), range(10, 24))
 """Many batches, so that all test processes have work until the end. `./run sim --seeds N` runs more seeds."""
 TROUBLED = list(islice((seed for seed in count(1) if has_troubles(RandomStreams(seed))), 40))
 OF_OTHER_TESTS = {*OF_VISITORS, *TROUBLED, *(once.seed for once in REGRESSIONS)}

@@ -35,6 +35,7 @@ async def trim(store: Store) -> int:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_a_replica_is_placed_and_comes_back_after_what_it_needs_was_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

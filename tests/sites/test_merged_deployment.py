@@ -61,6 +61,7 @@ async def consumers(url: str) -> list[str]:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_an_exit_merges_the_replicas_reports_on_them_and_withdraws_from_one_that_is_collected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

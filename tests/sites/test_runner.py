@@ -153,6 +153,7 @@ def test_a_graph_that_cannot_be_used_is_refused(graph: str | None, words: str) -
 # --- a real region ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_replica_runs_while_the_deployment_names_it_and_continues_after_a_revival() -> None:
     with stores(3) as (entry, own, wisc):
         description = described(entry, purdue=own, wisc=wisc)

@@ -20,6 +20,7 @@ from spark_integration.writing.committing import release_producers
 from tests.support.servers import ServerProcess, url_of
 
 SLOTS = 6
+WARM_DAEMON = "tests.spark_integration.warm_daemon"
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +69,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .appName("dos tests")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.python.daemon.module", WARM_DAEMON)
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")

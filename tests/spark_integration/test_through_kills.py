@@ -27,6 +27,7 @@ import trio
 from dataflow import collect_output
 from dataflow.testing import Trial
 from dos_client import init_store
+from tests.spark_integration.conftest import WARM_DAEMON
 from tests.spark_integration.through_program import (
     FILES,
     LINES,
@@ -59,7 +60,11 @@ class Killed:
                 stderr=log,
                 text=True,
                 cwd=ROOT,
-                env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+                env={
+                    **os.environ,
+                    "PYSPARK_PYTHON": sys.executable,
+                    "PYSPARK_SUBMIT_ARGS": f"--conf spark.python.daemon.module={WARM_DAEMON} pyspark-shell",
+                },
             )
         self.said: list[dict[str, Any]] = []
         self._family: list[psutil.Process] = []

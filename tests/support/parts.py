@@ -32,9 +32,12 @@ _FILE: Final = pytest.StashKey[str]()
 _BEGUN_S: Final = time.monotonic()
 
 
-def with_long(short: Iterable[Any], more: Iterable[Any]) -> list[Any]:
-    """Return the values of `parametrize`: those of the short part, and more of them for the rest."""
-    return [*short, *(pytest.param(value, marks=pytest.mark.long) for value in more)]
+def with_long(short: Iterable[Any], more: Iterable[Any], by_hand: Iterable[Any] = ()) -> list[Any]:
+    """Return the values of `parametrize`: those of the short part, more of them for the rest, and others that
+    only `./run test --all` takes.
+    """
+    rest = [pytest.param(value, marks=pytest.mark.long) for value in more]
+    return [*short, *rest, *(pytest.param(value, marks=pytest.mark.long(ci=False)) for value in by_hand)]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

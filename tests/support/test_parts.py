@@ -14,7 +14,7 @@ MARKED = """
 import pytest
 from tests.support.parts import with_long
 
-@pytest.mark.parametrize("seed", with_long([1], [2, 3]))
+@pytest.mark.parametrize("seed", with_long([1], [2, 3], [4]))
 def test_seeds(seed):
     pass
 
@@ -54,7 +54,7 @@ def test_each_part_runs_what_the_other_leaves_out_and_a_named_test_always_runs(t
     fails = "test_fails_beside_others"
     assert pytest_in(tmp_path) == [fails, "test_seeds[1]"]
     assert pytest_in(tmp_path, "--rest") == ["test_seeds[2]", "test_seeds[3]"]
-    assert len(pytest_in(tmp_path, "--all")) == 5
+    assert len(pytest_in(tmp_path, "--all")) == 6
     assert pytest_in(tmp_path, "test_marked.py::test_for_hours") == ["test_for_hours"]
 
 
