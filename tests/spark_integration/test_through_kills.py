@@ -43,6 +43,8 @@ from tests.support.servers import ServerProcess, three_servers, url_of
 __all__ = ["three_servers"]
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(500)]
 ROOT = Path(__file__).parents[2]
+SETTINGS = f"--conf spark.python.daemon.module={WARM_DAEMON} --conf spark.sql.streaming.pollingDelay=100ms"
+"""Of the shared sessions too: less time of a core for the same."""
 MOMENT_S_MAX = 150.0
 END_S_MAX = 60.0
 
@@ -63,7 +65,7 @@ class Killed:
                 env={
                     **os.environ,
                     "PYSPARK_PYTHON": sys.executable,
-                    "PYSPARK_SUBMIT_ARGS": f"--conf spark.python.daemon.module={WARM_DAEMON} pyspark-shell",
+                    "PYSPARK_SUBMIT_ARGS": f"{SETTINGS} pyspark-shell",
                 },
             )
         self.said: list[dict[str, Any]] = []

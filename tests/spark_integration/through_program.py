@@ -46,6 +46,8 @@ between.
 TOO_SLOW = "Python worker failed to connect back"
 """Spark gives a process ten seconds to start, which a busy machine may not keep: the call is made again."""
 LOOK_S = 0.01
+ASK_S = 0.2
+"""Between two questions to the JVM, which costs both sides more than a look at a file."""
 _said = threading.Lock()
 
 
@@ -188,7 +190,7 @@ class Program:
         try:
             while not (self._folder / "feed" / "commits" / str(FILES[run] - 1)).exists():
                 query = raised_or_again(frame.dos, query, start)
-                time.sleep(LOOK_S)
+                time.sleep(ASK_S)
             with open_store(self._url) as store:
                 close_input(store, run, "lines")
             frame.dos.region.awaitTermination()
