@@ -413,9 +413,8 @@ class _Pieces:
             piece = await self._ahead.next()
             after = self._committed.check(fold, piece)
         self._prefetch(end, limit)
-        if (
-            after is None
-        ):  # it failed, or does not continue `fold`: others may have it, or the error is raised
+        if after is None:
+            # It failed, or does not continue `fold`: others may have it, or the error is raised.
             piece, after = await self._fetch_alone(fold, end)
         if after.size != end:
             self.drop()

@@ -17,7 +17,7 @@ from dos_client.sessions.discovery import find_membership
 from dos_server.core.requests.stamps import History
 from tests.shells.moved import MovedCluster
 from tests.shells.watched import run_watched
-from tests.sim.bugs.catalogue import Bug, Patch, planted_from
+from tests.sim.bugs.catalogue import Patch, patched
 
 SEEDS = [3]
 """More by hand: `python -m tests.shells.moved 100`."""
@@ -109,5 +109,5 @@ BUGS: dict[str, tuple[Callable[[], list[Patch]], str, int]] = {
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.shells.run.LIVENESS_S", 8.0)
     patches, oracle, seed = BUGS[name]
-    with planted_from({name: Bug(name, "P-5", patches)}, name):
+    with patched(patches()):
         assert run_watched(seed, make=MovedCluster).oracle == oracle

@@ -16,7 +16,7 @@ from dataflow.sinks.two_phase import TwoPhaseWriter
 from dos_client.live_store import Store
 from dos_client.writing.claim import MemberCopies
 from dos_server.server import PacedReads
-from tests.shells.bugs import BUGS
+from tests.shells.bugs import planted
 from tests.shells.order_regions import reads_a_replica, votes_and_commits, votes_and_resets
 from tests.shells.order_stories import (
     burst,
@@ -41,7 +41,6 @@ from tests.shells.orders import (
     explore,
     play,
 )
-from tests.sim.bugs.catalogue import planted_from
 from tests.support.planted_source import edited
 
 STORIES: dict[str, tuple[Story, int]] = {
@@ -172,7 +171,7 @@ PLANTED = {
 
 @contextmanager
 def _planted(edit: tuple[Any, str, str] | str) -> Iterator[None]:
-    with planted_from(BUGS, edit) if isinstance(edit, str) else edited(*edit):
+    with planted(edit) if isinstance(edit, str) else edited(*edit):
         yield
 
 

@@ -11,7 +11,7 @@ from dos_client.membership import filling
 from dos_client.membership import watching as shell
 from dos_protocol.store_record import StoreRecord
 from tests.shells.watched import PartedCluster, WatchedCluster, run_watched, watched_seeds
-from tests.sim.bugs.catalogue import Bug, Patch, planted_from
+from tests.sim.bugs.catalogue import Patch, patched
 
 SEEDS = [2, 4]
 """More by hand: `python -m tests.shells.watched 100`."""
@@ -70,7 +70,7 @@ BUGS: dict[str, tuple[Callable[[], list[Patch]], type[WatchedCluster], list[int]
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str) -> None:
     patches, make, seeds = BUGS[name]
-    with planted_from({name: Bug(name, "P-5", patches)}, name):
+    with patched(patches()):
         for seed in seeds:
             try:
                 if run_watched(seed, make=make).violation:

@@ -1,7 +1,7 @@
 """The description of a planted bug, and the table of all of them."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 from unittest import mock
@@ -46,9 +46,14 @@ def bug(
 
 
 @contextmanager
-def planted(name: str | None) -> Iterator[None]:
-    """Plant the bug of that name while the context is entered; None: no bug."""
+def patched(patches: Iterable[Patch]) -> Iterator[None]:
+    """Apply patches while the context is entered."""
     with ExitStack() as stack:
-        for target, attribute, replacement in BUGS[name].patches() if name is not None else ():
+        for target, attribute, replacement in patches:
             stack.enter_context(mock.patch.object(target, attribute, replacement))
         yield
+
+
+def planted(name: str | None) -> AbstractContextManager[None]:
+    """Plant the bug of that name while the context is entered; None: no bug."""
+    return patched(() if name is None else BUGS[name].patches())
