@@ -104,8 +104,11 @@ class Prefetcher:
         source = self._source
         async with trio.open_nursery() as nursery:
             # One worker records for all; a fork reads what its original records.
-            is_first = source.owner("", self._workers) == self._worker
-            if isinstance(source, MergedLogSource) and not self._reader.is_fork and is_first:
+            if (
+                isinstance(source, MergedLogSource)
+                and not self._reader.is_fork
+                and source.owner("", self._workers) == self._worker
+            ):
                 recorder = source.recorder(self._store, self._reader, self._token, self.buffer.report)
                 nursery.start_soon(recorder.run)
             await self._read_origin()
