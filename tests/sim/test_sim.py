@@ -17,6 +17,7 @@ from tests.sim.oracles import without
 from tests.sim.regressions import REGRESSIONS, Regression
 from tests.sim.run import CRASH, ROOT, run_seed
 from tests.sim.test_visitors import SEEDS as OF_VISITORS
+from tests.sim.tiers import CORES
 from tests.support.group_log import LOG_SEEDS
 from tests.support.parts import with_long
 
@@ -82,7 +83,7 @@ SOON = 100
 @pytest.mark.parametrize("batch", BATCHES)
 def test_nothing_is_lost_with_any_failures(batch: int) -> None:
     seeds = range(1 + batch * BATCH, 1 + (batch + 1) * BATCH)
-    for outcome in run_batch(seed for seed in seeds if seed not in OF_OTHER_TESTS):
+    for outcome in run_batch(CORES, (seed for seed in seeds if seed not in OF_OTHER_TESTS)):
         assert not outcome.violation, f"{outcome.violation}\n  {line_of(outcome.seed, None)}"
 
 
@@ -91,7 +92,7 @@ def test_nothing_is_lost_with_any_failures(batch: int) -> None:
 def test_nothing_is_lost_with_group_logs(batch: int) -> None:
     """Every sixth run has a region, and every fortieth a store whose members change."""
     first = LOG_SEEDS + batch * BATCH
-    for outcome in run_batch(range(first, first + BATCH)):
+    for outcome in run_batch(CORES, range(first, first + BATCH)):
         assert not outcome.violation, f"{outcome.violation}\n  {line_of(outcome.seed, None)}"
 
 
@@ -116,7 +117,7 @@ def test_an_unexpected_error_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
     result = run_seed(11)
     assert result.oracle == CRASH
     assert result.violation.startswith("crash: ZeroDivisionError: of the core (tests/sim/test_sim.py:")
-    assert run_batch([11])[0].violation == result.violation
+    assert run_batch(CORES, [11])[0].violation == result.violation
 
 
 def test_two_seeds_are_two_runs() -> None:
