@@ -63,7 +63,7 @@ def a_moved_member_counts_before_the_record_has_its_address() -> list[Patch]:
     original = store_module._run_store
 
     @asynccontextmanager
-    async def run_store(url: Any, record: Any, token: Any, client: Any, located: Any) -> AsyncIterator[Store]:
+    async def run_store(url: Any, record: Any, access: Any, located: Any) -> AsyncIterator[Store]:
         _, seen = await find_membership(url.servers, hurry=True)
         known = {one.server_id: one.address for one in record.members}
         elsewhere = {
@@ -71,7 +71,7 @@ def a_moved_member_counts_before_the_record_has_its_address() -> list[Patch]:
             for one in seen.answers
             if known.get(one.server_id, one.address) != one.address
         }
-        async with original(url, record, token, client, {**elsewhere, **located}) as store:
+        async with original(url, record, access, {**elsewhere, **located}) as store:
             yield store
 
     return [(store_module, "_run_store", run_store)]
