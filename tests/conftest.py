@@ -24,7 +24,10 @@ SECOND_SESSION = ("test_application.py", "test_cookbook.py", "test_examples_on_s
 HOSTS_TESTS = "tests/hosts/"
 GROUP_LOG_MIB = "1"
 """Of the servers that tests start as processes: so small that its slots are used again."""
-SCHEDULED_ALONE = ("tests/sim/test_sim.py", "tests/shells/test_shells.py")
+SCHEDULED_ALONE = (
+    *("tests/sim/test_sim.py", "tests/sim/test_region_lives.py", "tests/sim/test_soak.py"),
+    *("tests/shells/test_shells.py", "tests/shells/test_region_lives.py"),
+)
 """Files whose tests share nothing and take long together. They come last: all processes have work until the
 end."""
 
