@@ -131,7 +131,7 @@ class ObservedRegion:
     async def checkpoint(self) -> CheckpointCommitted:
         """Request a checkpoint, wait for it, and return the event of its commit."""
         number = await trio.to_thread.run_sync(self.control.checkpoint, WAIT_S_MAX)
-        await self.until(lambda: self.events.checkpoints[-1][1].checkpoint >= number)
+        await self.until(lambda: any(one.checkpoint >= number for _, one in self.events.checkpoints))
         return next(one for _, one in self.events.checkpoints if one.checkpoint == number)
 
 
