@@ -10,7 +10,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -26,8 +26,7 @@ from checkpoint.core.records import backups as rules
 from checkpoint.core.records.backups import BackupRecord
 from checkpoint.core.records.consumers import need_of
 from checkpoint.core.records.layout import TakenPart
-from checkpoint.core.records.lines import forked
-from checkpoint.core.records.manifest import Checkpoint, ForkOrigin, floors_of
+from checkpoint.core.records.manifest import Checkpoint, floors_of
 from checkpoint.core.region import SavepointSettled
 from checkpoint.maintenance import backup, editing, forking
 from dataflow.state.base import Share
@@ -38,12 +37,12 @@ from journal import ChainState
 from tests.shells.region import users
 from tests.shells.region.region import RUNS_WITH_ONE, ShellRegion
 from tests.shells.run import run_seed
+from tests.sim.planted_records import Planted, fork_with, restore_with, some_traits
 from tests.sim.result import Result
 from tests.support.parts import with_long
 
 SEEDS: Final = range(RUNS_WITH_ONE, 40 * RUNS_WITH_ONE, RUNS_WITH_ONE)
 """Seeds whose runs have a region, for bugs that their recorded seed does not show any more."""
-Planted: TypeAlias = contextlib.AbstractContextManager[Any]
 
 
 class Life(NamedTuple):
@@ -62,7 +61,7 @@ LIVES: Final[dict[str, Life]] = {
         ["a checkpoint is restored", "a worker stays in another line"],
     ),
     "forking": Life(
-        lambda seed: {"forks": True, **_sometimes(seed)},
+        lambda seed: {"forks": True, **some_traits(seed)},
         ["a region is forked", "the savepoint of a fork is dropped"],
     ),
     "scaling": Life(
@@ -75,7 +74,7 @@ LIVES: Final[dict[str, Life]] = {
         ],
     ),
     "editing": Life(
-        lambda seed: {"edits": True, **_sometimes(seed)},
+        lambda seed: {"edits": True, **some_traits(seed)},
         ["a state is edited", "a worker stays in another line"],
         (30, 35),
     ),
@@ -104,15 +103,6 @@ LIVES: Final[dict[str, Life]] = {
 }
 
 SHORT: Final = ["forking", "local_recovery"]
-
-
-def _sometimes(seed: int) -> dict[str, bool | float]:
-    return {
-        "goes_back": seed % 3 == 0,
-        "scales": seed % 2 == 0,
-        "makes_savepoints": seed % 3 == 0,
-        "trims": True,
-    }
 
 
 def run(life: Life, seed: int) -> Result:
@@ -154,17 +144,6 @@ def planted(life: str, seed: int) -> Callable[[Callable[[], Planted]], Callable[
 
 
 # --- restoring --------------------------------------------------------------------------------------------
-
-
-def restore_with(**fields: Any) -> Callable[[], Planted]:
-    """The record of a restore has other fields."""
-    original = checkpoints.restored
-
-    def restored(kept: Sequence[Checkpoint], target: Checkpoint, *args: Any, **more: Any) -> Checkpoint:
-        record = original(kept, target, *args, **more)
-        return replaced(record, **{name: make(record, kept, target) for name, make in fields.items()})
-
-    return lambda: mock.patch.object(checkpoints, "restored", restored)
 
 
 @planted("restoring", 35)
@@ -222,19 +201,9 @@ def the_savepoint_is_made_after_the_fork() -> Planted:
     return mock.patch.object(Checkpoints, "on_savepoint_wanted", wanted)
 
 
-def fork_with(**fields: Callable[[Checkpoint, Checkpoint], Any]) -> Callable[[], Planted]:
-    """The first record of a fork has other fields."""
-
-    def other(source: Checkpoint, origin: ForkOrigin, incarnation: int) -> Checkpoint:
-        record = forked(source, origin, incarnation)
-        return replaced(record, **{name: make(record, source) for name, make in fields.items()})
-
-    return lambda: mock.patch.object(forking, "forked", other)
-
-
 @planted("forking", 20)
 def its_output_continues_that_of_the_original() -> Planted:
-    return fork_with(workers=lambda _, source: source.workers)()
+    return fork_with(forking, workers=lambda _, source: source.workers)()
 
 
 # --- scaling ----------------------------------------------------------------------------------------------

@@ -7,11 +7,10 @@ A life is a set of traits of the runs' regions. No run may violate a promise, wh
 seen, and each of its planted bugs must be found.
 """
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 from unittest import mock
 
 import pytest
@@ -30,13 +29,14 @@ from checkpoint.core.links.barrier import Alignment
 from checkpoint.core.links.frames import FrameType
 from checkpoint.core.records.consumers import need_of
 from checkpoint.core.records.divisions import NO_MARK, Division
-from checkpoint.core.records.lines import forked, needs_original
-from checkpoint.core.records.manifest import Checkpoint, Examination, ForkOrigin
+from checkpoint.core.records.lines import needs_original
+from checkpoint.core.records.manifest import Checkpoint, Examination
 from dataflow.core.peer_links import Held, PeerLinks, Records, Sent
 from dataflow.worker.circuit import Circuit
 from dataflow.worker.circuit_thread import CircuitIncarnation, StepInput
 from dataflow.worker.journals import Journals
 from tests.sim.engine.random_streams import RandomStreams
+from tests.sim.planted_records import Planted, fork_with, restore_with, some_traits
 from tests.sim.regions import region as region_module
 from tests.sim.regions import users
 from tests.sim.regions.links import ResumedLinks
@@ -46,7 +46,6 @@ from tests.sim.run import run_seed
 
 SEEDS: Final = [seed for seed in range(1, 1_200) if has_region(RandomStreams(seed))]
 """Seeds whose runs have a region."""
-Planted: TypeAlias = contextlib.AbstractContextManager[Any]
 
 
 class Life(NamedTuple):
@@ -70,7 +69,7 @@ LIVES: Final[dict[str, Life]] = {
         {"a checkpoint is restored": 18 / 3, "a worker stays in another line": 18 / 2},
     ),
     "forking": Life(
-        lambda seed: {"forks": True, **_sometimes(seed)},
+        lambda seed: {"forks": True, **some_traits(seed)},
         SEEDS[:14],
         {"a region is forked": 14 / 3, "the savepoint of a fork is dropped": 14 / 6},
     ),
@@ -108,15 +107,6 @@ LIVES: Final[dict[str, Life]] = {
         lambda _: {"is_spoiled": True}, [1, 15, 56, 68, 127], {"a region fell back": 1}, sound=True
     ),
 }
-
-
-def _sometimes(seed: int) -> dict[str, bool | float]:
-    return {
-        "goes_back": seed % 3 == 0,
-        "scales": seed % 2 == 0,
-        "makes_savepoints": seed % 3 == 0,
-        "trims": True,
-    }
 
 
 def run(life: Life, seed: int) -> Result:
@@ -160,17 +150,6 @@ def planted(
 
 
 # --- restoring --------------------------------------------------------------------------------------------
-
-
-def restore_with(**fields: Any) -> Callable[[], Planted]:
-    """The record of a restore has other fields."""
-    original = checkpoints.restored
-
-    def restored(kept: Sequence[Checkpoint], target: Checkpoint, *args: Any, **more: Any) -> Checkpoint:
-        record = original(kept, target, *args, **more)
-        return replaced(record, **{name: make(record, kept, target) for name, make in fields.items()})
-
-    return lambda: mock.patch.object(checkpoints, "restored", restored)
 
 
 @planted("restoring")
@@ -220,16 +199,6 @@ def the_savepoint_is_dropped_as_soon_as_the_fork_exists() -> Planted:
     return mock.patch.object(users, "fork_needs", needs)
 
 
-def fork_with(**fields: Callable[[Checkpoint, Checkpoint], Any]) -> Callable[[], Planted]:
-    """The first record of a fork has other fields."""
-
-    def other(source: Checkpoint, origin: ForkOrigin, incarnation: int) -> Checkpoint:
-        record = forked(source, origin, incarnation)
-        return replaced(record, **{name: make(record, source) for name, make in fields.items()})
-
-    return lambda: mock.patch.object(users, "forked", other)
-
-
 @planted("forking", [243])
 def it_starts_without_a_checkpoint_of_its_own() -> Planted:
     return mock.patch.object(Checkpoint, "begins", lambda self, layout: self.rewound or self.layout != layout)
@@ -256,9 +225,10 @@ def its_input_is_trimmed_as_if_it_did_not_exist() -> Planted:
 @planted("forking")
 def its_input_begins_anew() -> Planted:
     return fork_with(
+        users,
         workers=lambda record, _: {
             worker: replaced(part, sources={}) for worker, part in record.workers.items()
-        }
+        },
     )()
 
 
