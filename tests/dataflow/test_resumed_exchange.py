@@ -2,7 +2,8 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from checkpoint import ChannelFrame, FrameType, LinkHello, Peer, Restore, View
+from checkpoint import ChannelFrame, Failed, FrameType, LinkHello, Peer, Restore, View
 from checkpoint.core.records.layout import even_layout
 from checkpoint.errors import LinkClosedError
 from dataflow import FileSource, Graph, LogSink, limits
@@ -20,12 +21,14 @@ from dataflow.core.peer_links import Held, PeerLinks, Sent
 from dataflow.errors import PeerLostError, StepsMissingError
 from dataflow.limits import WorkerLimits
 from dataflow.worker import exchange as worker_exchange
+from dataflow.worker import link_thread
 from dataflow.worker.circuit_thread import CircuitLoop, Inbox
 from dataflow.worker.exchange import Exchange, PeerSuspected
 from dataflow.worker.layout_change import CopiedState
-from dataflow.worker.link_thread import LinkIncarnation
-from dataflow.worker.messages import PeerHeld, Shared, StageEnded
+from dataflow.worker.link_thread import LinkIncarnation, Links
+from dataflow.worker.messages import CircuitFailed, PeerHeld, Shared, StageEnded
 from dataflow.worker.spec import Identity
+from dos_protocol.errors import BrokenConnectionError
 from tests.dataflow.linked_workers import REGION, frames_for
 
 pytestmark = pytest.mark.trio
@@ -383,3 +386,65 @@ async def test_a_link_is_refused_if_the_incarnation_ends_before_the_circuit_rest
             await worker.links.end()
     assert link.returned == []
     assert worker.inbox.take_nowait() is None
+
+
+# --- the end of the links -----------------------------------------------------------------------------------
+
+
+async def test_a_circuit_that_fails_while_its_links_end_is_not_reported_by_a_nursery_that_is_closed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Control:
+        local_address = ("127.0.0.1", 1)
+
+        async def join(self, **_: object) -> None:
+            pass
+
+        async def next_order(self) -> Restore:
+            if links._incarnation is None:
+                return order_of_0()
+            raise BrokenConnectionError("the driver is gone")
+
+    class Incarnation:
+        number, is_ending = 7, False
+
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        async def run(self) -> None:
+            await trio.sleep_forever()
+
+    @asynccontextmanager
+    async def control(*_: object, **__: object) -> AsyncIterator[Any]:
+        yield Control()
+
+    @asynccontextmanager
+    async def store(*_: object, **__: object) -> AsyncIterator[None]:
+        try:
+            yield None
+        finally:  # it is closed after the links' nursery, and the circuit does not know yet
+            links.deliver(CircuitFailed(7, Failed(kind="operator", message="a row that fails")))
+
+    async def serve(*_: object, task_status: Any, **__: object) -> None:
+        task_status.started(("127.0.0.1", 2))
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(link_thread, "open_participant", control)
+    monkeypatch.setattr(link_thread, "open_store", store)
+    monkeypatch.setattr(link_thread, "serve_links", serve)
+    monkeypatch.setattr(link_thread, "LinkIncarnation", Incarnation)
+    spec: Any = SimpleNamespace(
+        region=REGION,
+        worker=0,
+        participant=lambda: None,
+        store_url="",
+        token=b"",
+        job_key=b"",
+        listen_host="",
+        advertise_host="",
+        ports=lambda: (0,),
+        scratch_dir="",
+    )
+    links = Links(spec, inbox=Inbox(), shared=Shared(), host=lambda *_: None)
+    assert (await links.run()).reason.startswith("BrokenConnectionError: the driver is gone")
+    assert "worker 0 failed as it ended: a row that fails" in caplog.text
