@@ -16,8 +16,8 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from pyspark import InheritableThread
@@ -26,7 +26,14 @@ from pyspark.sql import SparkSession
 from checkpoint import RegionState
 from checkpoint.coordinator.control import RegionControl
 from spark_integration.core import jobs as attempts
-from spark_integration.core.jobs import StandbyJobs, task_error
+from spark_integration.core.jobs import (
+    StandbyJobs,
+    cancel_reason,
+    is_own_cancel,
+    job_group,
+    job_texts,
+    task_error,
+)
 from spark_integration.core.session_checks import DECOMMISSIONING, is_true
 from spark_integration.limits import CANCEL_AGAIN_S, LEAVING_AGAIN_S, LEAVING_LOOK_S
 from spark_integration.sessions import is_stopped
@@ -255,6 +262,17 @@ def worker_tag(region: str, worker: int) -> str:
     return f"dos:{region}:w{worker}"
 
 
+@dataclass(frozen=True, slots=True)
+class JobsShown:
+    """What Spark's pages show of a region's jobs, beside its name."""
+
+    store_url: str = "URL"
+    operators: Mapping[str, str] = field(default_factory=dict)
+    """`RegionSpec.operators`."""
+    reason: Callable[[], str] = str
+    """Returns why the region is in its state, for the jobs that are canceled."""
+
+
 class SparkLauncher:
     """Starts, cancels and watches the jobs of one region's workers.
 
@@ -271,9 +289,11 @@ class SparkLauncher:
         on_ended: Callable[[int, int, str | None], None],
         on_leaving: Callable[[list[int]], None] = lambda _: None,
         standby: StandbySettings | None = None,
+        shown: JobsShown | None = None,
     ) -> None:
         self._spark = spark
         self.region = region
+        self._shown = JobsShown() if shown is None else shown
         self._make_task = make_task
         self._on_ended = on_ended
         self._on_leaving = on_leaving
@@ -403,11 +423,11 @@ class SparkLauncher:
 
     def _submit(self, worker: int | None, attempt: int) -> None:
         name = f"stand-by {attempt}" if worker is None else f"worker {worker}, attempt {attempt}"
-        logger.info("%s: submitting %s", self.region, name)
+        logger.debug("region %s: submitting %s", self.region, name)
         try:
             InheritableThread(
                 target=self._job,
-                args=(worker, attempt, f"DOS region {self.region}, {name}"),
+                args=(worker, attempt),
                 name=f"dos-{self.region}-job",
                 daemon=True,
             ).start()
@@ -417,7 +437,8 @@ class SparkLauncher:
 
     def _cancel_by_tag(self, tag: str) -> None:
         try:
-            self._spark.sparkContext.cancelJobsWithTag(tag)
+            context = self._spark.sparkContext._jsc  # noqa: SLF001  # PySpark's own method takes no reason
+            context.cancelJobsWithTag(tag, cancel_reason(self.region, self._shown.reason()))
         except Exception:  # the SparkContext is stopped: its jobs end on their own and are reported
             logger.debug("canceling %s", tag, exc_info=True)
 
@@ -431,18 +452,31 @@ class SparkLauncher:
         tag = worker_tag(self.region, worker)
         return [tag, f"{tag}:a{attempt}"]
 
-    def _job(self, worker: int | None, attempt: int, description: str) -> None:
+    def _job(self, worker: int | None, attempt: int) -> None:
         error: str | None = None
         try:
-            context = self._spark.sparkContext
-            context.setInterruptOnCancel(True)
-            for tag in self._tags(worker, attempt):
-                context.addJobTag(tag)
-            context.setJobDescription(description)
+            self._describe_job(worker, attempt)
             task = self._make_task(worker, attempt)
-            self._spark.range(0, 1, 1, 1).mapInArrow(task, SUMMARY_SCHEMA).collect()
+            frame = self._spark.range(0, 1, 1, 1).mapInArrow(task, SUMMARY_SCHEMA)
+            # Not `frame.collect()`, which names the job after the line of Python that calls it.
+            frame._jdf.collect()  # noqa: SLF001
         except BaseException as failure:  # whatever the cause, the end of the attempt must be reported
-            error = task_error(str(failure)) or repr(failure)
+            text = str(failure)
+            error = None if is_own_cancel(self.region, text) else task_error(text) or repr(failure)
             if is_stopped(self._spark):
                 error = SESSION_STOPPED
         self._events.put((worker, attempts.JobEnded(attempt, error)))
+
+    def _describe_job(self, worker: int | None, attempt: int) -> None:
+        """Set what Spark knows of the jobs that this thread submits."""
+        context, shown = self._spark.sparkContext, self._shown
+        texts = job_texts(
+            self.region, worker, attempt, store_url=shown.store_url, operators=shown.operators.items()
+        )
+        # A group of its own: a user's group, which this thread has inherited, may be canceled with a cell of
+        # a notebook or with a query.
+        context.setJobGroup(job_group(self.region), texts.description, interruptOnCancel=True)
+        for tag in self._tags(worker, attempt):
+            context.addJobTag(tag)
+        context.setLocalProperty("callSite.short", texts.name)
+        context.setLocalProperty("callSite.long", texts.details)

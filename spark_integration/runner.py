@@ -60,7 +60,13 @@ from spark_integration.errors import (
     SessionStoppedError,
     StoreNotUsableError,
 )
-from spark_integration.launcher import SESSION_STOPPED, SparkLauncher, StandbySettings, TaskFunction
+from spark_integration.launcher import (
+    SESSION_STOPPED,
+    JobsShown,
+    SparkLauncher,
+    StandbySettings,
+    TaskFunction,
+)
 from spark_integration.limits import SLOTS_POLL_S, SLOTS_WARN_S, STORE_ANSWER_S
 from spark_integration.sessions import master_of, use_this_python, use_tls_of_driver
 from spark_integration.shipping import ship
@@ -249,7 +255,10 @@ def _launch(
     make_task = _task_maker(spec, application, address, shipped[part.name], scratch, shown)
     shortage = partial(_standby_shortage, spark, master_of(spark), spare_slots)
     settings = StandbySettings(standby, control, shortage) if standby else None
-    return SparkLauncher(spark, spec.name, make_task, _end_reporter(control, events), control.move, settings)
+    shown_jobs = JobsShown(spec.store_url, spec.operators, lambda: control.status().reason)
+    return SparkLauncher(
+        spark, spec.name, make_task, _end_reporter(control, events), control.move, settings, shown_jobs
+    )
 
 
 def _first_workers(options: RegionOptions) -> int:

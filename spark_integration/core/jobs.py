@@ -3,11 +3,11 @@ performs it.
 
 Each worker of a region is a Spark job with a single task (`WorkerJobs`). The coordinator requests attempts
 and may cancel one; Spark reports when a job has ended, for whatever cause. A stand-by is such a job, too,
-which waits to become a worker (`StandbyJobs`).
+which waits to become a worker (`StandbyJobs`). `JobTexts` has what Spark's pages show of both.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
@@ -268,8 +268,75 @@ class StandbyJobs:
         self._delay_s = min(2 * self._delay_s, AGAIN_MAX_S)
 
 
+GRAPH_CHARS_MAX: Final = 120
+"""The length of a job's name: Spark's pages have it in a column, the details have the whole graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobTexts:
+    """What Spark's pages show of one job, and of its stage: a description, the name under it, and folded
+    details.
+    """
+
+    description: str
+    name: str
+    details: str
+
+
+def job_group(region: str) -> str:
+    """Return the job group of all jobs of a region."""
+    return f"dos:{region}"
+
+
+def job_texts(
+    region: str, worker: int | None, attempt: int, *, store_url: str, operators: Iterable[tuple[str, str]]
+) -> JobTexts:
+    """Return the texts of an attempt of a worker; of the stand-by `attempt` if the worker is None.
+    operators: the name and the description of each, as `RegionSpec.operators`.
+    """
+    graph = list(operators)
+    stop, status = (f"dos region {verb} {store_url} {region}" for verb in ("stop", "status"))
+    title = f"DOS region {region}, "
+    if worker is None:
+        title += f"stand-by {attempt}"
+        does, killed = "It waits to replace a worker.", "starts another stand-by"
+    else:
+        title += f"worker {worker}, attempt {attempt}"
+        does, killed = "It runs as long as the region.", "starts the worker again, from its last checkpoint"
+    name = f"graph: {', '.join(one for one, _ in graph)}"
+    details = (
+        f"{title}. {does}",
+        f"State: {status}",
+        f"To stop the region, with a last checkpoint: {stop}",
+        f"If this job is killed, the region {killed}.",
+        "",
+        "Graph:",
+        *(f"  {one}: {described}" for one, described in graph),
+    )
+    return JobTexts(
+        f"{title}; to stop: {stop}",  # Spark's pages cut the description off after some 90 characters
+        name if len(name) <= GRAPH_CHARS_MAX else f"{name[: GRAPH_CHARS_MAX - 3]}...",
+        "\n".join(details),
+    )
+
+
+def cancel_reason(region: str, why: str) -> str:
+    """Return the reason with which a region cancels its jobs, as Spark's pages and logs show it."""
+    return f"{_canceled_by(region)}{why[:ERROR_TEXT_CHARS_MAX] or 'this job is not needed any more'}"
+
+
+def is_own_cancel(region: str, message: str) -> bool:
+    """Return whether a job ended because its region canceled it: then the end has no cause of its own."""
+    return _canceled_by(region) in message
+
+
+def _canceled_by(region: str) -> str:
+    return f"by DOS region {region}: "
+
+
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n.*?(?=\n\s*\n|\n\tat |\Z)", re.S)
 _JAVA_STACK = re.compile(r"\n(?:\tat |\t\.\.\. |Caused by: |Driver stacktrace:).*", re.S)
+_CANCELED = re.compile(r"\[SPARK_JOB_CANCELLED\] (Job \d+ cancelled.*?)(?: SQLSTATE: \w+)?$", re.S)
 _LOST_TASK = re.compile(r"Lost task [^:]*: (?:[\w.$]+(?:Exception|Error): )?(.*)", re.S)
 
 
@@ -280,6 +347,8 @@ def task_error(message: str) -> str:
     if traceback := _TRACEBACK.search(message):
         return traceback[0].strip()[-ERROR_TEXT_CHARS_MAX:]
     text = _JAVA_STACK.sub("", message).strip()
-    if lost := _LOST_TASK.search(text):
+    if canceled := _CANCELED.search(text):
+        text = canceled[1].strip()
+    elif lost := _LOST_TASK.search(text):
         text = lost[1].strip()
     return text[:ERROR_TEXT_CHARS_MAX]

@@ -67,7 +67,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = (
         SparkSession.builder.master(f"local[{SLOTS}]")
         .appName("dos tests")
-        .config("spark.ui.enabled", "false")
+        .config("spark.ui.port", "0")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.python.daemon.module", WARM_DAEMON)
         .config("spark.sql.streaming.pollingDelay", "100ms")  # each poll of a source runs Python

@@ -11,6 +11,7 @@ from spark_integration.core.jobs import (
     AGAIN_MAX_S,
     AGAIN_S,
     END_S,
+    GRAPH_CHARS_MAX,
     HOLD_TICKS,
     CancelJob,
     CancelRequested,
@@ -23,6 +24,9 @@ from spark_integration.core.jobs import (
     StartRequested,
     SubmitJob,
     WorkerJobs,
+    cancel_reason,
+    is_own_cancel,
+    job_texts,
     task_error,
 )
 from spark_integration.limits import ERROR_TEXT_CHARS_MAX
@@ -311,6 +315,35 @@ def test_of_an_exception_the_python_traceback_is_kept() -> None:
     assert text.startswith("Traceback (most recent call last):")
     assert text.endswith("ZeroDivisionError: division by zero")
     assert "\tat " not in text
+
+
+def test_of_a_canceled_job_the_reason_is_kept_and_the_regions_own_is_known() -> None:
+    text = (
+        "An error occurred while calling o252.collect.\n: org.apache.spark.SparkException:"
+        " [SPARK_JOB_CANCELLED] Job 7 cancelled {} SQLSTATE: XXKDA"
+    )
+    assert task_error(text.format("because killed via the Web UI")).startswith("Job 7 cancelled because kill")
+    assert task_error(text.format("because killed via the Web UI")).endswith("the Web UI")
+    own = text.format(cancel_reason("shop", "stopped"))
+    assert task_error(own) == "Job 7 cancelled by DOS region shop: stopped"
+    assert is_own_cancel("shop", own)
+    assert not is_own_cancel("shop.orders", own)
+    assert not is_own_cancel("shop", text.format(cancel_reason("shop.orders", "")))
+
+
+def test_the_texts_of_jobs_are_bounded_and_a_stand_by_says_what_it_waits_for() -> None:
+    many = [(f"operator{number}", "map from (lines)") for number in range(100)]
+    worker = job_texts("shop", 1, 2, store_url="dos://h1,h2", operators=many)
+    assert (
+        worker.description
+        == "DOS region shop, worker 1, attempt 2; to stop: dos region stop dos://h1,h2 shop"
+    )
+    assert len(worker.name) == GRAPH_CHARS_MAX
+    assert worker.name.startswith("graph: operator0, operator1, ")
+    assert worker.details.endswith("  operator99: map from (lines)")
+    standby = job_texts("shop", None, 4, store_url="dos://h1,h2", operators=[])
+    assert standby.description.startswith("DOS region shop, stand-by 4; to stop: ")
+    assert "It waits to replace a worker." in standby.details
 
 
 def test_a_text_of_another_shape_is_kept_but_bounded() -> None:

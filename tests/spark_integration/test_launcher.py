@@ -1,19 +1,22 @@
 """Workers as Spark jobs: killed, stuck, cancelled and started again, on a real session."""
 
+import json
 import os
 import signal
 import threading
 import time
+import urllib.request
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from pyspark.sql import SparkSession
 
 from spark_integration.core import jobs as attempts
-from spark_integration.launcher import SparkLauncher, TaskFunction, worker_tag
+from spark_integration.launcher import JobsShown, SparkLauncher, TaskFunction, worker_tag
 from tests.support import polling
 
 pytestmark = pytest.mark.spark
@@ -51,7 +54,11 @@ class Watched:
         self.ended: list[tuple[int, int, str | None]] = []
         self._changed = threading.Condition()
         self.launcher = SparkLauncher(
-            spark, region, lambda worker, attempt: long_task(directory, worker, attempt), self._on_ended
+            spark,
+            region,
+            lambda worker, attempt: long_task(directory, worker, attempt),
+            self._on_ended,
+            shown=JobsShown("dos://h1", {"lines": "source from ()"}, lambda: "it was stopped"),
         )
 
     def _on_ended(self, worker: int, attempt: int, error: str | None) -> None:
@@ -148,6 +155,51 @@ def test_after_closing_nothing_is_started(watched: Watched) -> None:
     assert [end[:2] for end in watched.ended] == [(0, 0), (0, 1)]
     assert "closed" in str(watched.ended[1][2])
     assert not (watched.directory / "w0.1").exists()
+
+
+def pages(spark: SparkSession, what: str) -> list[dict[str, Any]]:
+    """What the REST API of Spark's UI lists of this application: `jobs`, `stages`, `sql`."""
+    port = urlsplit(spark.sparkContext.uiWebUrl or "").port
+    address = f"http://127.0.0.1:{port}/api/v1/applications/{spark.sparkContext.applicationId}/{what}"
+    with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
+        found: list[dict[str, Any]] = json.load(answer)
+    return found
+
+
+def test_sparks_pages_name_the_job_its_region_and_graph_how_to_stop_it_and_why_it_ended(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    context, region = spark.sparkContext, "shown"
+    context.setJobGroup("cell", "a cell of a notebook")
+    try:
+        watched = Watched(spark, region, tmp_path)
+    finally:
+        for name in ("spark.jobGroup.id", "spark.job.description"):
+            context._jsc.setLocalProperty(name, None)
+    watched.launcher.start(0, 3)
+    watched.pid(0, 3)
+    wait_until(lambda: jobs_of(spark, region) != [], "Spark lists the job")
+    (job,) = jobs_of(spark, region)
+    text = f"DOS region {region}, worker 0, attempt 3; to stop: dos region stop dos://h1 {region}"
+    assert (job["description"], job["name"], job["status"]) == (text, "graph: lines", "RUNNING")
+    assert {f"dos:{region}:w0", f"dos:{region}:w0:a3"} <= set(job["jobTags"])
+    (stage,) = [one for one in pages(spark, "stages") if one["stageId"] in job["stageIds"]]
+    assert (stage["description"], stage["name"]) == (text, "graph: lines")
+    assert f"State: dos region status dos://h1 {region}" in stage["details"]
+    assert "lines: source from ()" in stage["details"]
+    assert text in [one["description"] for one in pages(spark, "sql?length=10000")]
+    context.cancelJobGroup("cell")  # without effect: the job has a group of its own
+    watched.launcher.cancel(0, 3)
+    watched.wait_ended(1)
+    assert watched.ended == [(0, 3, None)], "its own cancel is no error"
+    wait_until(lambda: jobs_of(spark, region)[0]["status"] == "FAILED", "Spark lists its end")
+    (stage,) = [one for one in pages(spark, "stages") if one["stageId"] in job["stageIds"]]
+    assert f"cancelled by DOS region {region}: it was stopped" in stage["failureReason"]
+    assert watched.launcher.close(PATIENCE_S)
+
+
+def jobs_of(spark: SparkSession, region: str) -> list[dict[str, Any]]:
+    return [one for one in pages(spark, "jobs") if one.get("jobGroup") == f"dos:{region}"]
 
 
 def is_running(pid: int) -> bool:
