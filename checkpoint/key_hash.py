@@ -8,7 +8,6 @@ of Python source, 64 Ki at a time, take 50 ns each; 200 ns with one `xxhash` cal
 
 from collections.abc import Sequence
 from itertools import compress
-from operator import not_
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -78,27 +77,81 @@ def hash_keys(columns: Sequence[Any]) -> U64:
 
 # 64 bits would be too few: among a million rows a second, two that differ would have the same digest about
 # once a year, and the second would be taken for a duplicate.
-def hash_rows(columns: Sequence[Any]) -> npt.NDArray[Any]:
+def hash_rows(columns: Sequence[Any], *, signed_zeros: bool = False) -> npt.NDArray[Any]:
     """Return a digest of 16 bytes of each row, of type V16. Values that are equal as keys are equal here:
-    NaN, -0.0 and 0.0. Raises UnsupportedKeyTypeError.
+    NaN, and -0.0 and 0.0 unless `signed_zeros`. Lists, maps and structs of such values count with the order
+    of their elements. Raises UnsupportedKeyTypeError.
     """
     arrays = [_plain(column) for column in columns]
     rows = len(arrays[0]) if arrays else 0
-    of_bytes = [kind_of(array.type) in _OF_BYTES for array in arrays]
-    words = np.empty((2, of_bytes.count(False), rows), np.uint64)
-    for place, array in enumerate(compress(arrays, map(not_, of_bytes))):
-        words[0, place] = _words(array)
+    digests = _digests(arrays, rows, signed_zeros=signed_zeros)
+    return np.ascontiguousarray(digests.T).view("V16").reshape(rows)
+
+
+def _digests(arrays: Sequence[Any], rows: int, *, signed_zeros: bool) -> U64:
+    """Return the two independent halves of the digest of each row."""
+    forms = [_form(array.type) for array in arrays]
+    of_words = [form == "words" for form in forms]
+    words = np.empty((2, of_words.count(True), rows), np.uint64)
+    for place, array in enumerate(compress(arrays, of_words)):
+        words[0, place] = _words(array, signed_zeros=signed_zeros)
     np.invert(words[0], out=words[1])
     # All columns at once: in a small batch each call counts.
-    of_words = iter(hash_words(words).swapaxes(0, 1))
+    hashes_of_words = iter(hash_words(words).swapaxes(0, 1))
     digests = np.zeros((2, rows), np.uint64)
-    for array, as_bytes in zip(arrays, of_bytes, strict=True):
-        hashes = _two_hashes(array) if as_bytes else next(of_words)
+    for array, form in zip(arrays, forms, strict=True):
+        if form == "words":
+            hashes = next(hashes_of_words)
+        elif form == "bytes":
+            hashes = _two_hashes(array)
+        else:
+            hashes = _hashes_of_parts(array, signed_zeros=signed_zeros)
         if array.null_count:
             hashes[:, _nulls(array)] = _FACTORS
         digests *= _FACTORS
         digests += hashes
-    return np.ascontiguousarray(digests.T).view("V16").reshape(rows)
+    return digests
+
+
+def _form(kind: Any) -> str:
+    if pa.types.is_nested(kind):
+        return "parts"
+    return "bytes" if kind_of(kind) in _OF_BYTES else "words"
+
+
+def _hashes_of_parts(array: Any, *, signed_zeros: bool) -> U64:
+    """Return two independent hashes of each list, map or struct, by the digests of its parts."""
+    if pa.types.is_struct(array.type):
+        fields = [_comparable(array.field(at)) for at in range(array.type.num_fields)]
+        # Hashed once more: a struct with one null field must differ from a null.
+        return hash_words(_digests(fields, len(array), signed_zeros=signed_zeros))
+    elements, bounds = _elements(array)
+    digests = _digests(elements, int(bounds[-1]), signed_zeros=signed_zeros)
+    return np.stack([hash_slices(half.astype(">u8").view(np.uint8), 8 * bounds) for half in digests])
+
+
+def _elements(array: Any) -> tuple[list[Any], I64]:
+    """Return the elements of all lists, or keys and items of all maps, and the bounds of each. What lies
+    under a null is arbitrary.
+    """
+    kind, types = array.type, pa.types
+    if types.is_fixed_size_list(kind):
+        bounds = (np.arange(len(array) + 1) + array.offset) * kind.list_size
+    elif types.is_map(kind) or types.is_list(kind) or types.is_large_list(kind):
+        bounds = array.offsets.to_numpy().astype(np.int64)
+    else:
+        raise UnsupportedKeyTypeError(f"values of type {kind} cannot be compared")
+    first, size = int(bounds[0]), int(bounds[-1] - bounds[0])
+    parts = [array.keys, array.items] if types.is_map(kind) else [array.values]
+    return [_comparable(part.slice(first, size)) for part in parts], bounds - first
+
+
+def _comparable(array: Any) -> Any:
+    """Return a part of nested values as an array of a type that has a canonical form."""
+    kind, types = array.type, pa.types
+    if types.is_time(kind) or types.is_duration(kind) or types.is_date64(kind):
+        return array.view(pa.int32() if kind.bit_width == 32 else pa.int64())
+    return array.cast(pa.int8()) if types.is_null(kind) else _plain(array)
 
 
 def _two_hashes(array: Any) -> U64:
@@ -136,13 +189,14 @@ def _hash_one(array: Any) -> U64:
     return hash_slices(*_slices(_filled(_canonical(array), b"")))
 
 
-def _words(array: Any) -> U64:
+def _words(array: Any, *, signed_zeros: bool = False) -> U64:
     """Return the 8 canonical bytes of each value as a number; the result for nulls is arbitrary."""
     kind = kind_of(array.type)
     words: U64
     if kind == "float":
         floats = np.array(_values(array, pa.float64(), 0.0))
-        floats[floats == 0.0] = 0.0
+        if not signed_zeros:
+            floats[floats == 0.0] = 0.0
         words = floats.view(np.uint64)
         words[np.isnan(floats)] = _NAN
         return words

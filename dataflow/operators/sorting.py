@@ -16,8 +16,17 @@ from dataflow.errors import SchemaError
 from dataflow.operators.base import OperatorContext, ReplicaProblem, StateTable
 from dataflow.operators.event_time import TimedOperator, TimedSpec, check_time_column, micros_of, times_of
 from dataflow.operators.windows import Tumbling
+from dataflow.schema import type_text
 from dataflow.state.key_index import KeyIndex, Slots, hashes_of, position_in_run
-from dataflow.state.row_table import Rows, RowTable, check_order, check_stored, in_order, zeros_by_sign
+from dataflow.state.row_table import (
+    Rows,
+    RowTable,
+    check_order,
+    check_stored,
+    has_order,
+    in_order,
+    order_columns,
+)
 
 _prune_rows_min: Final = 10_000
 
@@ -44,6 +53,12 @@ class TopKSpec(TimedSpec):
         if self.by not in inputs[0].names:
             columns = ", ".join(inputs[0].names)
             raise SchemaError(f"column {self.by!r} of top_k does not exist; the columns are {columns}")
+        kind = inputs[0].field(self.by).type
+        if not has_order(kind):
+            raise SchemaError(
+                f"top_k selects the largest of {self.by!r}, and values of type {type_text(kind)} have no"
+                " order; select by a column of numbers, decimals, text or times"
+            )
         check_order(inputs[0])
         check_stored(inputs[0])
         return inputs[0]
@@ -105,20 +120,17 @@ class TopKOperator(TimedOperator):
         return np.asarray(order[position_in_run(new) < self._spec.k])
 
     def _order(self, rows: Rows) -> npt.NDArray[np.int64]:
-        keys, others = self._spec.keys, rows.batch.schema.names
-        sorting = {"time": pa.array(rows.times), **{f"key {name}": rows.batch.column(name) for name in keys}}
+        keys = [rows.batch.column(name) for name in self._spec.keys]
         largest = rows.batch.column(self._spec.by)
-        table = pa.table({**sorting, "by": largest})
-        by = [(name, "ascending") for name in sorting]
+        columns = [(pa.array(rows.times), "ascending"), *((one, "ascending") for one in order_columns(keys))]
         if pa.types.is_floating(largest.type):  # Arrow puts NaN last in both directions
-            table = table.append_column("is NaN", pc.is_nan(largest))
-            by.append(("is NaN", "descending"))
-        by.append(("by", "descending"))
-        for name in others:
-            for part, column in enumerate([rows.batch.column(name), *zeros_by_sign(rows.batch.column(name))]):
-                table = table.append_column(f"column {name} {part}", column)
-                by.append((f"column {name} {part}", "ascending"))
-        return np.asarray(pc.sort_indices(table, by).to_numpy().astype(np.int64))
+            columns.append((pc.is_nan(largest), "descending"))
+        columns.append((largest, "descending"))
+        columns += [(one, "ascending") for one in order_columns(rows.batch.columns)]
+        names = [str(index) for index in range(len(columns))]
+        table = pa.Table.from_arrays([column for column, _ in columns], names=names)
+        order = pc.sort_indices(table, [(name, to) for name, (_, to) in zip(names, columns, strict=True)])
+        return np.asarray(order.to_numpy().astype(np.int64))
 
     def own_tables(self) -> Mapping[str, StateTable]:
         return {"": self._rows}

@@ -33,7 +33,7 @@ from dataflow.state.accumulators import CountAccumulator
 from dataflow.state.base import Share
 from dataflow.state.key_index import Slots, hashes_of, position_in_run
 from dataflow.state.keyed_table import KeyedTable, SlotValues
-from dataflow.state.row_table import Rows, RowTable, check_order, check_stored, in_order
+from dataflow.state.row_table import Rows, RowTable, check_order, check_stored, in_order, order_columns
 
 START: Final = "window_start"
 STOP: Final = "window_end"
@@ -171,7 +171,7 @@ class WindowKeys(StateTable):
     def in_order(self, slots: Slots) -> Slots:
         """Sort slots by window, then by key. Slot numbers cannot be used: they change after a restore."""
         *keys, starts = self.table.keys(slots)
-        columns = [starts, pa.array(self.table.hashes(slots)), *keys]
+        columns = [starts, pa.array(self.table.hashes(slots)), *order_columns(keys)]
         names = [str(index) for index in range(len(columns))]
         order = pc.sort_indices(pa.table(columns, names=names), [(name, "ascending") for name in names])
         return np.asarray(slots[order.to_numpy()])

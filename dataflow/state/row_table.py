@@ -7,6 +7,7 @@ punctuation touches only chunks with rows for it. An operator sorts its output: 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,8 @@ import pyarrow.compute as pc
 
 from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, make_block, newest_rows
-from checkpoint.key_hash import hash_keys
+from checkpoint.errors import UnsupportedKeyTypeError
+from checkpoint.key_hash import hash_keys, hash_rows
 from dataflow.core.event_time import END, Watermark
 from dataflow.errors import SchemaError
 from dataflow.state.base import GatheredParts, Share, StateTable
@@ -204,28 +206,50 @@ class RowTable(StateTable):
 
 
 def check_order(columns: pa.Schema) -> None:
-    """Raise SchemaError if rows of these columns have no order."""
+    """Raise SchemaError if rows of these columns cannot be ordered."""
     for field in columns:
-        try:
-            pc.sort_indices(pa.array([], field.type))
-        except pa.ArrowNotImplementedError:
-            raise SchemaError(
-                f"rows of equal time are ordered by all columns, and {field.name!r} of type {field.type} has"
-                " no order; remove it in a map before"
-            ) from None
+        if not has_order(field.type):
+            try:
+                hash_rows([pa.array([], field.type)])
+            except (UnsupportedKeyTypeError, pa.ArrowException):
+                raise SchemaError(
+                    f"rows of equal time are ordered by all columns, and {field.name!r} of type {field.type}"
+                    " has values that cannot be compared; remove it in a map before"
+                ) from None
+
+
+@lru_cache(maxsize=4_096)
+def has_order(kind: pa.DataType) -> bool:
+    """Return whether values of this type have an order of their own; lists, maps and structs have none."""
+    if pa.types.is_nested(kind):
+        return False
+    try:
+        pc.sort_indices(pa.array([], kind))
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
 
 
 def in_order(batch: pa.RecordBatch, times: npt.NDArray[np.int64]) -> Slots:
-    """Return the order by time, then all columns: it depends on the rows alone (replication-transparency
-    IV-C).
+    """Return the order by time, then by all columns that have an order, then by a digest of the others: it
+    depends on the rows alone (replication-transparency IV-C).
     """
-    columns = [pa.array(times)]
-    for column in batch.columns:
-        columns += [column, *zeros_by_sign(column)]
+    columns = [pa.array(times), *order_columns(batch.columns)]
     names = [str(index) for index in range(len(columns))]
     table = pa.Table.from_arrays(columns, names=names)
     order: Slots = pc.sort_indices(table, [(name, "ascending") for name in names]).to_numpy()
     return order.astype(np.int64)
+
+
+def order_columns(columns: Sequence[pa.Array]) -> list[pa.Array]:
+    """Return columns whose ascending order is one of these columns' rows: only equal rows are ties."""
+    by = [part for column in columns if has_order(column.type) for part in (column, *zeros_by_sign(column))]
+    others = [column for column in columns if not has_order(column.type)]
+    if others:
+        # A digest of 16 bytes: rows that differ and have the same one would keep the order of their arrival.
+        halves = hash_rows(others, signed_zeros=True).view(np.uint64).reshape(-1, 2)
+        by += [pa.array(half) for half in halves.T]
+    return by
 
 
 def zeros_by_sign(column: pa.Array) -> list[pa.Array]:

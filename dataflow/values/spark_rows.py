@@ -104,7 +104,7 @@ class Frames:
     def of(self, row: Mapping[str, Any]) -> Any:
         values = {name: plain(value) for name, value in row.items()}
         batch = pa.RecordBatch.from_pylist([values], self._columns)
-        return batch.to_pandas(coerce_temporal_nanoseconds=True)
+        return batch.to_pandas(coerce_temporal_nanoseconds=True, maps_as_pydicts="strict")
 
 
 def rows_of_frames(frames: Iterable[Any] | None, schema: pa.Schema) -> Iterator[dict[str, Any]]:

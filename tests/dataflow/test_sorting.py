@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,10 +115,19 @@ def test_a_row_after_the_punctuation_is_late_also_after_a_crash() -> None:
     assert second(7) == trial.rows("out")[-1]["at"]
 
 
-def test_columns_without_an_order_are_refused() -> None:
+def test_columns_whose_values_cannot_be_compared_are_refused() -> None:
+    schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("spans", pa.list_(pa.month_day_nano_interval()))])
     graph = Graph("g")
-    rows = graph.source("rows", InputSource("rows", "at timestamp, tags array<string>"))
-    timed = rows.event_time("timed", "at", lateness=timedelta(0))
+    timed = graph.source("rows", InputSource("rows", schema)).event_time("timed", "at", lateness=SIZE)
     timed.sort("sorted", "at").sink("out", CallSink(print))
     with pytest.raises(GraphError, match="sort 'sorted': rows of equal time are ordered by all columns, and"):
+        graph.plan()
+
+
+def test_top_k_by_a_column_without_an_order_is_refused() -> None:
+    graph = Graph("g")
+    rows = graph.source("rows", InputSource("rows", "at timestamp, key string, tags array<string>"))
+    keyed = rows.event_time("timed", "at", lateness=SIZE).key_by("by_key", "key")
+    keyed.top_k("best", Tumbling("at", SIZE), 1, by="tags").sink("out", CallSink(print))
+    with pytest.raises(GraphError, match="'tags', and values of type array<string> have no order"):
         graph.plan()
