@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from checkpoint.core.records.layout import NULL_LENGTH, Kind
+from checkpoint.core.records.layout import NULL_LENGTH, Kind, PlainKind
 from checkpoint.errors import UnsupportedKeyTypeError
 
 U64: TypeAlias = npt.NDArray[np.uint64]
@@ -26,14 +26,14 @@ I64: TypeAlias = npt.NDArray[np.int64]
 HASH_COLUMN: Final = "_hash"
 _NAN: Final = np.uint64(0x7FF8000000000000)
 _OF_BYTES: Final = ("string", "binary", "bool", "decimal")
-"""Kinds that are hashed as bytes; the others as words."""
+"""Kinds that are hashed as bytes, as structs are; the others as words."""
 _FACTORS: Final = np.array([[0x9E3779B97F4A7C15], [0xD6E8FEB86659FD93]], np.uint64)
 """Of each half of a digest. Odd, so that multiplying loses nothing."""
 _MARKS: Final = {
     kind.id: (pa.scalar(b"\x01", kind), pa.scalar(b"", kind)) for kind in (pa.binary(), pa.large_binary())
 }
 """What is put after a string for its second hash, and the separator."""
-_KINDS: Final[dict[int, Kind]] = {
+_KINDS: Final[dict[int, PlainKind]] = {
     pa.string().id: "string",
     pa.large_string().id: "string",
     pa.binary().id: "binary",
@@ -57,6 +57,8 @@ def kind_of(kind: Any) -> Kind:
         return found
     if pa.types.is_dictionary(kind):
         return kind_of(kind.value_type)
+    if pa.types.is_struct(kind) and kind.num_fields:
+        return tuple(kind_of(kind.field(at).type) for at in range(kind.num_fields))
     raise UnsupportedKeyTypeError(f"a column of type {kind} cannot be a key")
 
 
@@ -67,12 +69,16 @@ def hash_keys(columns: Sequence[Any]) -> U64:
     arrays = [_plain(column) for column in columns]
     if len(arrays) == 1:
         return _hash_one(arrays[0])
+    return hash_slices(*_slices(_with_lengths(arrays)))
+
+
+def _with_lengths(arrays: Sequence[Any]) -> Any:
+    """Return the canonical bytes of several columns, or of the fields of a struct."""
     parts: list[Any] = []
     for array in arrays:
         data = _canonical(array)
         parts += [_lengths(array, data), data.cast(pa.large_binary()).fill_null(b"")]
-    joined = pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
-    return hash_slices(*_slices(joined))
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
 
 
 # 64 bits would be too few: among a million rows a second, two that differ would have the same digest about
@@ -116,7 +122,11 @@ def _digests(arrays: Sequence[Any], rows: int, *, signed_zeros: bool) -> U64:
 def _form(kind: Any) -> str:
     if pa.types.is_nested(kind):
         return "parts"
-    return "bytes" if kind_of(kind) in _OF_BYTES else "words"
+    return "words" if _are_words(kind_of(kind)) else "bytes"
+
+
+def _are_words(kind: Kind) -> bool:
+    return not isinstance(kind, tuple) and kind not in _OF_BYTES
 
 
 def _hashes_of_parts(array: Any, *, signed_zeros: bool) -> U64:
@@ -181,7 +191,7 @@ def _plain(column: Any) -> Any:
 
 
 def _hash_one(array: Any) -> U64:
-    if kind_of(array.type) not in _OF_BYTES:
+    if _are_words(kind_of(array.type)):
         hashes = hash_words(_words(array))
         if array.null_count:
             hashes[_nulls(array)] = hash_slices(np.zeros(0, np.uint8), np.zeros(2, np.int64))[0]
@@ -215,6 +225,9 @@ def _values(array: Any, kind: Any, null: float) -> Any:
 def _canonical(array: Any) -> Any:
     """Return the canonical bytes of each value as a binary array; null stays null."""
     kind = kind_of(array.type)
+    if isinstance(kind, tuple):
+        fields = _with_lengths([_plain(array.field(at)) for at in range(len(kind))])
+        return pc.if_else(array.is_null(), pa.scalar(None, fields.type), fields)
     if kind in ("string", "binary"):
         large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
         fixed = pa.types.is_fixed_size_binary(array.type)

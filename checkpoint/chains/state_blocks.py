@@ -209,6 +209,12 @@ def _last_of_key(table: Any, keys: list[str], hashes: U64, second_hashes: U64, o
 
 
 def _equal(left: Any, right: Any) -> Any:
+    if pa.types.is_struct(left.type):
+        nulls = [one.is_null().to_numpy(zero_copy_only=False) for one in (left, right)]
+        same = np.ones(len(left), np.bool_)
+        for at in range(left.type.num_fields):
+            same &= _equal(left.field(at), right.field(at))
+        return (same & ~nulls[0] & ~nulls[1]) | (nulls[0] & nulls[1])
     equal = pc.fill_null(pc.equal(left, right), _false)
     equal = pc.or_(equal, pc.and_(pc.is_null(left), pc.is_null(right)))
     if pa.types.is_floating(left.type):
@@ -231,6 +237,8 @@ def _mark_last_by_key(table: Any, keys: list[str], hashes: U64, order: Any, last
 
 
 def _hashable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple(map(_hashable, value.values()))
     return "nan" if isinstance(value, float) and math.isnan(value) else value
 
 

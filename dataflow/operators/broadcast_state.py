@@ -67,6 +67,12 @@ class BroadcastStateSpec(OperatorSpec):
                 f"a broadcast table has one or more key columns, each named once, of {', '.join(columns)};"
                 f" got: {given}"
             )
+        structs = [name for name in self.keys if pa.types.is_struct(inputs[0].field(name).type)]
+        if structs:
+            raise SchemaError(
+                f"key column {structs[0]!r} of a broadcast table is a struct, by which functions cannot look"
+                " up rows; use its fields as several key columns"
+            )
         try:
             _block_schema(self.keys, inputs[0])
         except (UnsupportedKeyTypeError, ValueError) as error:
@@ -161,9 +167,10 @@ class BroadcastStateOperator(StatefulOperator):
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         for index, row in enumerate(rows_of(batch)):
             key = self._key_of(row)
-            if None in (key if isinstance(key, tuple) else (key,)):
+            parts = key if isinstance(key, tuple) else (key,)
+            if None in parts or any(part != part for part in parts):
                 raise UserFault(
-                    f"the key of a broadcast table ({', '.join(self._keys)}) is null",
+                    f"the key of a broadcast table ({', '.join(self._keys)}) is null or NaN",
                     row=index,
                     remedy="filter such rows before graph.broadcast_table",
                 )

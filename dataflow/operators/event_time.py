@@ -127,7 +127,7 @@ class NullRule(Operator):
         """
         self._role = role
         self._on_null = on_null
-        self._null_columns = tuple(columns)
+        self.columns = tuple(columns)
         self._instead = instead
         self._excluded: list[pa.RecordBatch] = []
         self.nulls = RememberedCount()
@@ -137,7 +137,7 @@ class NullRule(Operator):
 
     def without_nulls(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows to pass on. Raises UserFault if on_null="error" and a row has a null."""
-        with_nulls = [name for name in self._null_columns if batch.column(name).null_count]
+        with_nulls = [name for name in self.columns if batch.column(name).null_count]
         if not with_nulls or self._on_null == "group":
             return batch
         null = np.zeros(batch.num_rows, np.bool_)

@@ -299,7 +299,7 @@ class MapStateOperator(TimedOperator):
         return list(zip(timers[slots].tolist(), self.keys_of(slots), slots.tolist(), strict=True))
 
     def keys_of(self, slots: Slots) -> list[tuple[Any, ...]]:
-        """Return the keys in these slots in a form that can be compared; `_LAST` stands for null."""
+        """Return the keys in these slots in a form that can be compared, from which `_value` returns each."""
         return list(zip(*map(_in_order_of_keys, self._table.keys(slots)), strict=True))
 
     def _forget(self, called: set[int]) -> None:
@@ -368,9 +368,32 @@ class _NullKey:
 _LAST: Final = _NullKey()
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class _Ordered:
+    """A key that Python does not order: a number that may be NaN, or a struct."""
+
+    place: tuple[Any, ...]
+    value: Any = field(compare=False)
+
+
+def _place(value: Any) -> tuple[Any, ...]:
+    """Return where a value is: numbers, then NaN, then null, as in `sort`; structs by their fields."""
+    if value is None:
+        return (2,)
+    if isinstance(value, dict):
+        return (0, tuple(map(_place, value.values())))
+    return (0, value) if value == value else (1,)
+
+
 def _in_order_of_keys(column: pa.Array) -> list[Any]:
     values: list[Any] = column.to_pylist()
+    if pa.types.is_floating(column.type) or pa.types.is_struct(column.type):
+        return [_Ordered(_place(value), value) for value in values]
     return [_LAST if value is None else value for value in values] if column.null_count else values
+
+
+def _value(key: Any) -> Any:
+    return None if key is _LAST else key.value if type(key) is _Ordered else key
 
 
 class _Run:
@@ -456,8 +479,7 @@ class _Run:
         return UserFault(f"{fault}; in the call for {of} at {at}", remedy=fault.remedy)
 
     def _named_key(self, key: tuple[Any, ...]) -> Row:
-        values = [None if value is _LAST else value for value in key]
-        return dict(zip(self._operator.spec.keys, values, strict=True))
+        return dict(zip(self._operator.spec.keys, map(_value, key), strict=True))
 
     def _key_of(self, slot: int) -> tuple[Any, ...]:
         if not self._keys:

@@ -11,7 +11,7 @@ from dataflow.errors import SchemaError
 from dataflow.operators.base import HASH_COLUMN, WEIGHT_COLUMN, Operator, OperatorContext, OperatorSpec
 from dataflow.operators.event_time import NullRule, OnNullKey, check_choice, null_side_outputs
 from dataflow.schema import schema_text, type_text
-from dataflow.state.key_index import key_column
+from dataflow.state.key_index import key_column, normalized_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,28 @@ class KeyBySpec(OperatorSpec):
     def replica_problem(self, inputs: Sequence[pa.Schema]) -> None:
         del inputs  # every row once, or by its own nulls not at all
 
-    def open(self, context: OperatorContext) -> NullRule:
+    def open(self, context: OperatorContext) -> "KeyOperator":
         """Return the operator that rows pass before they are sent. The circuit runs the exchange itself."""
         del context
         instead = (
             "write key_by(..., on_null='drop') or 'side' to exclude such rows, or 'group' to treat null as a"
             " key"
         )
-        return NullRule("key column", self.on_null, self.keys, instead)
+        return KeyOperator("key column", self.on_null, self.keys, instead)
+
+
+class KeyOperator(NullRule):
+    """Applies the rule for null keys, and normalizes the keys of the other rows."""
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        batch = self.without_nulls(batch)
+        for name in self.columns:
+            given = batch.column(name)
+            key = normalized_key(given)
+            if key is not given:
+                at = batch.schema.get_field_index(name)
+                batch = batch.set_column(at, batch.schema.field(at), key)
+        return [batch]
 
 
 def check_keyed_alike(keys: Sequence[Sequence[pa.DataType]]) -> None:

@@ -21,7 +21,7 @@ from checkpoint.errors import EditRefusedError
 from checkpoint.key_hash import HASH_COLUMN, hash_keys
 from dataflow.errors import UserFault
 from dataflow.schema import type_text
-from dataflow.state.key_index import Hashes, Slots
+from dataflow.state.key_index import Hashes, Slots, normalized_key
 from dataflow.values.columns import column_of, fitted_column
 
 _IGNORED: Final = (HASH_COLUMN, "_worker")
@@ -135,7 +135,9 @@ def given_rows(
     for name in names:
         if name not in columns:
             refuse(operator, f"the key column {name!r} is missing", remedy="give all columns of the key")
-    keys = [typed(operator, name, columns.pop(name), schema.field(name).type) for name in names]
+    keys = [
+        normalized_key(typed(operator, name, columns.pop(name), schema.field(name).type)) for name in names
+    ]
     deleted = _flags(operator, columns.pop(DELETED_COLUMN, None), given.num_rows)
     for name, key in zip(names, keys, strict=True):
         if key.null_count:
@@ -191,6 +193,8 @@ def _hashable_keys(columns: Sequence[pa.Array], rows: Slots) -> list[tuple[Any, 
 
 
 def _comparable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple(map(_comparable, value.values()))
     return "nan" if isinstance(value, float) and math.isnan(value) else value
 
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from checkpoint.key_hash import HASH_COLUMN
 from dataflow import limits
 from dataflow.errors import SchemaError
+from dataflow.schema import type_text
 
 # --- columns of keys ----------------------------------------------------------------------------------------
 #
@@ -151,7 +152,7 @@ class HeapColumn:
 
 
 class FixedColumn:
-    """A growing column of integers, booleans, dates and the like: a value of 1, 2, 4, 8 or 16 bytes a row."""
+    """A growing column of numbers, booleans, dates and the like: a value of 1, 2, 4, 8 or 16 bytes a row."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
@@ -199,17 +200,60 @@ class FixedColumn:
         return all_rows[values.offset : values.offset + len(values)]
 
 
-KeyColumn: TypeAlias = HeapColumn | FixedColumn
+class StructColumn:
+    """A growing column of structs: a column for each field."""
+
+    def __init__(self, kind: pa.StructType) -> None:
+        self._kind = kind
+        self._fields = [key_column(field.type) for field in kind]
+        self._nulls = _Nulls()
+        self._rows = 0
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def bytes_held(self) -> int:
+        return self._nulls.bytes_held + sum(field.bytes_held for field in self._fields)
+
+    def append(self, values: pa.Array) -> None:
+        self._nulls.append(values, self._rows)
+        for at, field in enumerate(self._fields):
+            field.append(values.field(at))
+        self._rows += len(values)
+
+    def take(self, slots: Slots) -> pa.Array:
+        mask = self._nulls.mask(slots)
+        nulls = None if mask is None else pa.array(mask)
+        fields = [field.take(slots) for field in self._fields]
+        return pa.StructArray.from_arrays(fields, fields=list(self._kind), mask=nulls)
+
+    def equal(self, slots: Slots, values: pa.Array) -> npt.NDArray[np.bool_]:
+        """Return whether the value at slots[i] is values[i]: a null in a field equals a null there."""
+        same: npt.NDArray[np.bool_] = np.ones(len(slots), np.bool_)
+        for at, field in enumerate(self._fields):
+            same &= field.equal(slots, values.field(at))
+        return self._nulls.equal(same, slots, values)
+
+
+KeyColumn: TypeAlias = HeapColumn | FixedColumn | StructColumn
 
 
 def is_key_type(kind: pa.DataType) -> bool:
-    """Whether a column of this type can be (part of) a key: equality must be equality of bytes."""
+    """Whether a column of this type can be (part of) a key: of normalized values, equality must be equality
+    of bytes.
+    """
     types = pa.types
+    if types.is_struct(kind):
+        names = [field.name for field in kind]
+        return 0 < len(set(names)) == len(names) and all(is_key_type(field.type) for field in kind)
     return bool(
         types.is_string(kind)
         or types.is_binary(kind)
         or types.is_boolean(kind)
         or types.is_integer(kind)
+        or types.is_float32(kind)
+        or types.is_float64(kind)
         or types.is_date32(kind)
         or types.is_timestamp(kind)
         or types.is_decimal128(kind)
@@ -220,11 +264,35 @@ def key_column(kind: pa.DataType) -> KeyColumn:
     """Return an empty column for keys of this type. Raises SchemaError for a type that cannot be a key."""
     if not is_key_type(kind):
         raise SchemaError(
-            f"{kind} cannot be a key; use string, binary, boolean, an integer, date, timestamp or decimal"
+            f"{type_text(kind)} cannot be a key; use string, binary, boolean, a number, date, timestamp, or a"
+            " struct of these"
         )
+    if pa.types.is_struct(kind):
+        return StructColumn(kind)
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return HeapColumn(kind)
     return FixedColumn(kind)
+
+
+def normalized_key(values: pa.Array) -> pa.Array:
+    """Return key values as Spark groups by them: -0.0 is 0.0, and every NaN has the same bytes. It must be
+    applied before `find_or_add`, which compares bytes.
+    """
+    if pa.types.is_struct(values.type):
+        fields = [values.field(at) for at in range(values.type.num_fields)]
+        changed = [normalized_key(field) for field in fields]
+        if all(one is other for one, other in zip(fields, changed, strict=True)):
+            return values
+        nulls = values.is_null() if values.null_count else None
+        return pa.StructArray.from_arrays(changed, fields=list(values.type), mask=nulls)
+    if not pa.types.is_floating(values.type):
+        return values
+    numbers = values.fill_null(1).to_numpy(zero_copy_only=False)
+    nan = np.isnan(numbers)
+    if not (nan.any() or (np.signbit(numbers) & (numbers == 0)).any()):
+        return values
+    made = np.where(nan, numbers.dtype.type(np.nan), numbers + numbers.dtype.type(0))
+    return pa.array(made, values.type, mask=values.is_null().to_numpy(zero_copy_only=False))
 
 
 # --- the index ----------------------------------------------------------------------------------------------

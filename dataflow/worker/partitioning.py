@@ -21,7 +21,7 @@ from dataflow.errors import SchemaError, UserFault
 from dataflow.graph.plan import GraphPlan
 from dataflow.operators.routing import KeyBySpec
 from dataflow.state.base import in_ranges
-from dataflow.state.key_index import WEIGHT_COLUMN, Hashes, Weights, hashes_of, weights_of
+from dataflow.state.key_index import WEIGHT_COLUMN, Hashes, KeyIndex, Weights, hashes_of, weights_of
 from dataflow.values.columns import column_of
 
 
@@ -65,7 +65,7 @@ class Partitioner:
 def key_hashes(columns: Sequence[pa.Array]) -> Hashes:
     """Return `hash_keys` of the columns; repeated keys are hashed once."""
     # Finding equal keys takes a quarter of the time of hashing them, but doubles the time if few keys repeat.
-    if len(columns) > 1 or len(columns[0]) < 2 * limits.key_sample_rows:
+    if len(columns) > 1 or len(columns[0]) < 2 * limits.key_sample_rows or _is_nested(columns[0]):
         return hash_keys(columns)
     sample = columns[0].slice(0, limits.key_sample_rows)
     if pc.count_distinct(sample).as_py() > limits.key_sample_rows * limits.key_sample_distinct_max:
@@ -113,7 +113,9 @@ def merge_rows(batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> pa.
     """Merge equal rows, in order of first appearance; `_weight` is the sum of theirs, 1 each by default."""
     table = pa.Table.from_batches([batch.select(columns) for batch in batches])
     weights = _all_weights(batches)
-    if len(columns) == 1:
+    if any(_is_nested(column) for column in table.columns):
+        merged, sums = _merge_nested(table, weights)
+    elif len(columns) == 1:
         values, sums = _merge_one(table.column(0).combine_chunks(), weights)
         merged = [values]
     else:
@@ -142,6 +144,20 @@ def _merge_one(column: pa.Array, weights: Weights | None) -> tuple[pa.Array, Wei
     sums: Weights = np.zeros(count, np.int64)
     np.add.at(sums, indices, weights)
     return encoded.dictionary, sums
+
+
+def _is_nested(column: Any) -> bool:
+    return bool(pa.types.is_nested(column.type))
+
+
+def _merge_nested(table: pa.Table, weights: Weights | None) -> tuple[list[Any], Weights]:
+    """Merge rows with structs, which Arrow does not group by."""
+    columns = [_one_array(column) for column in table.columns]
+    index = KeyIndex([column.type for column in columns])
+    slots = index.find_or_add(columns, hash_keys(columns))
+    sums: Weights = np.zeros(len(index), np.int64)
+    np.add.at(sums, slots, 1 if weights is None else weights)
+    return index.keys(np.arange(len(index))), sums
 
 
 def _merge_many(table: pa.Table, weights: Weights | None) -> tuple[list[Any], Weights]:

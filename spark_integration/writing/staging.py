@@ -161,7 +161,8 @@ def sum_of(contents: Iterable[BatchContent]) -> BatchContent:
 
 def _is_exact(kind: pa.DataType) -> bool:
     try:
-        return kind_of(kind) != "float"
+        found = kind_of(kind)
+        return found != "float" and not isinstance(found, tuple)
     except UnsupportedKeyTypeError:
         return False
 

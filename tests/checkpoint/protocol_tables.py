@@ -12,7 +12,7 @@ from typing import get_args
 from checkpoint.core.coordination.workers import WORKERS
 from checkpoint.core.links import messages as m
 from checkpoint.core.links.frames import ChannelFrame, FrameFlag, FrameType, encode, job_digest
-from checkpoint.core.records.layout import canonical_key, key_hash
+from checkpoint.core.records.layout import Kind, Value, canonical_key, key_hash
 
 JOURNALS = Path(__file__).parent.parent.parent / "docs" / "protocol" / "journals.md"
 
@@ -34,6 +34,8 @@ KEYS = [
     (("string",), (None,)),
     (("string", "int"), ("ab", 1)),
     (("string", "string"), ("", None)),
+    ((("string", "int"),), (("ab", 1),)),
+    (("string", ("int",)), ("", (None,))),
 ]
 
 
@@ -53,10 +55,16 @@ def frame_vector() -> str:
     )
 
 
+def _key_text(kind: Kind, value: Value) -> str:
+    if isinstance(kind, tuple) and isinstance(value, tuple):
+        return f"struct of ({', '.join(map(_key_text, kind, value))})"
+    return f"{kind} {value!r}"
+
+
 def key_vectors() -> str:
     lines = ["| key | canonical bytes | `_hash` |", "|---|---|---|"]
     for kinds, values in KEYS:
-        fields = ", ".join(f"{kind} {value!r}" for kind, value in zip(kinds, values, strict=True))
+        fields = ", ".join(map(_key_text, kinds, values))
         data = canonical_key(kinds, values)
         lines.append(f"| {fields} | `{data.hex()}` | `{key_hash(kinds, values):016x}` |")
     return "\n".join(lines)

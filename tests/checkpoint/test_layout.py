@@ -57,6 +57,8 @@ GOLDEN = [
     (("string",), (None,), "", "2d06800538d394c2"),
     (("string", "int"), ("ab", 1), "00000002" + "6162" + "00000008" + "0000000000000001", None),
     (("string", "string"), ("", None), "00000000" + "ffffffff", None),
+    ((("string",),), (("ab",),), "00000002" + "6162", None),
+    ((("float", ("int",)),), ((-0.0, None),), "00000008" + "00" * 8 + "ffffffff", None),
 ]
 
 
@@ -73,7 +75,9 @@ def test_a_value_of_another_kind_is_refused() -> None:
         canonical_bytes("int", "1")
 
 
-@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.struct([("a", pa.int8())]), pa.null()])
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int64()), pa.struct([]), pa.struct([("a", pa.list_(pa.int8()))]), pa.null()]
+)
 def test_a_column_without_canonical_bytes_is_refused_by_name(kind) -> None:
     with pytest.raises(UnsupportedKeyTypeError, match="cannot be a key"):
         kind_of(kind)
@@ -137,6 +141,30 @@ def test_a_key_of_several_columns_hashes_as_its_values_do(data) -> None:
     kinds = [COLUMNS[n][1] for n in names]
     rows = list(zip(*columns, strict=True))[start:] if count else []
     assert hash_keys(arrays).tolist() == [key_hash(kinds, row) for row in rows]
+
+
+@given(st.data())
+def test_a_struct_hashes_as_its_fields_do_also_as_one_of_several_columns(data) -> None:
+    names = data.draw(st.lists(st.sampled_from(sorted(COLUMNS)), min_size=1, max_size=3))
+    inner, count = data.draw(st.booleans()), data.draw(st.integers(0, 8))
+    fields = st.tuples(*(st.none() | COLUMNS[name][2] for name in names))
+    kind = pa.struct([(f"f{at}", COLUMNS[name][0]) for at, name in enumerate(names)])
+    canonical = tuple(COLUMNS[name][1] for name in names)
+    if inner:
+        fields, kind, canonical = st.tuples(st.none() | fields), pa.struct([("s", kind)]), (canonical,)
+    values = data.draw(st.lists(st.none() | fields, min_size=count, max_size=count))
+    start = data.draw(st.integers(0, count))
+    array = pa.array([_as_dict(value, kind) for value in values], kind).slice(start)
+    assert hash_keys([array]).tolist() == [key_hash((canonical,), (value,)) for value in values[start:]]
+    numbers = pa.array(range(count), pa.int64()).slice(start)
+    rows = list(zip(values, range(count), strict=True))[start:]
+    assert hash_keys([array, numbers]).tolist() == [key_hash((canonical, "int"), row) for row in rows]
+
+
+def _as_dict(value, kind):
+    if not isinstance(value, tuple):
+        return value
+    return {field.name: _as_dict(one, field.type) for field, one in zip(kind, value, strict=True)}
 
 
 def test_dates_timestamps_and_decimals_hash_by_their_numbers() -> None:

@@ -187,6 +187,36 @@ def test_many_keys_of_one_hash_are_folded_without_a_loop_over_them(monkeypatch: 
     assert rows == {0: 0, 1: 0, 2: 1, 3: 1}
 
 
+STRUCT = pa.struct([("x", pa.float64()), ("inner", pa.struct([("y", pa.int64())]))])
+_struct_keys = st.none() | st.fixed_dictionaries(
+    {
+        "x": st.sampled_from([None, 0.0, math.nan, 1.5]),
+        "inner": st.none() | st.fixed_dictionaries({"y": st.sampled_from([None, 1])}),
+    }
+)
+
+
+def _of_struct(key: Any) -> str:
+    return repr(pa.array([key], STRUCT)[0].as_py())
+
+
+@given(blocks=st.lists(st.lists(_struct_keys, max_size=6, unique_by=_of_struct), min_size=1, max_size=4))
+@pytest.mark.parametrize("colliding", [False, True])
+def test_struct_keys_fold_as_the_values_they_are(blocks: list[list[Any]], colliding: bool) -> None:
+    """With `colliding`, only the values tell the keys apart."""
+    schema = block_schema(pa.schema([("k", STRUCT)]), pa.schema([("n", pa.int64())]))
+    model: dict[str, int] = {}
+    made = []
+    for number, keys in enumerate(blocks):
+        column = pa.array(keys, STRUCT)
+        hashes = np.full(len(keys), 7, np.uint64) if colliding else hash_keys([column])
+        made.append(make_block(schema, [column], hashes, [pa.array([number] * len(keys), pa.int64())]))
+        model |= {repr(key): number for key in column.to_pylist()}
+    found = newest_rows(made).to_pylist()
+    assert len(found) == len(model)
+    assert {repr(row["k"]): row["n"] for row in found} == model
+
+
 KEYS, VALUES = pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())])
 
 

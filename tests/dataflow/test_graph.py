@@ -123,8 +123,8 @@ def test_streams_of_two_graphs_do_not_mix(tmp_path: Path) -> None:
         (lambda s: s.key_by("k").count("c"), "at least one column"),
         (lambda s: s.key_by("k", "line", "line").count("c"), "named only once"),
         (
-            lambda s: s.map("f", lambda r: 1.5, schema="x double").key_by("k", "x").count("c"),
-            "double cannot be a key",
+            lambda s: s.map("f", lambda r: [1.5], schema="x array<double>").key_by("k", "x").count("c"),
+            "array<double> cannot be a key",
         ),
         (
             lambda s: s.map("n", lambda r: "a", schema="count string").key_by("k", "count").count("c"),

@@ -1,21 +1,30 @@
-"""Arrays, maps and structs in the rows of every operator with state: one order, whatever arrives first."""
+"""Arrays, maps and structs in the rows of every operator with state: one order, whatever arrives first.
+Floating point numbers and structs as keys.
+"""
 
 import itertools
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.key_hash import hash_rows
+from checkpoint.chains.state_blocks import block_schema, make_block
+from checkpoint.errors import EditRefusedError
+from checkpoint.key_hash import hash_keys, hash_rows
 from dataflow import CallSink, Count, CountWindow, Graph, InputSource, Stream, Tumbling
-from dataflow.errors import UserFault
+from dataflow.errors import GraphError, OperatorError, UserFault
+from dataflow.state.given_rows import GivenTable, given_rows
+from dataflow.state.key_index import normalized_key
 from dataflow.state.row_table import in_order
+from dataflow.testing import Trial
 from dataflow.testing.trial import batch_of
 from dataflow.values.columns import column_of
 from dataflow.values.kinds import values_of
@@ -164,3 +173,187 @@ def batch_rows(rows: list[Row]) -> list[Row]:
     batch = batch_of(rows, schema)
     columns = [values_of(column) for column in batch.columns]
     return [dict(zip(schema.names, cells, strict=True)) for cells in zip(*columns, strict=True)]
+
+
+# --- keys ---------------------------------------------------------------------------------------------------
+
+KEYS = {
+    "d": (pa.float64(), st.sampled_from([0.0, -0.0, float("nan"), -float("nan"), 1.5, None])),
+    "f": (pa.float32(), st.sampled_from([0.0, -0.0, float("nan"), 0.5, float("inf"), None])),
+    "s": (
+        pa.struct([("a", pa.string()), ("d", pa.float64()), ("t", pa.struct([("f", pa.float32())]))]),
+        st.none()
+        | st.fixed_dictionaries(
+            {
+                "a": st.sampled_from(["", "x", None]),
+                "d": st.sampled_from([0.0, -0.0, float("nan"), None]),
+                "t": st.none() | st.fixed_dictionaries({"f": st.sampled_from([-0.0, 0.0, None])}),
+            }
+        ),
+    ),
+}
+
+
+def normal(value: Any) -> Any:
+    """The oracle: the key that Spark groups by."""
+    if isinstance(value, dict):
+        return {name: normal(value[name]) for name in sorted(value)}
+    return 0.0 if value == 0 and isinstance(value, float) else value
+
+
+def with_timer(row: Row, state: Any) -> None:
+    state.value = {"n": (state.value["n"] if state.value else 0) + 1}
+    state.timer = second(100)
+
+
+def told(key: Row, time: Any, state: Any) -> list[Any]:
+    return [(key["key"], state.value["n"])]
+
+
+def frames_of_key(key: tuple[Any, ...], frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+    n = (state.get[0] if state.exists else 0) + sum(map(len, frames))
+    state.update((n,))
+    if state.hasTimedOut:
+        yield pd.DataFrame({"key": [key[0]], "n": [n]})
+    else:
+        state.setTimeoutTimestamp(second(100))
+
+
+def counted(name: str, kind: pa.DataType, stream: Stream) -> Stream:
+    keyed = stream.key_by("by", "key")
+    schema = pa.schema([("key", kind), ("n", pa.int64())])
+    if name == "count":
+        return keyed.count("made")
+    if name == "aggregate":
+        return keyed.aggregate("made", n=Count())
+    if name == "window":
+        return keyed.aggregate("made", Tumbling("at", timedelta(minutes=1)), n=Count())
+    if name == "map_state":
+        return keyed.map_state("made", with_timer, on_timer=told, state="n bigint", schema=schema, time="at")
+    return keyed.apply_in_pandas_with_state(
+        "made", frames_of_key, schema, "n bigint", "append", "EventTimeTimeout", time="at"
+    )
+
+
+@pytest.mark.parametrize("name", ["count", "window"])
+def test_both_zeros_are_one_key_and_so_are_all_nan(name: str) -> None:
+    graph = Graph("keys")
+    rows = graph.source("rows", InputSource("rows", "at timestamp, key double"))
+    timed = rows.event_time("timed", "at", lateness=timedelta(0))
+    counted(name, pa.float64(), timed).sink("out", CallSink(print))
+    trial = Trial(graph, workers=2)
+    keys = [-0.0, 0.0, float("nan"), -float("nan")]
+    trial.step({"rows": [{"at": second(0), "key": key} for key in keys]}, end=True)
+    found = sorted((repr(row["key"]), row.get("n", row.get("count"))) for row in trial.rows("out"))
+    assert found == [("0.0", 2), ("nan", 2)]
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("name", ["count", "aggregate", "window", "map_state", "apply_in_pandas_with_state"])
+@settings(max_examples=10)
+@given(data=st.data())
+def test_floating_keys_and_structs_are_grouped_as_spark_groups_them(
+    name: str, key: str, data: st.DataObject
+) -> None:
+    kind, values = KEYS[key]
+    given_ = data.draw(st.lists(st.tuples(st.integers(0, 3), values), max_size=10))
+    rows = [{"at": second(number), "key": value} for number, value in given_]
+    graph = Graph("keys")
+    steps, lateness = data.draw(timely("rows", rows, "at"))
+    source = InputSource("rows", pa.schema([("at", pa.timestamp("us", "UTC")), ("key", kind)]))
+    timed = graph.source("rows", source).event_time("timed", "at", lateness=lateness)
+    counted(name, kind, timed).sink("out", CallSink(print))
+    made = play_with_trouble(graph, steps, data, end=True).rows("out")
+    found = {repr(row["key"]): row.get("n", row.get("count")) for row in made}  # the last one of a key
+    assert found == Counter(repr(normal(row["key"])) for row in rows)
+    if name not in ("count", "aggregate"):
+        assert len(made) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        (pa.float64(), [-1.5, 0.0, float("inf"), float("nan"), None]),
+        (pa.struct([("a", pa.float64())]), [{"a": 0.0}, {"a": float("nan")}, {"a": None}, None]),
+    ],
+    ids=str,
+)
+def test_timers_of_one_time_fire_in_the_order_of_keys_with_nan_and_null_last(
+    kind: pa.DataType, keys: list[Any]
+) -> None:
+    for arrived in (keys, keys[::-1]):
+        graph = Graph("timers")
+        schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("key", kind)])
+        rows = graph.source("rows", InputSource("rows", schema))
+        timed = rows.event_time("timed", "at", lateness=timedelta(0))
+        counted("map_state", kind, timed).sink("out", CallSink(print))
+        trial = Trial(graph)
+        trial.step({"rows": [{"at": second(0), "key": key} for key in arrived]}, checkpoint=True)
+        trial.crash()
+        trial.step({"rows": [{"at": second(0.5), "key": keys[0]}, {"at": second(200), "key": keys[0]}]})
+        trial.step({"rows": [{"at": second(300), "key": keys[0]}]})
+        assert [repr(row["key"]) for row in trial.rows("out")][: len(keys)] == list(map(repr, keys))
+
+
+@pytest.mark.parametrize("key", KEYS)
+@settings(max_examples=10)
+@given(data=st.data())
+def test_rows_of_floating_keys_and_structs_are_deduplicated_and_joined(key: str, data: st.DataObject) -> None:
+    kind, values = KEYS[key]
+    lefts, rights = (data.draw(st.lists(values, max_size=6)) for _ in range(2))
+    schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("key", kind)])
+    graph = Graph("pairs")
+    streams = [
+        graph.source(name, InputSource(name, schema))
+        .event_time(f"{name}_timed", "at", lateness=timedelta(0))
+        .key_by(f"{name}_by", "key")
+        for name in ("left", "right")
+    ]
+    streams[0].dedup("once").sink("once_out", CallSink(print))
+    pairs = streams[0].join("pairs", streams[1], times=("at", "at"), within=timedelta(1), suffix="_r")
+    pairs.sink("pairs_out", CallSink(print))
+    rows = [[{"at": second(0), "key": value} for value in side] for side in (lefts, rights)]
+    trial = Trial(graph, workers=2)
+    trial.step({"left": rows[0]}, checkpoint=True)
+    trial.crash()
+    trial.step({"right": rows[1]})
+    left, right = ([repr(normal(value)) for value in side] for side in (lefts, rights))
+    assert sorted(repr(row["key"]) for row in trial.rows("once_out")) == sorted(set(left))
+    expected = [one for one in left for other in right if one == other != "None"]
+    assert sorted(repr(row["key"]) for row in trial.rows("pairs_out")) == sorted(expected)
+
+
+def test_a_broadcast_table_refuses_structs_and_nan_as_keys() -> None:
+    def graph_by(kind: str) -> Graph:
+        graph = Graph("g")
+        rates = graph.source("rates", InputSource("rates", f"key {kind}, rate double"))
+        table = graph.broadcast_table("table", rates, "key")
+        lines = graph.source("lines", InputSource("lines", "x bigint"))
+        made = lines.map("made", lambda row, table: len(table), schema="n bigint", broadcast=table)
+        made.sink("out", CallSink(print))
+        return graph
+
+    with pytest.raises(GraphError, match="key column 'key' of a broadcast table is a struct"):
+        graph_by("struct<a:int>").plan()
+    trial = Trial(graph_by("double"))
+    trial.step({"rates": [{"key": 0.0, "rate": 1.0}, {"key": -0.0, "rate": 2.0}]}, checkpoint=True)
+    trial.crash()
+    trial.step({"lines": [{"x": 1}]})
+    assert trial.rows("out") == [{"n": 1}]
+    with pytest.raises(OperatorError, match="is null or NaN"):
+        trial.step({"rates": [{"key": float("nan"), "rate": 1.0}]})
+
+
+def test_a_floating_key_of_state_that_is_edited_is_the_key_that_rows_have() -> None:
+    kind = pa.struct([("d", pa.float64())])
+    schema = block_schema(pa.schema([("key", kind)]), pa.schema([("count", pa.int64())]))
+    keys = normalized_key(pa.array([{"d": 0.0}, {"d": float("nan")}, {"d": None}, None], kind))
+    stored = make_block(schema, [keys], hash_keys([keys]), [pa.array([1, 2, 3, 4])])
+    given_ = pa.array([{"d": -0.0}, {"d": -float("nan")}, {"d": None}, {"d": 7.0}], kind)
+    table = GivenTable([("key", given_), ("count", pa.array([10, 20, 30, 40]))], 4)
+    rows = given_rows("op", schema, table, stored)
+    assert rows.stored_column("count").to_pylist() == [1, 2, 3, None]
+    assert [str(key["d"]) for key in rows.keys[0].to_pylist()] == ["0.0", "nan", "None", "7.0"]
+    assert not np.signbit(rows.keys[0].field(0).to_numpy(zero_copy_only=False)[:2]).any()
+    with pytest.raises(EditRefusedError, match="the key occurs twice"):
+        given_rows("op", schema, GivenTable([("key", [{"d": 0.0}, {"d": -0.0}])], 2), stored)

@@ -123,8 +123,12 @@ def workers_text(workers: int) -> str:
     return "1 worker" if workers == 1 else f"{workers} workers"
 
 
-Kind: TypeAlias = Literal["string", "binary", "bool", "int", "uint", "float", "decimal", "date", "timestamp"]
-Value: TypeAlias = str | bytes | bool | int | float | None
+PlainKind: TypeAlias = Literal[
+    "string", "binary", "bool", "int", "uint", "float", "decimal", "date", "timestamp"
+]
+Kind: TypeAlias = "PlainKind | tuple[Kind, ...]"
+"""A tuple: a struct of these fields."""
+Value: TypeAlias = "str | bytes | bool | int | float | tuple[Value, ...] | None"
 
 NULL_LENGTH: Final = 0xFFFFFFFF
 NAN_BYTES: Final = bytes.fromhex("7ff8000000000000")
@@ -146,15 +150,17 @@ NAN_BYTES: Final = bytes.fromhex("7ff8000000000000")
 # | date | days since 1970-01-01, as int |
 # | timestamp | ticks since 1970-01-01 in the column's unit, as int; the unit belongs to the schema |
 # | null | no bytes |
-# | several columns | of each: 4 bytes big-endian length, its bytes; ffffffff alone for null |
+# | several columns, struct | of each: 4 bytes big-endian length, its bytes; ffffffff alone for null |
 #
 # Keys are compared by value, not by hash: null and '' share a hash and are different keys.
 def canonical_bytes(kind: Kind, value: Value) -> bytes:
-    """Return the canonical bytes of one value, an integer for decimal, date and timestamp. Raises
-    UnsupportedKeyTypeError, OverflowError.
+    """Return the canonical bytes of one value, an integer for decimal, date and timestamp, a tuple for a
+    struct. Raises UnsupportedKeyTypeError, OverflowError.
     """
     if value is None:
         return b""
+    if isinstance(kind, tuple) and isinstance(value, tuple) and len(value) == len(kind):
+        return _with_lengths(kind, value)
     if kind == "string" and isinstance(value, str):
         return value.encode()
     if kind == "binary" and isinstance(value, bytes):
@@ -172,6 +178,10 @@ def canonical_key(kinds: Sequence[Kind], values: Sequence[Value]) -> bytes:
     """Return the canonical bytes of a key of one or several columns."""
     if len(kinds) == 1:
         return canonical_bytes(kinds[0], values[0])
+    return _with_lengths(kinds, values)
+
+
+def _with_lengths(kinds: Sequence[Kind], values: Sequence[Value]) -> bytes:
     parts: list[bytes] = []
     for kind, value in zip(kinds, values, strict=True):
         data = canonical_bytes(kind, value)
