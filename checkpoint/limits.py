@@ -194,6 +194,9 @@ a claim rises by `epoch_jump_max` at a time, in the manifest and in every worker
 heartbeat_s: Final = 1.0
 drop_warnings_s: Final = 10.0
 """Minimum time between two warnings about dropped rows."""
+slow_checkpoint_s: Final = 10.0
+slow_checkpoint_again_s: Final = 60.0
+"""The log warns of a checkpoint that takes longer than the first, at most once in the second."""
 suspect_after_s: Final = 10.0
 last_words_s: Final = 0.5
 """How long the loss of a worker waits for the report of its companion, which says what ran. It comes within

@@ -36,6 +36,7 @@ from checkpoint.core.links.messages import VERSIONS
 from checkpoint.errors import ChannelFrameError, HandshakeError, LinkClosedError
 from checkpoint.runtime import DISTRIBUTION, LinkStream, package_version, runtime
 from dos_client import runtime as client_runtime
+from dos_protocol.arguments import address_text
 from dos_protocol.errors import BrokenConnectionError, ClosedError
 from dos_tls import PlainTextPeerError, TlsStream
 
@@ -80,7 +81,9 @@ class Link:
         """Send frames in order, without frames of other tasks between them. Otherwise like `send`."""
         async with self._send_lock:
             if self._mid_send:
-                raise BrokenConnectionError(f"the link to {self.peer_address} broke within a frame")
+                raise BrokenConnectionError(
+                    f"the link to {address_text(*self.peer_address)} broke within a frame"
+                )
             # stays True if cancelled or failed, because half a frame may have been sent
             self._mid_send = True
             with _translated(self.peer_address):
@@ -105,8 +108,12 @@ class Link:
                 data = await self._stream.receive_some(_receive_bytes)
             if not data:
                 if self._decoder.mid_frame:
-                    raise BrokenConnectionError(f"the link to {self.peer_address} ended within a frame")
-                raise LinkClosedError(f"the link to {self.peer_address} was closed by the other end")
+                    raise BrokenConnectionError(
+                        f"the link to {address_text(*self.peer_address)} ended within a frame"
+                    )
+                raise LinkClosedError(
+                    f"the link to {address_text(*self.peer_address)} was closed by the other end"
+                )
             self._decoder.receive_data(data)
         return frame
 
@@ -127,10 +134,10 @@ class _translated:  # noqa: N801  (reads as a word at its uses)
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, trio.BrokenResourceError | OSError):
             raise BrokenConnectionError(
-                f"the link to {self._peer} broke: {error.__cause__ or error}"
+                f"the link to {address_text(*self._peer)} broke: {error.__cause__ or error}"
             ) from error
         if isinstance(error, trio.ClosedResourceError):
-            raise ClosedError(f"the link to {self._peer} was closed here") from error
+            raise ClosedError(f"the link to {address_text(*self._peer)} was closed here") from error
 
 
 async def connect_link(

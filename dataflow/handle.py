@@ -270,7 +270,9 @@ class RegionHandle:
         """
         self._control.stop()
         if not self._control.wait(stop_timeout_s):
-            logger.warning("%s: not stopped after %.0f s; ending its workers", self.name, stop_timeout_s)
+            logger.warning(
+                "region %s: not stopped after %.0f s; ending its workers", self.name, stop_timeout_s
+            )
             self._launcher.close(workers_end_timeout_s)
         self._cleaned.wait(stop_timeout_s)
 
@@ -360,19 +362,18 @@ class RegionHandle:
         self._control.wait(workers_end_timeout_s)  # the event of the end precedes its exception
         self._control.wait_listeners()
         if not self._launcher.wait_idle(workers_end_timeout_s):
-            logger.warning("%s: ended, but some of its workers still run; ending them", self.name)
+            logger.warning("region %s: ended, but some of its workers still run; ending them", self.name)
         self._launcher.close(workers_end_timeout_s)
         self._at_end()
         self._cleaned.set()
 
     def _report(self, event: RegionEvent) -> None:
-        logger.debug("%s: %s", self.name, event)
         if self._on_event is None:
             return
         try:
             self._on_event(event)
         except Exception:  # an error of the user's observer must not end the watch
-            logger.exception("%s: the observer raised on %s", self.name, event)
+            logger.exception("region %s: the observer raised on %s", self.name, event)
 
 
 class RegionOptions(TypedDict, total=False):

@@ -118,6 +118,12 @@ def _not_ready(url: DosUrl, membership: Membership, seen: ServerSurvey) -> Store
         )
     if refusal := seen.all_refuse:
         return all_refuse(url, refusal, seen.problems(membership))
+    if not seen.answers:
+        return StoreNotReadyError(
+            f"no server of {url} answers",
+            seen.problems(membership),
+            remedy="start them, or correct the URL",
+        )
     return StoreNotReadyError(
         f"too few servers of {url} confirm a store record",
         seen.problems(membership),

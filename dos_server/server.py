@@ -22,7 +22,7 @@ from dos_protocol import messages as m
 from dos_protocol.errors import VERDICTS, RemoteProtocolError
 from dos_protocol.frames import IS_TLS, Frame
 from dos_protocol.names import id_text
-from dos_protocol.store_record import decode_store_record
+from dos_protocol.store_record import StoreRecord, decode_store_record
 from dos_server import limits
 from dos_server.buffers import BufferAccount, OutgoingAccount
 from dos_server.connection import (
@@ -183,12 +183,14 @@ class DiskEffects:
             return v.GotDigest(effect, 0)  # the peer is gone, and others may be queued
         event = self._storage.perform(effect)
         if isinstance(effect, v.WriteStoreRecord) and event == v.EffectDone(effect, v.DiskFailure.NONE):
-            logger.warning("store record: %s", record_text(effect.record))
+            record = decode_store_record(effect.record)
+            # A store of one server changes only when it begins, or its server has another address.
+            level = logging.WARNING if len(record.members) > 1 else logging.INFO
+            logger.log(level, "store record: %s", record_text(record))
         return event
 
 
-def record_text(data: bytes) -> str:
-    record = decode_store_record(data)
+def record_text(record: StoreRecord) -> str:
     members = ", ".join(f"{one.address} {one.state}" for one in record.members)
     return (
         f"store {id_text(record.store_id)}, generation {record.generation}, Qa {record.ack_quorum}: {members}"

@@ -186,8 +186,8 @@ class Standbys:
         """Note the end of a job. Return the attempt (worker, attempt) that it has become, None if none."""
         if number in self._jobs.live:
             logger.log(
-                logging.WARNING if error else logging.INFO,
-                "%s: stand-by %d ended: %s",
+                logging.WARNING if error else logging.DEBUG,
+                "region %s: stand-by %d ended: %s",
                 self._region,
                 number,
                 error or "it is not needed",
@@ -220,7 +220,7 @@ class Standbys:
         if shortage is None:
             self._submit(self._jobs.submit())
         elif self._jobs.no_slot(now):
-            logger.warning("%s runs without a further stand-by: %s", self._region, shortage)
+            logger.warning("region %s: runs without a further stand-by: %s", self._region, shortage)
 
     def close(self) -> None:
         """Cancel all stand-bys."""
@@ -235,7 +235,9 @@ class Standbys:
         assert self._settings is not None
         if not self._settings.control.standbys.assign(number, worker, attempt):
             return False
-        logger.info("%s: stand-by %d becomes worker %d attempt %d", self._region, number, worker, attempt)
+        logger.info(
+            "region %s: stand-by %d becomes worker %d, attempt %d", self._region, number, worker, attempt
+        )
         self._jobs.assigned(number, worker, attempt)
         return True
 
@@ -383,7 +385,8 @@ class SparkLauncher:
                 case attempts.CancelJob(attempt):
                     self._cancel_by_tag(self._tag_of(worker, attempt))
                 case attempts.ReportEnd(attempt, error):
-                    logger.info("%s: worker %d attempt %d ended: %s", self.region, worker, attempt, error)
+                    ending = (self.region, worker, attempt, error or "as its region ordered")
+                    logger.debug("region %s: worker %d, attempt %d ended: %s", *ending)
                     self._executors.forget(self._tag_of(worker, attempt))
                     self._on_ended(worker, attempt, error)
 
@@ -408,7 +411,9 @@ class SparkLauncher:
         }
         if workers := sorted(tags[tag] for tag in self._executors.leaving(tags)):
             self._told_at = now
-            logger.info("%s: the executors of workers %s are being decommissioned", self.region, workers)
+            logger.info(
+                "region %s: the executors of workers %s are being decommissioned", self.region, workers
+            )
             self._on_leaving(workers)
 
     def _submit_standby(self, number: int) -> None:

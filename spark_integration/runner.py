@@ -103,7 +103,8 @@ def choose_store(
         )
     directory = Path(data_dir) if data_dir is not None else Path(tempfile.mkdtemp(prefix="dos-store-"))
     server = embedded.start(directory, token=token, log_bytes=embedded.LOG_BYTES)
-    logger.warning("no store was named: using an embedded server with one copy, in %s", directory)
+    kept = "" if data_dir is not None else ", which no later run finds: pass data_dir= or store="
+    logger.warning("no store was named: this process serves one, with one copy, in %s%s", directory, kept)
     try:
         trio.run(_update_address, server.url, token)
         make_ready(server.url, token)
@@ -139,7 +140,7 @@ def make_ready(url: str, token: bytes = b"") -> None:
 
 
 async def _make_ready(url: str, token: bytes) -> None:
-    problem: Exception | None = None
+    problem: StoreNotReadyError | None = None
     with trio.move_on_after(STORE_ANSWER_S):
         try:
             async with open_store(url, token=token, client="driver"):
@@ -151,12 +152,13 @@ async def _make_ready(url: str, token: bytes) -> None:
         try:
             record = await init_store(url, token=token)
         except Exception as error:
+            if isinstance(error, StoreNotReadyError) and error.missing == problem.missing:
+                raise StoreNotUsableError(str(problem)) from problem
             raise StoreNotUsableError(
                 f"{url} cannot be used: {problem}; and it cannot be initialized now: {error}"
             ) from problem
-        logger.info(
-            "initialized store %s: %d members, quorum %d", url, len(record.members), record.ack_quorum
-        )
+        size, quorum = len(record.members), record.ack_quorum
+        logger.info("created the store %s: appends are acknowledged by %d of %d", url, quorum, size)
         return
     raise StoreNotUsableError(f"no answer from store {url} within {STORE_ANSWER_S:.0f} s ({problem})")
 

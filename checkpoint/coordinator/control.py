@@ -30,7 +30,8 @@ from checkpoint.core.coordination.vocabulary import (
     UserRequest,
     WorkerEnded,
 )
-from checkpoint.core.progress import as_json, reset_line
+from checkpoint.core.log_lines import failure_text
+from checkpoint.core.progress import as_json
 from checkpoint.core.records.manifest import OutputIdentity, SavepointNote, savepoint_name_problem
 from checkpoint.core.region import (
     CheckpointCommitted,
@@ -55,7 +56,7 @@ from checkpoint.link import StandbyLinks
 from checkpoint.runtime import checkpoint_named, this_driver, timestamp, wall_time_ms
 from dos_client import MemberStatus, Store, randomness
 from dos_monitoring import log_fields, silence_of
-from dos_protocol.errors import LocalProtocolError, errors_in
+from dos_protocol.errors import DosError, LocalProtocolError, errors_in
 
 S = TypeVar("S", bound=Settled)
 
@@ -525,7 +526,9 @@ class RegionControl:
                 trio.run(self._main)
         except Exception as group:
             error = errors_in(group)[0]
-            logger.error("region %s ended with an error: %s", self.spec.name, error, exc_info=group)
+            # The error of a user, or of the store, says all; any other one is a bug.
+            trace = None if isinstance(error, DosError) else group
+            logger.error("region %s: failed: %s", self.spec.name, error, exc_info=trace)
         with self._lock:
             if error is not None:
                 self._error = error
@@ -551,7 +554,8 @@ class RegionControl:
                 end = await run_region(self.spec, shell, self._launcher, self._keep_store, self._check)
                 if isinstance(end.error, RegionFailedError):
                     notes = "".join(f"\n{note}" for note in getattr(end.error, "__notes__", ()))
-                    logger.error("region %s failed: %s%s", self.spec.name, end.error, notes)
+                    text = failure_text(end.error, self._shell.status().last_checkpoint)
+                    logger.error("region %s: %s%s", self.spec.name, text, notes)
                 with self._lock:
                     self._error = end.error
                 return
@@ -577,8 +581,6 @@ class RegionControl:
                 for key, error in event.outcomes().items():
                     self._outcomes[key] = (event, error)
                 self._lock.notify_all()
-        if isinstance(event, ResetReport):
-            logger.warning("%s", reset_line(self.spec.name, event))
         if self._shell is not None:
             self._keep_status(self._shell.status())  # observers of the event read a status that includes it
             self._listeners.observe(event, self._status, self._shell.meter.last)

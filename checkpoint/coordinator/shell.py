@@ -43,12 +43,12 @@ from checkpoint.core.coordination.vocabulary import (
 )
 from checkpoint.core.links.frames import control_frame, decode_from_worker
 from checkpoint.core.links.messages import CompanionReport, Host, ToWorker
+from checkpoint.core.log_lines import Line, LogLines
 from checkpoint.core.progress import ProgressMeter, dropped_rows, dropped_text, late_by_text, merge_counters
 from checkpoint.core.records.lines import made_for_forks
 from checkpoint.core.records.manifest import Checkpoint, Examination, OutputIdentity, SavepointNote
 from checkpoint.core.region import (
     CheckpointCommitted,
-    FellBack,
     Launcher,
     RegionEvent,
     RegionSpec,
@@ -67,6 +67,7 @@ from dos_client import Store, open_store
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError
 
 logger: Final = logging.getLogger("dos.checkpoint")
+_LEVELS: Final = logging.getLevelNamesMapping()
 
 Observer = Callable[[RegionEvent], None]
 """Called on the coordinator's thread for each event; must not block."""
@@ -109,6 +110,7 @@ class RegionShell:
         self.meter = ProgressMeter(spec.name)
         self.standbys = StandbyLinks(spec.name)
         self._drops = DropLog(spec.name)
+        self._lines = LogLines(spec)
 
     def post(self, event: Event) -> None:
         """Queue an event for the core. On this thread only."""
@@ -150,8 +152,11 @@ class RegionShell:
     def _handle(self, event: Event) -> None:
         for effect in self.core.handle(event, trio.current_time()):
             self._perform(effect)
-        self._drops.inspect((one.counters.operators for one in self.core.run.roster), trio.current_time())
-        self.handled(self.status())
+        now, status = trio.current_time(), self.status()
+        self._drops.inspect((one.counters.operators for one in self.core.run.roster), now)
+        if (line := self._lines.of_status(status, now)) is not None:
+            self._log(line)
+        self.handled(status)
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, SendControl):
@@ -176,13 +181,13 @@ class RegionShell:
         elif isinstance(effect, CloseLink):
             self._send(effect.link, None)
         elif isinstance(effect, MessageRefused):
-            logger.info("refused on link %d of region %s: %s", effect.link, self.spec.name, effect.refusal)
+            logger.debug("region %s: refused on link %d: %s", self.spec.name, effect.link, effect.refusal)
         else:
             self.end = effect
 
     def _launch(self, effect: LaunchWorker) -> None:
         assert self._launcher is not None
-        logger.info("worker %d of region %s: attempt %d", effect.worker, self.spec.name, effect.attempt)
+        logger.debug("region %s: worker %d, attempt %d", self.spec.name, effect.worker, effect.attempt)
         if effect.host is not None and not self._launcher.standbys:
             number = self.core.run.incarnation
             name, hosted, attempt = self.spec.name, effect.worker, effect.attempt
@@ -193,13 +198,15 @@ class RegionShell:
         self._launcher.start(effect.worker, effect.attempt, beside=effect.beside)
 
     def _notify(self, event: RegionEvent) -> None:
-        level = logging.WARNING if isinstance(event, FellBack) else logging.INFO
-        logger.log(level, "region %s: %s", self.spec.name, event)
+        self._log(self._lines.of_event(event, self.core.status(), trio.current_time()))
         if isinstance(event, CheckpointCommitted):
             self.meter.report(event, self.core.status(), now=trio.current_time(), timestamp=timestamp())
         if self._observer is not None:
             self._observer(event)
         self.also_observed(event)
+
+    def _log(self, line: Line) -> None:
+        logger.log(_LEVELS[line.level], "region %s: %s", self.spec.name, line.text)
 
     # --- Requests through the store -------------------------------------------------------------------
 
@@ -310,7 +317,7 @@ class RegionShell:
                     break
                 await link.send(control_frame(message))
         except (BrokenConnectionError, ClosedError) as error:
-            logger.info("a link of region %s broke: %s", self.spec.name, error.args[0])
+            logger.debug("region %s: a link broke: %s", self.spec.name, error.args[0])
         scope.cancel()
 
     def _send(self, number: int, message: ToWorker | None) -> None:

@@ -261,18 +261,6 @@ def prometheus_targets(region: str, status: Mapping[str, Any]) -> list[dict[str,
     ]
 
 
-def reset_line(region: str, reset: ResetReport) -> str:
-    """Return one line about a reset for the log. Of a reason with several lines it has the last."""
-    who = "reset by hand" if reset.worker < 0 else f"worker {reset.worker} was lost"
-    reason = reset.reason.strip().removeprefix(f"{who}: ")  # the coordinator's reason begins with it
-    reason = reason.splitlines()[-1] if reason else "unknown reason"
-    if reset.term and not reset.reason.startswith(who):
-        return f"{region}: {reason}, from checkpoint {reset.checkpoint} on, after {reset.seconds:.1f} s"
-    where = f"checkpoint {reset.checkpoint}" if reset.checkpoint else "the beginning"
-    went = "it was taken over from" if reset.term else "all workers went back to"
-    return f"{region}: {who}: {reason}; {went} {where} in {reset.seconds:.1f} s"
-
-
 def _since(now: int, before: int) -> int:
     return now - before if now >= before else now
 

@@ -760,8 +760,12 @@ class Links:
 
     async def _report(self, error: Exception, control: Participant) -> None:
         """Report the error that ended an incarnation. Raises it if it is internal, which ends the process."""
-        logger.warning("worker %d, incarnation %d: %s", self._spec.worker, self._shared.incarnation, error)
         failure = failure_of(error)
+        level = (
+            logging.INFO if failure.kind == "peer" else logging.WARNING
+        )  # the driver knows the peer's loss
+        where = self._spec.region, self._spec.worker, self._shared.incarnation
+        logger.log(level, "region %s, worker %d, incarnation %d: %s", *where, error)
         await control.report(failure)
         if failure.kind == "internal":
             raise error

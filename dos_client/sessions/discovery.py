@@ -45,7 +45,9 @@ class ServerSurvey:
         return "" if there.server_id == spare.server_id else "another server answers at its address"
 
     def problems(self, membership: Membership) -> list[str]:
-        return [*(f"{address}: {error}" for address, error in self.errors.items()), *membership.problems]
+        # Most errors name the address.
+        errors = (text if at in text else f"{at}: {text}" for at, text in self.errors.items())
+        return [*errors, *membership.problems]
 
 
 async def probe(

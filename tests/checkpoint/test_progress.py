@@ -26,7 +26,6 @@ from checkpoint.core.progress import (
     ProgressMeter,
     as_json,
     recovery_text,
-    reset_line,
     span_of,
     status_json,
 )
@@ -185,19 +184,6 @@ def test_the_docs_explain_every_name_of_a_report_and_no_other() -> None:
     assert names_in("recovery") == set(as_json(RecoveryEstimate(0, 0, 0, 0, 0, 0, 1)))
     assert names_in("reset") == set(as_json(RESET))
     assert names_in("savepoint") == set(savepoint_row("good", numbered_checkpoint(), NO_NOTE, 0))
-
-
-def test_a_reset_is_one_line_of_the_log_whatever_its_reason() -> None:
-    trace = "Traceback (most recent call last):\n  File x\nOSError: gone\n"
-    line = reset_line("shop", replace(RESET, worker=2, reason=trace, checkpoint=7))
-    went = "all workers went back to checkpoint 7 in 0.5 s"
-    assert line == f"shop: worker 2 was lost: OSError: gone; {went}"
-    lost = "worker 2 was lost: its control link is gone"  # as `Losses.lose` gives it
-    line = reset_line("shop", replace(RESET, worker=2, reason=lost, checkpoint=7))
-    assert line == f"shop: {lost}; {went}"
-    by_hand = reset_line("shop", replace(RESET, worker=-1, reason="asked for", checkpoint=0))
-    assert by_hand.startswith("shop: reset by hand: asked for; all workers went back to the beginning")
-    assert "unknown reason" in reset_line("shop", replace(RESET, reason=""))
 
 
 # --- the estimate of a recovery ---------------------------------------------------------------------------

@@ -204,11 +204,13 @@ def test_a_killed_worker_is_started_again_and_the_output_shows_nothing_of_it(
     os.kill(region.status.workers[1].pid, signal.SIGKILL)
     wait_until(lambda: len(region.status.resets) == 1, region)
     assert "worker 1" in region.status.resets[0].reason or region.status.resets[0].worker == 1
-    wait_until(lambda: told_of_resets(caplog) != [], region)
-    (line,) = told_of_resets(caplog)
-    assert line.startswith(f"{region.name}: worker 1 was lost: ")
-    assert "all workers went back to checkpoint " in line
-    assert "\n" not in line, "one line, with no trace"
+    wait_until(lambda: len(told_of_resets(caplog)) == 2, region)
+    lost, runs = told_of_resets(caplog)
+    assert lost.startswith(f"region {region.name}: worker 1 was lost: ")
+    assert lost.endswith("; it is started again")
+    assert runs.startswith(f"region {region.name}: runs again after ")
+    assert " s, all workers from checkpoint " in runs
+    assert "\n" not in lost + runs, "lines, with no trace"
     assert region.awaitTermination(PATIENCE_S)
     assert_right(tmp_path, passes=150)
 

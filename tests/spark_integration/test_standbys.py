@@ -164,19 +164,20 @@ def test_a_shortage_is_told_once_and_a_stopped_session_not_at_all(
 ) -> None:
     around.free = 1
     assert around.tick(9) == [1]
-    assert [one.getMessage() for one in caplog.records] == ["r runs without a further stand-by: use local[9]"]
+    text = "region r: runs without a further stand-by: use local[9]"
+    assert [one.getMessage() for one in caplog.records] == [text]
 
 
 def test_the_end_of_one_that_waited_is_told_and_no_attempts_end(
     around: Surroundings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG, "dos.spark_integration")
     around.tick(2)
     assert around.standbys.ended(1, "killed") is None
     assert around.standbys.ended(2, None) is None
     assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
-        ("WARNING", "r: stand-by 1 ended: killed"),
-        ("INFO", "r: stand-by 2 ended: it is not needed"),
+        ("WARNING", "region r: stand-by 1 ended: killed"),
+        ("DEBUG", "region r: stand-by 2 ended: it is not needed"),
     ]
     around.status = replace(around.status, state=RegionState.FINISHED)
     assert around.tick(9) == [1, 2]

@@ -177,9 +177,9 @@ class Losses:
             pass  # no layout has it now, or another process is in its place: nothing follows
         elif worker.state in (WorkerState.LOST, WorkerState.DONE):
             if event.error and (not worker.error or worker.error.startswith(_LINK_GONE)):
-                worker.error = (
-                    event.error
-                )  # otherwise the cause is known, and the process was killed after it
+                # Otherwise the cause is known, and the process was killed after it.
+                before, worker.error = worker.error, event.error
+                self._rounds.explain_loss(worker.index, before, event.error)
             # Not before its end was reported: two processes of one attempt would claim the same directory in
             # turn.
             if worker.state is WorkerState.LOST and not run.over:

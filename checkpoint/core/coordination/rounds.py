@@ -213,6 +213,12 @@ class Recovery:
             self._round.worker, self._round.by_peer = worker, False
             self.explain(reason)
 
+    def explain_loss(self, worker: int, before: str, cause: str) -> None:
+        """Replace the cause, `before`, of the loss of the worker that began the round that is open, if so."""
+        current = self._round
+        if current.open and current.worker == worker and before and before in current.reason:
+            self.explain(current.reason.replace(before, cause))
+
     def explain(self, reason: str) -> None:
         """State the reason of the round."""
         self._round.reason, self._run.reason = reason, reason
