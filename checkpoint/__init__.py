@@ -18,8 +18,18 @@ if TYPE_CHECKING:
     from checkpoint.core.links.frames import FrameFlag as FrameFlag
     from checkpoint.core.links.frames import FrameType as FrameType
     from checkpoint.core.links.frames import control_frame as control_frame
+    from checkpoint.core.links.frames import decode_region_asked as decode_region_asked
+    from checkpoint.core.links.frames import decode_share as decode_share
+    from checkpoint.core.links.frames import decode_to_task as decode_to_task
     from checkpoint.core.links.frames import job_digest as job_digest
     from checkpoint.core.links.handshake import LinkHello as LinkHello
+    from checkpoint.core.links.messages import BatchAsked as BatchAsked
+    from checkpoint.core.links.messages import BatchNeeded as BatchNeeded
+    from checkpoint.core.links.messages import BatchOffered as BatchOffered
+    from checkpoint.core.links.messages import BatchProblem as BatchProblem
+    from checkpoint.core.links.messages import BatchProcessed as BatchProcessed
+    from checkpoint.core.links.messages import BatchRefused as BatchRefused
+    from checkpoint.core.links.messages import BatchShare as BatchShare
     from checkpoint.core.links.messages import Committed as Committed
     from checkpoint.core.links.messages import CompanionReport as CompanionReport
     from checkpoint.core.links.messages import CopiedAhead as CopiedAhead
@@ -30,9 +40,12 @@ if TYPE_CHECKING:
     from checkpoint.core.links.messages import FailureKind as FailureKind
     from checkpoint.core.links.messages import Finished as Finished
     from checkpoint.core.links.messages import Host as Host
+    from checkpoint.core.links.messages import OpenBatch as OpenBatch
     from checkpoint.core.links.messages import Pause as Pause
     from checkpoint.core.links.messages import Paused as Paused
     from checkpoint.core.links.messages import Peer as Peer
+    from checkpoint.core.links.messages import RegionAsked as RegionAsked
+    from checkpoint.core.links.messages import RegionAt as RegionAt
     from checkpoint.core.links.messages import RequestCheckpoint as RequestCheckpoint
     from checkpoint.core.links.messages import Restore as Restore
     from checkpoint.core.links.messages import Restored as Restored

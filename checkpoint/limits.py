@@ -37,6 +37,10 @@ checkpoints_retained: Final = 5
 checkpoints_retained_min: Final = 2
 """The latest checkpoint, and the one before in case a person must go back."""
 checkpoints_retained_max: Final = 1_000
+batch_known_s: Final = 60.0
+"""How long a batch of a query is known after its record, so that a DataFrame of it can be evaluated again."""
+batch_output_kept_s: Final = 2 * batch_known_s
+"""How long a worker keeps the output of a batch: a task that is to read it has time for that."""
 trim_wait_s: Final = 60.0
 """How long `dos region trim` waits for members to delete."""
 savepoints_max: Final = 64

@@ -41,8 +41,8 @@ from checkpoint.core.coordination.vocabulary import (
     SendControl,
     WorkerHosted,
 )
-from checkpoint.core.links.frames import control_frame, decode_from_worker
-from checkpoint.core.links.messages import CompanionReport, Host, ToWorker
+from checkpoint.core.links.frames import control_frame, decode_from_task, decode_from_worker
+from checkpoint.core.links.messages import CompanionReport, Host, ToTask, ToWorker
 from checkpoint.core.log_lines import Line, LogLines
 from checkpoint.core.progress import ProgressMeter, dropped_rows, dropped_text, late_by_text, merge_counters
 from checkpoint.core.records.lines import made_for_forks
@@ -88,7 +88,7 @@ class RegionShell:
         # Unbounded: each event results from an effect, a worker's message or a user's call, all of which are
         # few. A bound would let a busy link delay the manifest's events.
         self._event_sender, self._event_receiver = trio.open_memory_channel[Event](math.inf)
-        self._links: dict[int, trio.MemorySendChannel[ToWorker | None]] = {}
+        self._links: dict[int, trio.MemorySendChannel[ToWorker | ToTask | None]] = {}
         self._next_link = 1
         self._manifest: ManifestLog | None = None
         self._manifest_sender, self._manifest_receiver = trio.open_memory_channel[
@@ -273,7 +273,7 @@ class RegionShell:
             await self._serve_companion(link)
             return
         number, self._next_link = self._next_link, self._next_link + 1
-        outgoing, messages = trio.open_memory_channel[ToWorker | None](limits.control_queue_max)
+        outgoing, messages = trio.open_memory_channel[ToWorker | ToTask | None](limits.control_queue_max)
         self._links[number] = outgoing
         reason = "closed"
         try:
@@ -300,15 +300,19 @@ class RegionShell:
         self.post(ControlReceived(0, ended))
 
     async def _read(self, number: int, link: Link) -> str:
-        """Pass the worker's messages to the core. Return why the link ended."""
+        """Pass the messages of a worker, or of a task, to the core. Return why the link ended."""
+        decode = decode_from_task if link.hello.role == "batch" else decode_from_worker
         try:
             while True:
-                self.post(ControlReceived(number, decode_from_worker(await link.receive())))
+                self.post(ControlReceived(number, decode(await link.receive())))
         except DosError as error:
             return str(error.args[0])
 
     async def _write(
-        self, link: Link, messages: trio.MemoryReceiveChannel[ToWorker | None], scope: trio.CancelScope
+        self,
+        link: Link,
+        messages: trio.MemoryReceiveChannel[ToWorker | ToTask | None],
+        scope: trio.CancelScope,
     ) -> None:
         """Send the core's messages in order; None closes the link, which also ends its reader."""
         try:
@@ -320,7 +324,7 @@ class RegionShell:
             logger.debug("region %s: a link broke: %s", self.spec.name, error.args[0])
         scope.cancel()
 
-    def _send(self, number: int, message: ToWorker | None) -> None:
+    def _send(self, number: int, message: ToWorker | ToTask | None) -> None:
         channel = self._links.get(number)
         if channel is None:
             return  # the link is closed; its LinkDown event follows

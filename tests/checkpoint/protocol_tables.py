@@ -75,13 +75,17 @@ def control_messages() -> str:
         "| from | message | fields besides job, incarnation, epoch, checkpoint | what it says |",
         "|---|---|---|---|",
     ]
-    for sender, union in (("worker", m.ToCoordinator), ("coordinator", m.ToWorker)):
-        for kind in get_args(union):
-            fields = [
-                name for name in kind.__struct_fields__ if name not in m.ControlMessage.__struct_fields__
-            ]
-            says = _first_sentence(kind.__doc__)
-            lines.append(f"| {sender} | {kind.__name__} | {', '.join(fields) or '-'} | {says} |")
+    kinds = [
+        *(("worker", kind) for kind in get_args(m.ToCoordinator)),
+        *(("coordinator", kind) for kind in get_args(m.ToWorker)),
+        *(("task", kind) for kind in get_args(m.FromTask)),
+        *(("coordinator, to a task", kind) for kind in get_args(m.ToTask)),
+        ("task, and worker in return", m.BatchShare),
+    ]
+    for sender, kind in kinds:
+        fields = [name for name in kind.__struct_fields__ if name not in m.ControlMessage.__struct_fields__]
+        says = _first_sentence(kind.__doc__)
+        lines.append(f"| {sender} | {kind.__name__} | {', '.join(fields) or '-'} | {says} |")
     return "\n".join(lines)
 
 

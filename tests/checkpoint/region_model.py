@@ -492,18 +492,19 @@ class RegionModel:
                     process, Failed(job="", worker=0, kind="fenced", message="fenced", epoch_held=held)
                 )
                 return
-            at = Position(process.term, 100 * process.step + process.worker + 1, checkpoint)
-            vote = Vote(
-                job="",
-                worker=0,
-                checkpoint=checkpoint,
-                step=self.checkpoint_steps[incarnation, checkpoint],
-                positions=WorkerCheckpoint(state=at, steps=at),
-            )
+            step = self.checkpoint_steps[incarnation, checkpoint]
+            positions = self.positions(process, checkpoint, step)
+            vote = Vote(job="", worker=0, checkpoint=checkpoint, step=step, positions=positions)
             self.report(process, vote, of=incarnation)
             sent = process.to_driver[-1]
             self.votes.setdefault((incarnation, checkpoint), {})[process.worker] = sent
             self.stale.append((process.driver, process.link, sent))
+
+    def positions(self, process: Process, checkpoint: int, step: int) -> WorkerCheckpoint:
+        """What a worker votes for."""
+        del step
+        at = Position(process.term, 100 * process.step + process.worker + 1, checkpoint)
+        return WorkerCheckpoint(state=at, steps=at)
 
     # --- time -----------------------------------------------------------------------------------------
 

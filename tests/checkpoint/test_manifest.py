@@ -198,7 +198,8 @@ GOLDEN = (
     b'{"out":{"epoch":2,"size":9,"digest":1}},"floors":{"out-out":[1,0]}}},"declared":2,"line":0,"rewinds":[],'
     b'"rewound":false,"orphans":[],"origin":{"region":"shop","checkpoint":41,"step":300,"savepoint":"fork-1f",'
     b'"application":"shop","logs":{},"dropped":[],"added":[],"same_place":[],"wall_time_ms":0},"in_origin":false,'
-    b'"identity":{"region":"shop","store":"5c"},"edit":null}'
+    b'"identity":{"region":"shop","store":"5c"},"edit":null,"batch":{"query":"9f","number":7,"time_us":70,'
+    b'"rows":3,"after_step":38,"step":40,"begins":{"0":{"out":5}},"ends":{"0":{"out":9}},"marks":{"at":60}}}'
 )
 """Every field of a record."""
 

@@ -13,6 +13,8 @@ is a request for a checkpoint. A request that no checkpoint has carried is known
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from checkpoint.core.coordination.run import CoordinatorPhase, RegionRun
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
@@ -36,8 +38,15 @@ from checkpoint.core.links.messages import (
 )
 from checkpoint.core.progress import end_text
 from checkpoint.core.records.layout import Layout
-from checkpoint.core.records.lines import find_target, refuse_republishing, restored, savepoint_problem
+from checkpoint.core.records.lines import (
+    find_target,
+    log_sizes,
+    refuse_republishing,
+    restored,
+    savepoint_problem,
+)
 from checkpoint.core.records.manifest import (
+    BatchNote,
     Checkpoint,
     RetiredWorker,
     SavepointNote,
@@ -80,6 +89,8 @@ class PendingCheckpoint:
     votes: dict[int, Vote] = field(default_factory=dict)
     voted_at: dict[int, float] = field(default_factory=dict)
     """Worker -> when its vote arrived."""
+    batch: BatchNote | None = None
+    """The batch that it commits. Its steps are not known before the votes."""
     appended: bool = False
     """The record was passed to the manifest and is not acknowledged yet."""
 
@@ -136,7 +147,7 @@ class PendingCheckpoint:
         assert not self.missing()
         assert not self.disagreement()
         workers = {worker: self.votes[worker].positions for worker in range(self.workers)}
-        return Checkpoint(
+        record = Checkpoint(
             number=self.number,
             step=self.votes[0].step,
             incarnation=self.incarnation,
@@ -158,11 +169,26 @@ class PendingCheckpoint:
             rewinds=() if parent is None else parent.rewinds,
             origin=None if parent is None else parent.origin,
             identity=None if parent is None else parent.identity,
+            batch=None if parent is None else parent.batch,
         )
+        return record if self.batch is None else with_batch(record, parent, self.batch)
 
     def phases_s(self) -> Mapping[str, float]:
         """Return phase -> seconds of the slowest worker."""
         return slowest(vote.phases_s for vote in self.votes.values())
+
+
+def with_batch(record: Checkpoint, parent: Checkpoint | None, batch: BatchNote) -> Checkpoint:
+    """Return the record of a checkpoint that commits a batch: its output follows that of the batch before."""
+    before = None if parent is None else parent.batch
+    if before is not None:
+        after, begins = before.step, before.ends
+    else:
+        after, begins = (0, {}) if parent is None else (parent.step, log_sizes(parent))
+    note = msgspec.structs.replace(
+        batch, after_step=after, step=record.step, begins=begins, ends=log_sizes(record)
+    )
+    return msgspec.structs.replace(record, batch=note)
 
 
 def _retired(parent: Checkpoint, workers: Collection[int]) -> dict[int, RetiredWorker]:
@@ -261,7 +287,9 @@ class Checkpoints:
         run = self._run
         may = not run.spec.without_checkpoints and not self._final_committed and self._restoring is None
         stops = run.phase is CoordinatorPhase.STOPPING and self._pause > 0
-        return may and (run.phase is CoordinatorPhase.RUNNING or stops) and self._pending is None
+        # A checkpoint in the middle of a batch would have a part of it, and the query repeats all of it.
+        free = self._pending is None and not run.batch_open
+        return may and free and (run.phase is CoordinatorPhase.RUNNING or stops)
 
     @property
     def checkpoint_is_due(self) -> bool:
@@ -273,20 +301,40 @@ class Checkpoints:
         """Whether an operator waits for a checkpoint that is not committed yet."""
         return any(worker.wants_checkpoint > self._run.last_step for worker in self._run.roster)
 
+    @property
+    def may_open_batch(self) -> bool:
+        """Whether workers may take rows of a batch now."""
+        run = self._run
+        # Not while a checkpoint is under way or wanted: workers attach it to their next step, which would
+        # have rows of the batch.
+        wanted = self._number_wanted > run.last_number or self._appending is not None
+        free = self.can_checkpoint and not (self._pause or wanted or run.changing)
+        return free and run.phase is CoordinatorPhase.RUNNING
+
     def request_checkpoint(self, now: float, *, final: bool = False) -> None:
         """Request the next checkpoint from all workers, if one can be requested now."""
-        if not self.can_checkpoint:
-            return
+        if self.can_checkpoint:
+            self._request(now, final=final)
+
+    def request_for_batch(self, batch: BatchNote, now: float) -> None:
+        """Request the checkpoint that commits the open batch: all workers have fed their shares."""
+        assert self._pending is None, "no checkpoint is requested while a batch is open"
+        self._request(now, batch=batch)
+
+    def _request(self, now: float, *, final: bool = False, batch: BatchNote | None = None) -> None:
         run = self._run
         number = run.last_number + 1
         self._pending = PendingCheckpoint(
-            number, run.incarnation, len(run.roster), final, now, terms=dict(run.terms)
+            number, run.incarnation, len(run.roster), final, now, terms=dict(run.terms), batch=batch
         )
         self._overdue = False
         if run.roster.all_in(*STARTED):  # otherwise one is being taken over: its start sets the timer
             run.timers.set("drain", now + run.spec.drain_timeout_s)
         self.set_checkpoint_time(now)
-        run.send_all(RequestCheckpoint(**run.address, checkpoint=number, final=final))
+        which, marks = (-1, {}) if batch is None else (batch.number, batch.marks)
+        run.send_all(
+            RequestCheckpoint(**run.address, checkpoint=number, final=final, batch=which, marks=marks)
+        )
 
     def set_checkpoint_time(self, now: float) -> None:
         """Set the timer of the next periodic checkpoint, if the region has periodic ones."""
@@ -402,6 +450,9 @@ class Checkpoints:
         assert event.checkpoint.number == pending.number, "one append at a time"
         run.timers.clear("drain")
         self._pending, self._appending = None, None
+        if pending.batch is not None:
+            run.batch_open = False
+            self._send_held_pause()
         for worker in run.roster:
             worker.step = max(worker.step, event.checkpoint.step)
         run.committed(event.checkpoint)
@@ -480,7 +531,7 @@ class Checkpoints:
             self._in_doubt = self._pending
         # A final checkpoint counts only in its incarnation: restored workers end with another final one.
         self._pending, self._overdue, self._final_committed = None, False, False
-        self._is_paused = False
+        self._is_paused = self._run.batch_open = False
 
     def settle_doubt(self, now: float) -> bool:
         """Count the checkpoint in doubt if it is the last of the chain, and return whether it is."""
@@ -547,8 +598,15 @@ class Checkpoints:
         if self._run.phase is CoordinatorPhase.RUNNING:
             self.send_pause()
 
+    def _send_held_pause(self) -> None:
+        """Send the order that was given while a batch was open."""
+        if self._pause and self._run.phase in (CoordinatorPhase.RUNNING, CoordinatorPhase.STOPPING):
+            self.send_pause()
+
     def send_pause(self) -> None:
-        """Send the order in force to all workers."""
+        """Send the order in force to all workers, once no batch is open: a paused worker takes no rows."""
+        if self._run.batch_open:
+            return
         self._is_paused = False
         for worker in self._run.roster:
             worker.paused = 0
@@ -672,7 +730,7 @@ class Checkpoints:
 
     def _begin_restore(self, target: Checkpoint, requested: str, because: FellBack | None) -> None:
         self._restoring, self._restore_wanted, self._falls_back = target, requested, because
-        if self._pending is not None and not self._pending.appended:
+        if self._pending is not None and not self._pending.appended and not self._run.batch_open:
             self._pending = None
             self._run.timers.clear("drain")
         self.append_restore_if_free()
@@ -691,7 +749,7 @@ class Checkpoints:
     def append_restore_if_free(self) -> None:
         """Append the record of the restore once no other append is under way."""
         run, target = self._run, self._restoring
-        if target is None or self._appending is not None or self.pending is not None:
+        if target is None or self._appending is not None or self.pending is not None or run.batch_open:
             return
         if target.number not in [checkpoint.number for checkpoint in run.kept]:
             self._settle_restore(f"checkpoint {target.number} was released meanwhile")

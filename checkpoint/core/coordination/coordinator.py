@@ -19,6 +19,7 @@ from typing import Any, Final
 from checkpoint import limits
 from checkpoint.core.coordination import vocabulary as v
 from checkpoint.core.coordination.autoscaling import Autoscaling
+from checkpoint.core.coordination.batches import Batches
 from checkpoint.core.coordination.changes import Changes, Scaling
 from checkpoint.core.coordination.checkpoints import Checkpoints
 from checkpoint.core.coordination.losses import FallingBack, Losses
@@ -380,6 +381,7 @@ class Coordinator:
         self._take_overs = take_overs = TakeOvers(run, checkpoints, rounds)
         self._gathering = gathering = Gathering(run, checkpoints, rounds, take_overs)
         self.changes = changes = Changes(run, checkpoints, rounds)
+        self._batches = Batches(run, checkpoints)
         self._autoscaling = Autoscaling(run, checkpoints, changes)
         falling_back = FallingBack(run, checkpoints, gathering)
         self._losses = losses = Losses(run, checkpoints, rounds, take_overs, falling_back)
@@ -398,7 +400,7 @@ class Coordinator:
             v.CheckpointsExamined: falling_back.on_examined,
             v.CheckpointAppended: self._on_checkpoint_appended,
             v.ControlReceived: self._on_received,
-            v.LinkDown: losses.on_link_down,
+            v.LinkDown: self._on_link_down,
             v.WorkerHosted: take_overs.on_hosted,
             v.WorkerEnded: losses.on_worker_ended,
             v.CoordinatorTick: self._on_tick,
@@ -417,7 +419,7 @@ class Coordinator:
             m.Suspects: losses.on_suspects,
             m.Restored: gathering.on_restored,
             m.Vote: checkpoints.on_vote,
-            m.WantsCheckpoint: checkpoints.on_wants_checkpoint,
+            m.WantsCheckpoint: self._on_wants_checkpoint,
             m.Paused: checkpoints.on_paused,
             m.CopiedAhead: changes.on_copied,
             m.Finished: checkpoints.on_finished,
@@ -448,6 +450,7 @@ class Coordinator:
         self.changes.advance(now)
         self._take_overs.advance(now)
         self._stop_if_covered(now)
+        self._batches.advance(now)
         if not run.over:
             self._gathering.launch_due(now)
         self._reporter.report_change()
@@ -551,6 +554,10 @@ class Coordinator:
         job, incarnation = run.spec.name, run.incarnation
         if message.job != job:
             return m.check_address(message, job=job, incarnation=incarnation)
+        if isinstance(message, m.BatchAsked):
+            return self._batches.on_asked(link, message)
+        if isinstance(message, m.BatchOffered):
+            return self._batches.on_offered(link, message)
         if isinstance(message, m.Join):
             return self._gathering.on_join(link, message, now)
         if isinstance(message, m.CompanionReport):
@@ -571,6 +578,17 @@ class Coordinator:
         if stale is not None and not _counts_when_stale(message):
             return stale
         return self._on_message[type(message)](worker, message, now)
+
+    def _on_wants_checkpoint(
+        self, worker: Worker, message: m.WantsCheckpoint, now: float
+    ) -> m.Refusal | None:
+        if message.batch >= 0:
+            return self._batches.on_fed(worker, message, now)
+        return self.checkpoints.on_wants_checkpoint(worker, message, now)
+
+    def _on_link_down(self, event: v.LinkDown, now: float) -> None:
+        self._batches.link_down(event.link)
+        self._losses.on_link_down(event, now)
 
     # --- time -----------------------------------------------------------------------------------------
 

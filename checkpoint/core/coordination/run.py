@@ -18,7 +18,7 @@ from checkpoint.core.coordination.vocabulary import (
     SendControl,
 )
 from checkpoint.core.coordination.workers import STARTED, Roster, Worker, WorkerState
-from checkpoint.core.links.messages import Restore, Stop, StopKind, ToWorker
+from checkpoint.core.links.messages import Restore, Stop, StopKind, ToTask, ToWorker
 from checkpoint.core.progress import dropped_rows
 from checkpoint.core.records.layout import Layout, even_layout
 from checkpoint.core.records.manifest import Checkpoint, floors_of, gaps_of, keep, steps_kept_after
@@ -109,6 +109,10 @@ class RegionRun:
         """Why the region is in its state, in words, for the status; each part that has a reason sets it."""
         self.changing = False
         """Whether a change of the workers is under way; `Changes` sets it. Then none is taken over."""
+        self.batch_open = False
+        """Whether workers feed a batch that is in no record yet; `Batches` sets it, and its record or a reset
+        clears it. Then no other checkpoint is requested, and no worker is paused.
+        """
         self._phase = CoordinatorPhase.NEW
         self._layout = even_layout(len(self.roster))
         self._declared = len(self.roster)
@@ -129,7 +133,7 @@ class RegionRun:
         """Report an event to observers."""
         self.emit(NotifyObservers(event))
 
-    def send(self, link: int, message: ToWorker) -> None:
+    def send(self, link: int, message: ToWorker | ToTask) -> None:
         self.emit(SendControl(link, message))
 
     def send_all(self, message: ToWorker) -> None:

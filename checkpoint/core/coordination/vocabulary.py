@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from checkpoint.core.links.messages import Refusal, ToCoordinator, ToWorker
+from checkpoint.core.links.messages import FromTask, Refusal, ToCoordinator, ToTask, ToWorker
 from checkpoint.core.records.manifest import NO_NOTE, Checkpoint, Examination, SavepointNote
 from checkpoint.core.region import Key, RegionEvent, RegionState
 from dos_protocol.errors import DosError
@@ -99,7 +99,7 @@ class ControlReceived:
     """A control message on an authenticated link. The shell numbers links and never reuses a number."""
 
     link: int
-    message: ToCoordinator
+    message: ToCoordinator | FromTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,7 @@ class SendControl:
     """Send a control message on a link, after all earlier ones."""
 
     link: int
-    message: ToWorker
+    message: ToWorker | ToTask
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,16 @@ import msgspec
 import xxhash
 
 from checkpoint import limits
-from checkpoint.core.links.messages import FromWorker, ToCoordinator, ToWorker
+from checkpoint.core.links.messages import (
+    BatchShare,
+    ControlMessage,
+    FromTask,
+    FromWorker,
+    RegionAsked,
+    ToCoordinator,
+    ToTask,
+    ToWorker,
+)
 from checkpoint.errors import ChannelFrameError, ControlMessageError, RecordTooLargeError
 from dos_protocol.digests import digest64
 from dos_protocol.errors import MALFORMED_JSON, ErrorCode
@@ -276,6 +285,10 @@ class ChannelFrameDecoder:
 
 _to_coordinator: Final[msgspec.json.Decoder[ToCoordinator]] = msgspec.json.Decoder(ToCoordinator)
 _to_worker: Final[msgspec.json.Decoder[ToWorker]] = msgspec.json.Decoder(ToWorker)
+_from_task: Final[msgspec.json.Decoder[FromTask]] = msgspec.json.Decoder(FromTask)
+_to_task: Final[msgspec.json.Decoder[ToTask]] = msgspec.json.Decoder(ToTask)
+_region_asked: Final[msgspec.json.Decoder[RegionAsked]] = msgspec.json.Decoder(RegionAsked)
+_share: Final[msgspec.json.Decoder[BatchShare]] = msgspec.json.Decoder(BatchShare)
 _encoder: Final = msgspec.json.Encoder()
 
 
@@ -284,7 +297,7 @@ def job_digest(job: str) -> int:
     return digest64(job.encode())
 
 
-def control_frame(message: ToCoordinator | ToWorker) -> ChannelFrame:
+def control_frame(message: ControlMessage) -> ChannelFrame:
     """Return the CONTROL frame of a message."""
     payload = _encoder.encode(message)
     if len(payload) > limits.control_bytes_max:
@@ -320,6 +333,32 @@ def decode_from_coordinator(frame: ChannelFrame) -> ToWorker:
         raise ControlMessageError(
             f"frame of sender {frame.sender} carries a {type(message).__name__} of the coordinator"
         )
+    return message
+
+
+def decode_from_task(frame: ChannelFrame) -> FromTask:
+    """Return the message in the CONTROL frame of a task. Raises ControlMessageError."""
+    message: FromTask = _decode(_from_task, frame)
+    return message
+
+
+def decode_region_asked(frame: ChannelFrame) -> RegionAsked:
+    """Return the message in the CONTROL frame of a task at the driver. Raises ControlMessageError."""
+    message: RegionAsked = _decode(_region_asked, frame)
+    return message
+
+
+def decode_share(frame: ChannelFrame) -> BatchShare:
+    """Return the BatchShare in a CONTROL frame between a task and a worker. Raises ControlMessageError."""
+    message: BatchShare = _decode(_share, frame)
+    return message
+
+
+def decode_to_task(frame: ChannelFrame) -> ToTask:
+    """Return the message in the CONTROL frame that the coordinator sends to a task. Raises
+    ControlMessageError.
+    """
+    message: ToTask = _decode(_to_task, frame)
     return message
 
 

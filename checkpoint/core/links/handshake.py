@@ -25,7 +25,7 @@ from dos_protocol.errors import MALFORMED_JSON
 
 KEY_BYTES_MIN: Final = 16
 NONCE_BYTES: Final = 32
-Role: TypeAlias = Literal["control", "exchange", "standby", "companion"]
+Role: TypeAlias = Literal["control", "exchange", "standby", "companion", "batch"]
 
 
 class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="Hello"):
@@ -34,12 +34,12 @@ class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="Hello"):
     role: Role
     job: str
     worker: int
-    """The sender's index; -1 for a stand-by."""
+    """The sender's index; -1 for a stand-by, and for a task of a batch."""
     attempt: int
     """The attempt of the worker, also on the link of its companion; for a stand-by, its own number."""
     incarnation: int = 0
-    """The incarnation whose steps are sent on an exchange link, 0 on a control link. With local recovery: the
-    dialler's term.
+    """The incarnation whose steps are sent on an exchange link, or in which a share of a batch is needed; 0
+    on a control link. With local recovery: the dialler's term.
     """
     to_worker: int = -1
     """With local recovery: the worker that the dialler wants to reach. A process at its former address is

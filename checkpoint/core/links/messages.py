@@ -8,12 +8,12 @@ that a reader may ignore is added with a default and changes no version. Any oth
 version. Two ends whose versions do not overlap refuse the link (`handshake.py`).
 """
 
-from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from checkpoint.core.records.layout import Layout
-from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint
+from checkpoint.core.records.manifest import BatchNote, Checkpoint, WorkerCheckpoint
 from journal import Floor, Gap
 
 Versions: TypeAlias = tuple[int, int]
@@ -178,9 +178,14 @@ class Failed(FromWorker, frozen=True, kw_only=True):
 
 
 class WantsCheckpoint(FromWorker, frozen=True, kw_only=True):
-    """A start operator emits nothing more until a checkpoint is taken at the end of `step` or later."""
+    """A start operator emits nothing more until a checkpoint is taken at the end of `step` or later. `batch`:
+    because it has fed its share of this batch, -1 for any other reason.
+    """
 
     step: int
+    batch: int = -1
+    marks: dict[str, int] = {}
+    """`event_time` operator -> its watermark after this worker's rows up to here; absent without any row."""
 
 
 class Paused(FromWorker, frozen=True, kw_only=True):
@@ -237,6 +242,74 @@ class CompanionReport(FromWorker, frozen=True, kw_only=True):
     """The process has ended while `operator` and `sinks` ran. The last report; without both also of a
     companion whose link has ended.
     """
+
+
+# --- a task of a micro-batch, and the coordinator -------------------------------------------------
+
+
+class RegionAsked(ControlMessage, frozen=True, kw_only=True):
+    """To the driver, by a task: where is the region? It is started if it does not run."""
+
+    query_run: str
+    """The run of the query, which is another one after each start."""
+
+
+class RegionAt(ControlMessage, frozen=True, kw_only=True):
+    """The answer: the port of the coordinator, on the same host. Or `BatchRefused`: it cannot be started."""
+
+    port: int
+
+
+class BatchAsked(ControlMessage, frozen=True, kw_only=True):
+    """What is to be done with this batch? Sent once, first; a task waits for `BatchNeeded` or an end."""
+
+    query: str
+    number: int
+    time_us: int
+
+
+class BatchOffered(ControlMessage, frozen=True, kw_only=True):
+    """Every worker has acknowledged its whole share, in `incarnation`."""
+
+    attempt: str
+    """Chosen by the task for each time that it sends the rows; shares have it, too."""
+    rows: int
+
+
+class BatchNeeded(ControlMessage, frozen=True, kw_only=True):
+    """Send each worker a share, in this incarnation, then `BatchOffered`. A reset sends it again."""
+
+    peers: tuple["Peer", ...]
+
+
+class BatchProcessed(ControlMessage, frozen=True, kw_only=True):
+    """The batch is in the last checkpoint or an earlier one: read its output from the logs."""
+
+    batch: BatchNote
+    line: int
+    logs: dict[int, dict[str, Any]] = {}
+    """Worker -> sink -> the position of its log in the last checkpoint."""
+
+
+BatchProblem: TypeAlias = Literal["gap", "planned again", "other query", "ended"]
+
+
+class BatchRefused(ControlMessage, frozen=True, kw_only=True):
+    """The batch must not be processed."""
+
+    problem: BatchProblem
+    text: str
+    remedy: str
+
+
+class BatchShare(ControlMessage, frozen=True, kw_only=True):
+    """To a worker: its share of a batch follows, in DATA frames whose channel is the number of the input. A
+    STEP_END ends it, whose seq is their number. The worker answers with the same message once it holds all.
+    """
+
+    number: int
+    time_us: int
+    attempt: str
 
 
 # --- coordinator to worker ------------------------------------------------------------------------
@@ -334,9 +407,14 @@ class Start(ControlMessage, frozen=True, kw_only=True):
 
 
 class RequestCheckpoint(ControlMessage, frozen=True, kw_only=True):
-    """Request it with the next STEP_END. A worker that already took that checkpoint ignores it."""
+    """Request it with the next STEP_END. A worker that already took that checkpoint ignores it. `batch`: it
+    commits this batch, -1 for none.
+    """
 
     final: bool = False
+    batch: int = -1
+    marks: dict[str, int] = {}
+    """`event_time` operator -> its watermark at the end of the batch, on all workers."""
 
 
 class Committed(Releasing, frozen=True, kw_only=True):
@@ -350,6 +428,18 @@ class Pause(ControlMessage, frozen=True, kw_only=True):
     """Pause order number `pause`: take no more input, and make only steps that peers make. 0: continue."""
 
     pause: int
+
+
+class OpenBatch(ControlMessage, frozen=True, kw_only=True):
+    """Feed the share of this attempt of a batch, which this worker holds, and drop those of other attempts.
+    The answer is `WantsCheckpoint`, also if the share has no row.
+    """
+
+    number: int
+    time_us: int
+    attempt: str
+    marks: dict[str, int] = {}
+    """`event_time` operator -> its watermark after the batch before."""
 
 
 class Heartbeat(ControlMessage, frozen=True, kw_only=True):
@@ -376,8 +466,20 @@ ToCoordinator: TypeAlias = (
     | Finished
     | CompanionReport
 )
+FromTask: TypeAlias = BatchAsked | BatchOffered
+ToTask: TypeAlias = RegionAt | BatchNeeded | BatchProcessed | BatchRefused
 ToWorker: TypeAlias = (
-    Restore | View | Host | CopyAhead | Start | RequestCheckpoint | Committed | Pause | Heartbeat | Stop
+    Restore
+    | View
+    | Host
+    | CopyAhead
+    | Start
+    | RequestCheckpoint
+    | Committed
+    | Pause
+    | OpenBatch
+    | Heartbeat
+    | Stop
 )
 
 
@@ -396,7 +498,7 @@ class Refusal(NamedTuple):
     text: str
 
 
-def check_address(message: ToCoordinator | ToWorker, *, job: str, incarnation: int) -> Refusal | None:
+def check_address(message: ControlMessage, *, job: str, incarnation: int) -> Refusal | None:
     """Return None if the message belongs to this region in this incarnation, otherwise the refusal."""
     kind = type(message).__name__
     if message.job != job:

@@ -23,6 +23,7 @@ from checkpoint.core.links.messages import (
     Heartbeat,
     Host,
     Join,
+    OpenBatch,
     Pause,
     Paused,
     Progress,
@@ -43,7 +44,9 @@ from checkpoint.core.state_machines import Timers, follow
 from checkpoint.errors import OrphanedError, StaleIncarnationError, StoppedError
 from dos_protocol.errors import DosError, LocalProtocolError
 
-Order: TypeAlias = Restore | View | Host | CopyAhead | Start | RequestCheckpoint | Committed | Pause
+Order: TypeAlias = (
+    Restore | View | Host | CopyAhead | Start | RequestCheckpoint | Committed | Pause | OpenBatch
+)
 
 
 class ParticipantState(Enum):
@@ -261,7 +264,7 @@ class ParticipantCore:
         else:
             self.orders.append(order)
 
-    def _order(self, order: View | Host | Start | RequestCheckpoint | Committed | Pause) -> None:
+    def _order(self, order: View | Host | Start | RequestCheckpoint | Committed | Pause | OpenBatch) -> None:
         kind = type(order).__name__
         if order.incarnation != self.incarnation:
             name = "STALE_INCARNATION" if order.incarnation < self.incarnation else "FUTURE_INCARNATION"
@@ -280,7 +283,7 @@ class ParticipantCore:
             self._refuse(
                 "UNEXPECTED", f"received {kind} of checkpoint {order.checkpoint} in state {self.state.name}"
             )
-        elif isinstance(order, Pause | View | Host):
+        elif isinstance(order, Pause | View | Host | OpenBatch):
             self.orders.append(order)
         elif order.checkpoint < self.checkpoint_seen or (
             isinstance(order, Committed) and order.checkpoint != self.voted

@@ -15,6 +15,7 @@ history. Pure.
 | rewound, orphans | no | of the last | yes | no | yes |
 | origin, in_origin | of the last, no | of the last | of the target | the original, yes | its own |
 | identity | of the last | of the last | of the target | none | the owner's, or none |
+| batch | of the last, or voted with it | of the last; none: released | of the target | none | its own |
 | edit, phases_s | none, voted | none | none, or the edit | none | none |
 
 A vote is built by `PendingCheckpoint.build`, also the one with which a layout changes. `repeated` writes all

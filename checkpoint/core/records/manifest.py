@@ -191,6 +191,27 @@ class OutputIdentity(msgspec.Struct, frozen=True, kw_only=True):
     store: str
 
 
+class BatchNote(msgspec.Struct, frozen=True, kw_only=True):
+    """The last micro-batch of a Spark query whose rows are in the state (`coordination/batches.py`)."""
+
+    query: str
+    """The identity of the query, which is in its checkpoint."""
+    number: int
+    time_us: int
+    """When Spark planned it: microseconds since 1970. A batch that is planned again has another time."""
+    rows: int
+    after_step: int = 0
+    """Its output is that of the steps above this one, up to `step`."""
+    step: int = 0
+    """The step of the checkpoint that was voted with it. Later checkpoints repeat the note."""
+    begins: dict[int, dict[str, int]] = {}
+    """Worker -> output log -> the size of the log at `after_step`; a log that is not named begins with it."""
+    ends: dict[int, dict[str, int]] = {}
+    """The same at `step`."""
+    marks: dict[str, int] = {}
+    """`event_time` operator -> its watermark after the batch, on all workers."""
+
+
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint: a consistent state of the whole region, everything up to the end of `step`."""
 
@@ -253,6 +274,10 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """
     edit: Edit | None = None
     """Only in the record of an edit, and in the first checkpoint of a region whose state was given."""
+    batch: BatchNote | None = None
+    """The last batch of the query that drives the region. None: no batch was processed, or the region was
+    released from its query.
+    """
 
     def outputs(self) -> "dict[int, WorkerCheckpoint | RetiredWorker]":
         """Return worker -> `sinks` and `floors` of its output, of present and former workers."""
@@ -425,6 +450,7 @@ def check_checkpoint(checkpoint: Checkpoint, *, before: Checkpoint | None = None
         raise ManifestError(f"worker {idle[0]} owns no shards", checkpoint=checkpoint.number)
     _check_retained(checkpoint, before)
     _check_savepoints(checkpoint)
+    _check_batch(checkpoint)
     if before is not None:
         _check_order(checkpoint, before, gap=gap)
 
@@ -546,6 +572,24 @@ def _check_savepoints(checkpoint: Checkpoint) -> None:
                 f"savepoint {name!r} holds checkpoint {held}, which it does not retain",
                 checkpoint=checkpoint.number,
             )
+
+
+def _check_batch(checkpoint: Checkpoint) -> None:
+    batch = checkpoint.batch
+    if batch is None:
+        return
+    numbers = batch.number, batch.rows, batch.after_step, batch.step - batch.after_step, batch.time_us - 1
+    if not batch.query or min(numbers) < 0:
+        raise ManifestError(
+            f"it states batch {batch.number} of query {batch.query!r} at {batch.time_us} us with {batch.rows}"
+            f" rows, in the steps after {batch.after_step} up to {batch.step}",
+            checkpoint=checkpoint.number,
+        )
+    if batch.step > checkpoint.step:
+        raise ManifestError(
+            f"its step {checkpoint.step} is below step {batch.step}, with which batch {batch.number} ended",
+            checkpoint=checkpoint.number,
+        )
 
 
 def _check_retained(checkpoint: Checkpoint, before: Checkpoint | None) -> None:
