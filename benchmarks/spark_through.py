@@ -52,7 +52,7 @@ def backlog(bench: Bench, frame: DataFrame, wanted: int, number: int) -> dict[st
     graph = Graph(f"backlog{number}")
     rows = graph.source("rows", InputSource("rows", "key string, number bigint"))
     totals = rows.key_by("by_key", "key").aggregate("totals", rows=Count())
-    totals.sink("out", LogSink(publish="step"))
+    totals.sink("out", LogSink())
     newest: dict[str, int] = {}
     looks: list[tuple[float, int]] = []
 
@@ -81,7 +81,7 @@ def paced(bench: Bench, number: int) -> dict[str, Any]:
     """Measure from when a row of Spark's rate source is due until the driver receives it."""
     graph = Graph(f"paced{number}")
     rows = graph.source("rows", InputSource("rows", "due_ms bigint"))
-    rows.map("same", same, schema="due_ms bigint", takes="batch").sink("out", LogSink(publish="step"))
+    rows.map("same", same, schema="due_ms bigint", takes="batch").sink("out", LogSink())
     rate = bench.spark.readStream.format("rate").options(rowsPerSecond=str(RATE), numPartitions="1").load()
     found: list[float] = []
     wanted = WARM_ROWS + int(PACED_S * RATE)
@@ -107,7 +107,7 @@ def run_through(
 ) -> None:
     """Run until no rows are left."""
     place = bench.folder / graph.name
-    out = dos.through(frame, graph, workers=1, store=bench.url, checkpoint=f"{place}-in")
+    out = dos.through(frame, graph, workers=1, store=bench.url)
     query = out.writeStream.foreachBatch(take).option("checkpointLocation", f"{place}-out").start()
     moved, before = time.monotonic(), left()
     try:

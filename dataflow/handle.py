@@ -38,6 +38,7 @@ from checkpoint.coordinator.figures import RegionFigures
 from checkpoint.runtime import runtime
 from dataflow.graph.builder import GraphPart, check_places, part_options
 from dataflow.limits import handle_poll_s, stop_timeout_s, workers_end_timeout_s
+from dataflow.sources.batches import LOCAL_RECOVERY_OF_BATCHES
 from dos_client import metrics, parse_url
 from dos_monitoring import (
     LOG_VARIABLE,
@@ -201,6 +202,11 @@ class RegionHandle:
 
     def __repr__(self) -> str:
         return f"<RegionHandle {self.name}: {self.status.state.value}>"
+
+    @property
+    def coordinator_port(self) -> int:
+        """The port on which the coordinator listens in this process."""
+        return self._control.address[1]
 
     @property
     def status(self) -> RegionStatus:
@@ -462,20 +468,21 @@ def start_part(
     *,
     at_end: Callable[[], None] = lambda: None,
     metrics: str = "",
+    job_key: bytes = b"",
     **fields: Any,
 ) -> RegionHandle:
     """Start one part of an application as a region. `undo` ends it if a later step of the caller fails.
 
     make_launcher: called when the coordinator listens, and before any worker is started. metrics: where to
-    serve figures, empty: nowhere. fields: further fields of `RegionSpec`. Raises ValueError for a field out
-    of range, BrokenConnectionError if no port is free.
+    serve figures, empty: nowhere. job_key: of the links, empty: a new one. fields: further fields of
+    `RegionSpec`. Raises ValueError for a field out of range, BrokenConnectionError if no port is free.
     """
     monitor = RegionMonitor(part.name, metrics)
     undo.callback(monitor.close)
     spec = RegionSpec(
         name=part.name,
         metrics=monitor.address,
-        job_key=secrets.token_bytes(_key_bytes),
+        job_key=job_key or secrets.token_bytes(_key_bytes),
         **part.graph.plan().stored(),
         **_fields_of_spec(part, options),
         **fields,
@@ -613,11 +620,14 @@ class Application:
 
 
 def check_options(parts: Sequence[GraphPart], options: RegionOptions) -> None:
-    """Raise TypeError for an option that does not exist, ValueError if a part cannot be scaled, or has too
-    many workers. Nothing is started then.
+    """Raise TypeError for an option that does not exist, ValueError if a part cannot be scaled, has too many
+    workers, or is driven by a query and has an option that excludes it. Nothing is started then.
     """
     if unknown := options.keys() - RegionOptions.__annotations__.keys():
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}: see RegionOptions")
+    for part in parts:
+        if part.graph.plan().fed_by_batches:
+            _check_options_of_driven(part.name, options)
     autoscale, workers = options.get("autoscale"), options.get("workers")
     if autoscale is None:
         return
@@ -627,6 +637,16 @@ def check_options(parts: Sequence[GraphPart], options: RegionOptions) -> None:
             autoscale.check(workers, keeps, without_checkpoints=part.settings is None)
         except ValueError as error:
             raise ValueError(f"{part.name}: {error}") from None
+
+
+def _check_options_of_driven(name: str, options: RegionOptions) -> None:
+    if options.get("recovery") == "local":
+        raise ValueError(f"{name}: {LOCAL_RECOVERY_OF_BATCHES}")
+    if options.get("hand_over"):
+        raise ValueError(
+            f"{name}: hand_over=True takes a region from a running driver, and the query that drives this one"
+            " runs there; stop the query, and start it again here with the same checkpointLocation"
+        )
 
 
 def start_application(

@@ -76,6 +76,12 @@ class Portal:
         except trio.RunFinishedError as error:
             raise ClosedError("the portal is closed") from error
 
+    def soon(self, function: "Callable[[*Args], object]", *args: *Args) -> None:
+        """Have the trio thread call a function that raises nothing. Does not wait for it."""
+        self._check()
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(function, *args)
+
     @contextmanager
     def hold(self, manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
         """Keep an async context manager open in a task of the trio thread during the `with` block."""

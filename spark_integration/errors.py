@@ -10,8 +10,6 @@ from dos_protocol.errors import DosError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from checkpoint import BatchContent
-
 
 class NotEnoughSlotsError(DosError):
     """The Spark master has too few slots for the workers and other jobs, or had too few for too long."""
@@ -113,7 +111,7 @@ class OtherCheckpointError(DosError):
 
 
 class BatchPlannedAgainError(DosError):
-    """Spark commits a micro-batch under a number that is recorded with other rows. Nothing was recorded."""
+    """Spark asks for a micro-batch under a number that is processed or recorded with other rows."""
 
     remedy = (
         "restore the newest state of the checkpointLocation; or begin a new query, with another"
@@ -122,20 +120,22 @@ class BatchPlannedAgainError(DosError):
         " stays"
     )
 
-    def __init__(
-        self, producer: str, batch: int, last: int, recorded: "BatchContent | None", now: "BatchContent"
-    ) -> None:
-        if recorded is None:
-            found = f"micro-batches up to {last} are recorded in {producer}"
-        elif recorded.rows == now.rows:
-            found = f"{producer} has it with {recorded.rows} other rows"
-        else:
-            found = f"{producer} has it with {recorded.rows} rows, and now it has {now.rows}"
-        super().__init__(
-            f"micro-batch {batch} was planned again, because Spark's checkpoint lost its newest batches:"
-            f" {found}"
-        )
-        self.batch, self.last = batch, last
+
+class BatchGapError(DosError):
+    """Spark asks for a micro-batch that does not follow the last one that the region has processed."""
+
+
+class OtherQueryError(DosError):
+    """Another query drives the region."""
+
+
+class NoBatchError(DosError):
+    """The task does not know its micro-batch."""
+
+    remedy = (
+        "use the DataFrame in the thread in which foreachBatch was called, or in an InheritableThread that it"
+        " has started"
+    )
 
 
 class StagedRowsGoneError(DosError):

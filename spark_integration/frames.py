@@ -1,37 +1,39 @@
-"""`through`: passes the rows of a DataFrame through a region; its output is a DataFrame again.
+"""`through`: passes the rows of DataFrames through a region; its output is a DataFrame again.
 
     import spark_integration as dos
 
-    counts = dos.through(lines, graph, workers=2, store="dos://h1,h2,h3", checkpoint="/data/wordcount-in")
+    counts = dos.through(lines, graph, workers=2, store="dos://h1,h2,h3")
 
-It connects three existing parts, each of which is exactly-once alone: the sink `dos` (`writing/`) into an
+A stream is carried to the workers inside the micro-batches of its query (`batches.py`). For any other
+DataFrame three parts are connected, each of which is exactly-once alone: the sink `dos` (`writing/`) into an
 input handle of the region, the region, and the source `dos` (`reading/`) on its output.
 """
 
 import atexit
-import logging
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, Unpack
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from checkpoint import RegionEvent, StateChanged
-from checkpoint import RegionState as State
 from checkpoint.chains.input_log import InputHandle
 from dataflow.blocking import close_input
 from dataflow.errors import nearest
 from dataflow.graph.builder import Graph, parts_of
-from dataflow.handle import RegionHandle
+from dataflow.handle import RegionHandle, RegionOptions
 from dataflow.schema import parse_schema
 from dataflow.sinks.log import LogSink
+from dataflow.sources.base import SourceSpec
+from dataflow.sources.batches import BatchSource
 from dataflow.sources.stored import InputSource
 from dos_client.blocking import open_store
 from dos_client.urls import parse_url
 from dos_protocol.errors import DosError
+from spark_integration.batches import Desk, DrivenRegion, carried
 from spark_integration.core.session_checks import SparkMaster
 from spark_integration.data_source import NAME, register
 from spark_integration.errors import (
@@ -39,40 +41,54 @@ from spark_integration.errors import (
     SchemaMismatchError,
     column_difference,
 )
-from spark_integration.runner import UsedStore, choose_store, run
+from spark_integration.runner import (
+    CheckedRun,
+    UsedStore,
+    check_run,
+    choose_store,
+    start_checked,
+    wait_for_slots,
+)
 from spark_integration.sessions import master_of
 from spark_integration.spark_api import spark_schema
 
 
 class GraphEnds(NamedTuple):
-    """`handle`: of the source that receives the rows; `sink` and `columns`: of the output."""
+    """`schemas`: handle of a source that receives rows -> its columns; `sink`, `columns`: of the output."""
 
-    handle: str
+    schemas: Mapping[str, pa.Schema]
     sink: str
     columns: pa.Schema
 
+    @property
+    def handles(self) -> list[str]:
+        return list(self.schemas)
 
-def ends_of(graph: Graph, given: pa.Schema, *, into: str | None, output: str | None) -> GraphEnds:
-    """Return the ends of a graph for rows with the columns `given`. `into`, `output`: the names of the
-    operators; None if there is only one. Raises GraphError, SchemaMismatchError; DosError if an end
+
+def ends_of(graph: Graph, given: Mapping[str, pa.Schema], *, output: str | None) -> GraphEnds:
+    """Return the ends of a graph for rows with these columns. given: handle -> columns; '': the only source.
+    output: the sink; None if there is only one. Raises GraphError, SchemaMismatchError; DosError if an end
     does not exist, or several do.
     """
     plan = graph.plan()
     sources = {name: spec for name, spec in plan.specs.items() if isinstance(spec, InputSource)}
     sinks = {name for name, spec in plan.specs.items() if isinstance(spec, LogSink)}
-    entry = sources[_chosen(graph.name, into, list(sources), "InputSource", "into")]
-    if not given.equals(entry.schema):
-        source_text = f"the InputSource {entry.name!r} of graph {graph.name!r}"
-        raise SchemaMismatchError(
-            column_difference(given, entry.schema, source_text),
-            remedy=f"declare it with the columns of the DataFrame: InputSource({entry.name!r}, df.schema)",
-        )
+    schemas: dict[str, pa.Schema] = {}
+    for name, columns in given.items():
+        entry = sources[_chosen(graph.name, name or None, list(sources), "InputSource", "into")]
+        if not columns.equals(entry.schema):
+            source_text = f"the InputSource {entry.name!r} of graph {graph.name!r}"
+            raise SchemaMismatchError(
+                column_difference(columns, entry.schema, source_text),
+                remedy=f"give it the columns of the DataFrame: InputSource({entry.name!r}, df.schema)",
+            )
+        schemas[entry.name] = entry.schema
     sink = _chosen(graph.name, output, sorted(sinks), "LogSink", "output")
     nodes, specs = graph.nodes()
     (above,) = next(spec.inputs for spec in specs if spec.name == sink)
-    columns = plan.schemas[nodes[above].name]
-    assert columns is not None, "an operator with consumers has columns"
-    return GraphEnds(entry.name, sink, columns)
+    out = plan.schemas[nodes[above].name]
+    assert out is not None, "an operator with consumers has columns"
+    return GraphEnds(schemas, sink, out)
 
 
 def _chosen(graph: str, name: str | None, names: list[str], kind: str, argument: str) -> str:
@@ -89,62 +105,51 @@ def _chosen(graph: str, name: str | None, names: list[str], kind: str, argument:
     return name
 
 
-logger = logging.getLogger("dos.spark_integration")
 PRODUCER = "through"
-CHECKPOINT_CONF = "spark.sql.streaming.checkpointLocation"
 STREAM_SLOTS = 1
-"""The micro-batches that feed the region and those that read its output share this slot."""
+"""The task that carries the micro-batches of a stream holds one while it runs."""
 
 
 class Through:
-    """What runs for a DataFrame that `through` returned: its attribute `dos`.
+    """What runs for a DataFrame that `through` returned: its attribute `dos`."""
 
-    `region`: the handle of the region, as `run` returns it. `feed`: the streaming query that writes into the
-    region; None if the input DataFrame is not a stream.
-    """
-
-    def __init__(self, region: RegionHandle, feed: Any, close: Callable[[], None]) -> None:
-        self.region = region
-        self.feed = feed
+    def __init__(self, close: Callable[[], None], region: RegionHandle | None, desk: Desk | None) -> None:
         self._close = close
-        if feed is not None:
-            threading.Thread(target=self._watch, name=f"dos-{region.name}-feed", daemon=True).start()
+        self._region = region
+        self._desk = desk
+
+    @property
+    def region(self) -> RegionHandle | None:
+        """The handle of the region, as `run` returns it. None for a stream before the first micro-batch."""
+        return self._region if self._desk is None else self._desk.region
 
     def exception(self) -> Exception | None:
-        """Return why there is no further output: the error of the feed or the region; None if none."""
-        failure: Exception | None = None if self.feed is None else self.feed.exception()
-        return failure or self.region.exception()
+        """Return the error with which the region ended; None if there is none."""
+        return None if self.region is None else self.region.exception()
 
     def stop(self) -> None:
-        """Stop the feed, then the region after a last checkpoint. The same `through` continues there."""
-        if self.feed is not None:
-            self.feed.stop()
-        self.region.stop()
+        """Stop the region after a last checkpoint. The same `through` continues there."""
+        if self._desk is not None:
+            self._desk.stop()
+        elif self._region is not None:
+            self._region.stop()
         self._close()
-
-    def _watch(self) -> None:
-        # Users see the query that reads the output, not the feed's: without a log line it would just be
-        # silent.
-        try:
-            self.feed.awaitTermination()
-        except Exception as error:
-            logger.error("%s: no more rows are read, because its feed failed: %s", self.region.name, error)
 
 
 def through(
-    df: DataFrame,
+    df: DataFrame | Mapping[str, DataFrame],
     graph: Graph,
     *,
-    workers: int | None = None,
     store: str | None = None,
-    name: str | None = None,
-    checkpoint: str | Path | None = None,
     into: str | None = None,
     output: str | None = None,
-    trigger: Mapping[str, Any] | None = None,
-    token: bytes = b"",
     data_dir: str | Path | None = None,
-    **more: Any,
+    tick: bool = False,
+    coordinator_address: str | None = None,
+    insecure: bool = False,
+    spare_slots: int = 0,
+    standby: int = 0,
+    **options: Unpack[RegionOptions],
 ) -> DataFrame:
     """Run a graph on the rows of a DataFrame, and return the graph's output as a DataFrame.
 
@@ -152,83 +157,167 @@ def through(
 
         source = InputSource("lines", df.schema)  # of the graph; and a LogSink at its other end
 
-    The result has an attribute `dos` (`Through`) with the region's handle, the query that feeds the region,
-    and `stop()`.
-
-    - If `df` is a stream, the region is fed by a separate query named `NAME.feed`, and both run until
-      they are stopped or the driver ends. A call with the same name, store and checkpoint continues. The
-      result is read like any stream, with a checkpoint of its own.
+    - If `df` is a stream, the region works inside the micro-batches of the query that you start on the
+      result. That query has the only checkpoint and the only trigger. A repeated micro-batch gets the output
+      that was recorded: with a sink that is idempotent by batch (parquet, foreachBatch, `dos`) each row
+      counts once end to end. The region starts with the first micro-batch, and runs until `stop()` or the
+      end of the driver. One query drives a region. The output modes `append` and `update` are the same.
     - Otherwise `through` returns when the region has processed all rows; the result is its complete output.
       Without a `name` each call is a separate region. With a name, a call that was interrupted continues, and
       one that had finished returns the same output again.
 
-    - `workers`, `store`, `name`, `token`, `data_dir`, and `more`: as for `run`. In addition to the slots of
-      the workers one slot is needed for the stream.
-    - `checkpoint`: the directory of Spark's checkpoint of the feed, for this call alone; optional if the
-      session has `spark.sql.streaming.checkpointLocation`.
+    The result has an attribute `dos` (`Through`) with the region's handle and `stop()`.
+
+    - `df`: or for several inputs a DataFrame for each, all streams or none: {"orders": a, "payments": b}.
     - `into`, `output`: the operators where rows enter and leave, if the graph has several.
-    - `trigger`: of the feed, as keyword arguments of `DataStreamWriter.trigger`.
+    - `tick`: of a stream: a micro-batch begins every second even if no row comes, so that timers of
+      processing time fire.
+    - all others: as for `run`. In addition to the slots of the workers one is needed for the stream.
 
     Raises before anything is started: GraphError, SchemaMismatchError, DosError if rows have no place to
-    enter or leave, or a stream no checkpoint directory; and as `run`. A call that fails later stops what it
-    has started; rows that were recorded stay.
+    enter or leave, or a source of the graph gets no rows; and as `run`. A batch call that fails later stops
+    what it has started; rows that were recorded stay. An error of a stream ends its query.
     """
-    spark = df.sparkSession
-    master = master_of(spark)
-    ends = ends_of(graph, parse_schema(df.schema), into=into, output=output)
-    if df.isStreaming and checkpoint is None and spark.conf.get(CHECKPOINT_CONF, None) is None:
+    given = {into or "": df} if isinstance(df, DataFrame) else dict(df)
+    frames = list(given.values())
+    spark, streams = frames[0].sparkSession, frames[0].isStreaming
+    master_of(spark)
+    if any(frame.isStreaming != streams for frame in frames):
         raise DosError(
-            "df is a stream, but no checkpoint directory was given for it",
-            remedy='pass through(..., checkpoint="/a/persistent/directory"), one for each graph and stream',
+            "of the DataFrames some are streams and some are not: make all of them streams, or none"
         )
-    application = name or (graph.name if df.isStreaming else f"{graph.name}-{uuid.uuid4().hex[:8]}")
+    ends = ends_of(graph, {name: parse_schema(frame.schema) for name, frame in given.items()}, output=output)
+    application = options.get("name") or (graph.name if streams else f"{graph.name}-{uuid.uuid4().hex[:8]}")
     if len(parts_of(graph, application)) > 1:
         raise DosError(
             f"graph {graph.name!r} consists of several regions: start it with `run`, and write into its input"
             f" with format({NAME!r})"
         )
-    used = _store(master, store, data_dir, token)
+    options["name"] = application
+    inputs = dict(zip(ends.handles, frames, strict=True))
+    if streams:
+        graph = fed_by_batches(graph, ends.handles)
+    checked = check_run(
+        spark,
+        graph,
+        options,
+        coordinator_address=coordinator_address,
+        insecure=insecure,
+        standby=standby,
+    )
     try:
-        running = _Running()
-        joined = _Joined(spark, used.url, application, ends, token)
-        region = _region(
-            spark, graph, running, name=application, workers=workers, store=used.url, token=token, **more
-        )
-        try:
-            if not df.isStreaming:
-                joined.feed_all(df)
-                region.awaitTermination()
-                frame = joined.output()
-                frame.dos = Through(region, None, used.close)
-                return frame
-            running.wait(region)
-            feed = joined.feed(df, checkpoint, trigger or {})
-        except BaseException:
-            region.stop()
-            raise
-        frame = joined.output_stream()
-        frame.dos = Through(region, feed, used.close)
-        return frame
+        wait_for_slots(checked, spare_slots + STREAM_SLOTS)
+    except NotEnoughSlotsError as error:
+        raise NotEnoughSlotsError(f"{error}; the stream needs one slot besides the workers'") from error
+    token = options.get("token", b"")
+    used = _store(checked.master, store, data_dir, token)
+    try:
+        if streams:
+            return _streamed(checked, used, inputs, ends, tick=tick, spare_slots=spare_slots)
+        return _at_once(checked, used, inputs, ends, spare_slots=spare_slots)
     except BaseException:
         used.close()
         raise
 
 
-class _Running:
-    """An event handler that waits until all workers of a region run."""
+def fed_by_batches(graph: Graph, handles: Sequence[str]) -> Graph:
+    """Return the graph with sources that batches feed in place of the InputSources of these handles. Raises
+    DosError for a graph with another source.
+    """
+    nodes = []
+    for node in graph.nodes()[0]:
+        names = tuple(above if isinstance(above, str) else above.name for above in node.inputs)
+        spec = node.spec
+        if isinstance(spec, InputSource) and spec.name in handles:
+            spec = BatchSource(spec.schema, handles.index(spec.name))
+        elif isinstance(spec, SourceSpec):
+            # Its rows would be in no batch: what a repeated batch gets would depend on when it is repeated.
+            raise DosError(
+                f"source {node.name!r} of graph {graph.name!r} gets no rows of a stream",
+                remedy='pass a stream for each source: through({"HANDLE": df, ...}, graph)',
+            )
+        nodes.append(replace(node, spec=spec, inputs=names))
+    return Graph.of(graph.name, nodes, {})
 
-    def __init__(self) -> None:
-        self._decided = threading.Event()
 
-    def __call__(self, event: RegionEvent) -> None:
-        if isinstance(event, StateChanged) and (event.state is State.RUNNING or event.state.is_end):
-            self._decided.set()
+def _streamed(
+    checked: CheckedRun,
+    used: UsedStore,
+    inputs: Mapping[str, DataFrame],
+    ends: GraphEnds,
+    *,
+    tick: bool,
+    spare_slots: int,
+) -> DataFrame:
+    for name, df in inputs.items():
+        _refuse_aggregate(name, df)
 
-    def wait(self, region: RegionHandle) -> None:
-        """Raises the region's exception if it ended instead."""
-        self._decided.wait()
-        if not region.isActive:
-            region.awaitTermination()
+    def start(key: bytes) -> RegionHandle:
+        wait_for_slots(checked, spare_slots)  # the task that asks for the region has its own
+        region = start_checked(checked, used.url, spare_slots=spare_slots, job_key=key)
+        assert isinstance(region, RegionHandle), "the graph is one region"
+        return region
+
+    ports = checked.options.get("port_range")
+    desk = Desk(
+        checked.application,
+        start,
+        host=checked.listen_host,
+        ports=(0,) if ports is None else range(ports[0], ports[1] + 1),
+    )
+    region = DrivenRegion(
+        name=checked.application,
+        host=checked.host,
+        desk_port=desk.port,
+        key=desk.key,
+        store_url=used.url,
+        token=checked.options.get("token", b""),
+        sink=ends.sink,
+    )
+    schemas = [ends.schemas[handle] for handle in ends.handles]
+    frame = carried(list(zip(inputs.values(), schemas, strict=True)), region, ends.columns, tick=tick)
+    frame.dos = Through(used.close, None, desk)
+    return frame
+
+
+def _refuse_aggregate(name: str, df: DataFrame) -> None:
+    """Raise DosError for a stream that is aggregated: with the modes update and complete it has a group in
+    many micro-batches, and the region would count it each time.
+    """
+    nodes = [df._jdf.queryExecution().analyzed()]  # noqa: SLF001  # PySpark has no public API for the plan
+    while nodes:
+        node = nodes.pop()
+        if node.nodeName() == "Aggregate" and node.isStreaming():
+            raise DosError(
+                f"the stream for {name!r} is an aggregate, whose groups come again when they change",
+                remedy="aggregate in the graph, or write the aggregate to a table and read that as a stream",
+            )
+        children = node.children()
+        nodes += [children.apply(at) for at in range(children.size())]
+
+
+def _at_once(
+    checked: CheckedRun,
+    used: UsedStore,
+    inputs: Mapping[str, DataFrame],
+    ends: GraphEnds,
+    *,
+    spare_slots: int,
+) -> DataFrame:
+    token = checked.options.get("token", b"")
+    joined = _Joined(checked.spark, used.url, checked.application, ends, token)
+    region = start_checked(checked, used.url, spare_slots=spare_slots + STREAM_SLOTS)
+    assert isinstance(region, RegionHandle), "the graph is one region"
+    try:
+        for handle, df in inputs.items():
+            joined.feed_all(handle, df)
+        region.awaitTermination()
+        frame = joined.output()
+    except BaseException:
+        region.stop()
+        raise
+    frame.dos = Through(used.close, region, None)
+    return frame
 
 
 def _store(master: SparkMaster, store: str | None, data_dir: str | Path | None, token: bytes) -> UsedStore:
@@ -247,23 +336,6 @@ def _store(master: SparkMaster, store: str | None, data_dir: str | Path | None, 
     return UsedStore(used.url, close_once)
 
 
-def _region(spark: SparkSession, graph: Graph, running: _Running, **options: Any) -> RegionHandle:
-    observer = options.pop("on_event", None)
-
-    def on_event(event: RegionEvent) -> None:
-        running(event)
-        if observer is not None:
-            observer(event)
-
-    options["spare_slots"] = options.get("spare_slots", 0) + STREAM_SLOTS
-    try:
-        region = run(spark, graph, on_event=on_event, **options)
-    except NotEnoughSlotsError as error:
-        raise NotEnoughSlotsError(f"{error}; the stream needs one slot besides the workers'") from error
-    assert isinstance(region, RegionHandle), "the graph is one region"
-    return region
-
-
 class _Joined:
     def __init__(
         self, spark: SparkSession, url: str, application: str, ends: GraphEnds, token: bytes
@@ -277,33 +349,16 @@ class _Joined:
         self._options = {"token": token.decode()} if token else {}
         register(spark)
 
-    def feed(self, df: DataFrame, checkpoint: str | Path | None, trigger: Mapping[str, Any]) -> Any:
-        writing = df.writeStream.format(NAME).queryName(f"{self._application}.feed")
-        writing = writing.options(input=self._ends.handle, producer=PRODUCER, **self._options)
-        if checkpoint is not None:
-            writing = writing.option("checkpointLocation", str(checkpoint))
-        if trigger:
-            writing = writing.trigger(**trigger)
-        return writing.start(self._path)
-
-    def feed_all(self, df: DataFrame) -> None:
+    def feed_all(self, handle: str, df: DataFrame) -> None:
         """Write all rows once and close the input, unless it was closed before."""
         with open_store(parse_url(self._url), token=self._token, client="driver") as store:
-            handle = InputHandle(store.store, self._application, self._ends.handle)
-            if store.portal.call(handle.ends) is not None:
+            log = InputHandle(store.store, self._application, handle)
+            if store.portal.call(log.ends) is not None:
                 return
             writing = df.write.format(NAME).mode("append")
-            writing.options(input=self._ends.handle, producer=PRODUCER, batch="1", **self._options).save(
-                self._path
-            )
-            close_input(store, self._application, self._ends.handle)
+            writing.options(input=handle, producer=PRODUCER, batch="1", **self._options).save(self._path)
+            close_input(store, self._application, handle)
 
     def output(self) -> DataFrame:
-        return self._reader(self._spark.read).load(self._path)
-
-    def output_stream(self) -> DataFrame:
-        return self._reader(self._spark.readStream).load(self._path)
-
-    def _reader(self, reader: Any) -> Any:
-        schema = spark_schema(self._ends.columns)
-        return reader.format(NAME).options(output=self._ends.sink, **self._options).schema(schema)
+        reader = self._spark.read.format(NAME).options(output=self._ends.sink, **self._options)
+        return reader.schema(spark_schema(self._ends.columns)).load(self._path)

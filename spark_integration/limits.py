@@ -74,3 +74,14 @@ LEAVING_LOOK_S = 2.0
 """How often the launcher asks Spark which executors are being decommissioned."""
 LEAVING_AGAIN_S = 30.0
 """After so long, workers that are still there are reported again: their replacement may have failed."""
+SHARE_AGAIN_S = 0.2
+"""The wait until a task sends a batch to the workers again, after a link broke and no reset followed."""
+
+# --- batches of `through` ------------------------------------------------------------------------
+DESK_KEY_BYTES = 32
+BATCH_MEMORY_BYTES = 64 * 1024 * 1024
+"""A task keeps so much of its rows in memory, and the rest in a file."""
+SHARE_FRAME_ROWS = 4096
+"""Rows of a batch are dealt to the workers in frames of at most so many."""
+OUTPUT_BATCHES_AHEAD = 16
+"""Batches of the output that are read before Spark has taken those before, for each worker."""

@@ -12,7 +12,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
@@ -203,40 +203,97 @@ def run(
     `insecure`; TypeError for what is no session or graph; ValueError for an argument out of range. Later
     errors are returned by the handle's `exception()`.
     """
+    checked = check_run(
+        spark, graph, options, coordinator_address=coordinator_address, insecure=insecure, standby=standby
+    )
+    wait_for_slots(checked, spare_slots)
+    with contextlib.ExitStack() as undo:
+        one_machine, url = checked.master.one_machine, checked.master.url
+        token = options.get("token", b"")
+        used = choose_store(store, one_machine=one_machine, master=url, data_dir=data_dir, token=token)
+        undo.callback(used.close)
+        handle = start_checked(checked, used.url, spare_slots=spare_slots, at_end=used.close)
+        undo.pop_all()
+    return handle
+
+
+class CheckedRun(NamedTuple):
+    """What `run` was called with, once it is known that it can run."""
+
+    spark: SparkSession
+    master: SparkMaster
+    application: str
+    parts: Sequence[GraphPart]
+    options: RegionOptions
+    standby: int
+    shipped: Mapping[str, bytes]
+    host: str
+    """The address of the driver for workers; `listen_host`: the one to listen on."""
+    listen_host: str
+
+
+def check_run(
+    spark: SparkSession,
+    graph: Graph,
+    options: RegionOptions,
+    *,
+    coordinator_address: str | None = None,
+    insecure: bool = False,
+    standby: int = 0,
+) -> CheckedRun:
+    """Check the arguments of `run`, which are documented there, without starting anything. The graph is
+    serialized: later changes of it have no effect.
+    """
     master = master_of(spark)
     _check_arguments(graph, standby)
     application = options.get("name") or graph.name
     parts = parts_of(graph, application)
     check_options(parts, options)
-    shown, scratch, token = (
-        monitoring_of(options.get("metrics")),
-        options.get("scratch"),
-        options.get("token", b""),
-    )
+    monitoring_of(options.get("metrics"))
     shipped = {part.name: ship(part.graph, f"the graph {part.graph.name!r}") for part in parts}
     if not master.one_machine:
         _refuse_host_paths(graph)
-    host, listen_host = _addresses(spark, master, coordinator_address, insecure=insecure)
-    _prepare_session(spark, master)
-    workers, timeout_s = _first_workers(options) * len(parts), options.get("start_timeout", start_timeout_s)
-    _check_confs_and_slots(spark, master, workers, spare_slots, timeout_s)
-    with contextlib.ExitStack() as undo:
-        used = choose_store(
-            store, one_machine=master.one_machine, master=master.url, data_dir=data_dir, token=token
-        )
-        undo.callback(used.close)
-        handle = start_application(
-            application,
-            parts,
-            partial(_launch, spark, application, host, shipped, scratch, standby, spare_slots, shown),
-            options,
-            at_end=_AfterLast(len(parts), used.close),
-            store_url=used.url,
-            listen_host=listen_host,
-            metrics=shown.metrics,
-        )
-        undo.pop_all()
-    return handle
+    safe = insecure or tls_of_environment() is not None
+    driver_host = spark.sparkContext.getConf().get("spark.driver.host")
+    addresses = choose_addresses(master, coordinator_address, driver_host, insecure=safe)
+    return CheckedRun(spark, master, application, parts, options, standby, shipped, *addresses)
+
+
+def start_checked(
+    checked: CheckedRun,
+    store_url: str,
+    *,
+    spare_slots: int,
+    at_end: Callable[[], None] = lambda: None,
+    job_key: bytes = b"",
+) -> RegionHandle | Application:
+    """Start what was checked, with a store that is available. at_end: called when all regions have ended.
+    job_key: of the links.
+    """
+    options, application = checked.options, checked.application
+    shown = monitoring_of(options.get("metrics"))
+    make_launcher = partial(
+        _launch,
+        checked.spark,
+        application,
+        checked.host,
+        checked.shipped,
+        options.get("scratch"),
+        checked.standby,
+        spare_slots,
+        shown,
+    )
+    return start_application(
+        application,
+        checked.parts,
+        make_launcher,
+        options,
+        at_end=_AfterLast(len(checked.parts), at_end),
+        store_url=store_url,
+        listen_host=checked.listen_host,
+        metrics=shown.metrics,
+        job_key=job_key,
+    )
 
 
 def _launch(
@@ -276,11 +333,6 @@ def _check_arguments(graph: object, standby: int) -> None:
         raise ValueError(f"standby is the number of processes that wait, at least 0, got {standby}")
 
 
-def _prepare_session(spark: SparkSession, master: SparkMaster) -> None:
-    use_this_python(spark, master)
-    use_tls_of_driver(spark)
-
-
 def _refuse_host_paths(graph: Graph) -> None:
     for node in graph.nodes()[0]:
         path = node.spec.host_path()
@@ -308,14 +360,6 @@ class _AfterLast:
             last = self._remaining == 0
         if last:
             self._call()
-
-
-def _addresses(
-    spark: SparkSession, master: SparkMaster, requested: str | None, *, insecure: bool
-) -> tuple[str, str]:
-    driver_host = spark.sparkContext.getConf().get("spark.driver.host")
-    safe = insecure or tls_of_environment() is not None
-    return choose_addresses(master, requested, driver_host, insecure=safe)
 
 
 def _task_maker(
@@ -369,10 +413,13 @@ def _end_reporter(control: RegionControl, events: RegionEvents) -> Callable[[int
     return report
 
 
-def _check_confs_and_slots(
-    spark: SparkSession, master: SparkMaster, workers: int, spare: int, timeout_s: float
-) -> None:
-    """Return when the region may start. Raises DosError, NotEnoughSlotsError."""
+def wait_for_slots(checked: CheckedRun, spare: int) -> None:
+    """Prepare the session, and return when the workers may start. Raises DosError for a conf that would end
+    them, NotEnoughSlotsError.
+    """
+    spark, master, options = checked.spark, checked.master, checked.options
+    use_this_python(spark, master)
+    use_tls_of_driver(spark)
     get = _conf_getter(spark)
     judged = judge_confs(get, master)
     if judged.refused is not None:
@@ -380,7 +427,8 @@ def _check_confs_and_slots(
     for warning in judged.warnings:
         logger.warning("%s", warning)
     if not grows(get, master):  # otherwise executors are added when the workers' jobs request them
-        _wait_for_slots(spark, master, workers, spare, timeout_s)
+        workers = _first_workers(options) * len(checked.parts)
+        _wait_for_slots(spark, master, workers, spare, options.get("start_timeout", start_timeout_s))
 
 
 def _conf_getter(spark: SparkSession) -> Callable[[str], str | None]:

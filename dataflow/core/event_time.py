@@ -172,6 +172,11 @@ class SplitWatermarks:
             if is_time(coming):
                 self._newest[source] = max(coming, self._newest.get(source, UNKNOWN))
 
+    def highest(self) -> Watermark:
+        """Return the largest watermark that rows promise, also of a unit that has not ended, or UNKNOWN."""
+        coming = [coming for splits in self._watermarks.values() for _, coming in splits.values()]
+        return max(coming, default=UNKNOWN)
+
     def reached(self, source: str, split: str) -> Watermark:
         """Return the watermark of a split; UNKNOWN if none of its rows promises one."""
         promised = self._watermarks.get(source, {}).get(split, (UNKNOWN, UNKNOWN))[0]

@@ -23,6 +23,7 @@ from dataflow.operators.windows import START, STOP, CountWindowSpec, WindowSpec
 from dataflow.sinks.base import SinkSpec
 from dataflow.sinks.log import LogSink
 from dataflow.sources.base import SourceSpec
+from dataflow.sources.batches import LOCAL_RECOVERY_OF_BATCHES, BatchSource
 from dataflow.sources.stored import LogSource
 
 
@@ -136,7 +137,41 @@ def region_problems(choice: Choice, specs: Mapping[str, OperatorSpec]) -> list[s
         for name in choice.outside
         if not isinstance(specs[name], SourceSpec) and specs[name].can_trigger
     ]
-    return problems + _delivery_problems(choice, specs) + _directory_problems(choice, specs)
+    problems += _delivery_problems(choice, specs) + _directory_problems(choice, specs)
+    return problems + _batch_problems(choice, specs)
+
+
+def _batch_problems(choice: Choice, specs: Mapping[str, OperatorSpec]) -> list[str]:
+    """Check a graph that the micro-batches of a query feed: a batch is processed whole, by its checkpoint."""
+    fed = [name for name, spec in specs.items() if isinstance(spec, BatchSource)]
+    if not fed:
+        return []
+    problems = [
+        f"source {name!r} is not fed by the query that feeds {fed[0]!r}, so a repeated batch would find other"
+        " rows there; pass its rows as another DataFrame, through({'NAME': df, ...}, graph)"
+        for name, spec in specs.items()
+        if isinstance(spec, SourceSpec) and name not in fed
+    ]
+    problems += [
+        f"sink {name!r} shows rows of a step, and those of a batch are not final before its checkpoint: a"
+        " reset repeats it; use LogSink(publish='checkpoint')"
+        for name, spec in specs.items()
+        if isinstance(spec, SinkSpec) and spec.shows_steps
+    ]
+    problems += [
+        f"operator {name!r} is outside of any consistent region, where no checkpoint commits a batch;"
+        " annotate it as consistent(...)"
+        for name in choice.outside
+    ]
+    for region in choice.regions:
+        if region.settings.delivery == "at-most-once":
+            problems.append(
+                'a query repeats a batch until it is processed, and delivery="at-most-once" repeats nothing;'
+                " leave delivery out"
+            )
+        if region.settings.recovery == "local":
+            problems.append(LOCAL_RECOVERY_OF_BATCHES)
+    return problems
 
 
 def _directory_problems(choice: Choice, specs: Mapping[str, OperatorSpec]) -> list[str]:

@@ -13,6 +13,7 @@ from dataflow.operators.base import OperatorSpec
 from dataflow.operators.broadcast_state import BroadcastStateSpec
 from dataflow.sinks.base import SinkSpec
 from dataflow.sources.base import SourceSpec
+from dataflow.sources.batches import BatchSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,12 @@ class GraphPlan:
         """Whether output of a step may be visible for good before a checkpoint covers it."""
         sinks = [spec for spec in self.specs.values() if isinstance(spec, SinkSpec)]
         return self.delivery == "at-most-once" or any(spec.shows_steps for spec in sinks)
+
+    @property
+    def fed_by_batches(self) -> tuple[str, ...]:
+        """The sources that batches of a query feed: all, or none, by their channel in a share."""
+        fed = {spec.channel: name for name, spec in self.specs.items() if isinstance(spec, BatchSource)}
+        return tuple(fed[channel] for channel in sorted(fed))
 
     def _unchecked_places(self) -> dict[str, str]:
         """Return sink -> why it is not noticed that another region writes to the same place."""

@@ -33,6 +33,7 @@ from dataflow.core.event_time import (
     HeldWatermark,
     InputMarks,
     SourceTime,
+    SplitWatermarks,
     Watermark,
     combined,
     held_back,
@@ -48,6 +49,7 @@ from dataflow.operators.event_time import EventTimeOperator, NullRule, Watermark
 from dataflow.operators.routing import KeyBySpec, SideOutputSpec, wire_schema
 from dataflow.sinks.base import SinkWriter
 from dataflow.sources.base import BatchOrigin, Positions, SourceBatch, SourceReader
+from dataflow.sources.batches import BatchReader
 from dataflow.state.base import Share
 from dataflow.state.operator_directory import ChangeLog, Handover, OperatorDirectory, begin_files, copy_of_one
 from dataflow.state.scratch import SnapshotSpool
@@ -123,6 +125,8 @@ class CircuitTime:
         self._watermarks: dict[int, dict[str, Watermark]] = defaultdict(dict)
         self._to_send: dict[int, dict[int, Watermark]] = defaultdict(dict)
         self._now: dict[int, StepTime] = {}
+        self._batch: dict[str, Watermark] | None = {} if graph.fed_by_batches else None
+        """`event_time` -> its watermark now, in a region that a query drives; None for any other one."""
         self.held: dict[str, HeldWatermark] = {}
         """`event_time` -> what holds its watermark since the last step that was not replayed."""
         self._fed: dict[tuple[str, str], bool] = {}
@@ -132,6 +136,27 @@ class CircuitTime:
         """Note the recorded time of the step whose rows follow, which is the clock of `max_ahead`."""
         for timing in self._timing.values():
             timing.now_us = time_ms * 1000
+
+    # --- batches --------------------------------------------------------------------------------------------
+    #
+    # The rows of a batch have no order, and are dealt to workers as they come. So a watermark moves only at
+    # the end of a batch, to the largest one of all workers, as Spark's does. If it moved within a batch, the
+    # size of a step, and the worker that rows were dealt to, would decide which of them are late.
+
+    def begin_batch(self, marks: Mapping[str, Watermark]) -> None:
+        """Begin a batch. marks: `event_time` -> its watermark after the batch before."""
+        self._batch = dict(marks)
+        for timing in self._timing.values():
+            timing.splits = SplitWatermarks()
+
+    def marks_of_batch(self) -> dict[str, Watermark]:
+        """Return `event_time` -> its watermark by this worker's rows of the batch so far."""
+        reached = {name: timing.splits.highest() for name, timing in self._timing.items()}
+        return {name: watermark for name, watermark in reached.items() if is_time(watermark)}
+
+    def end_batch(self, marks: Mapping[str, Watermark]) -> None:
+        """All workers have fed their shares. marks: `event_time` -> its watermark after the batch."""
+        self._batch = dict(marks)
 
     # --- splits ---------------------------------------------------------------------------------------------
 
@@ -214,7 +239,13 @@ class CircuitTime:
         for channel, watermarks_of_channel in watermarks.items():
             if channel in self._exchanges:
                 name = self._exchanges[channel]
-                self._watermarks[step][name] = combined(watermarks_of_channel)
+                # With a query, a sender that does not know the end of the batch yet has sent the former mark.
+                # It has no row left: the largest counts.
+                self._watermarks[step][name] = (
+                    combined(watermarks_of_channel)
+                    if self._batch is None
+                    else max(watermarks_of_channel, default=IDLE)
+                )
                 if self._watermarks[step][name] == END:
                     self._incomplete.discard(name)
 
@@ -247,6 +278,8 @@ class CircuitTime:
 
     def _least(self, step: int, name: str) -> Watermark:
         """Return the watermark of an `event_time`, from the recorded division or from the current splits."""
+        if self._batch is not None:
+            return self._batch.get(name, UNKNOWN)
         now, timing = self._now.get(step, StepTime({})), self._timing[name]
         for (source, split), ends_unit in self._fed.items():
             if ends_unit and source in self._sources[name]:
@@ -635,6 +668,11 @@ class Circuit:
         """Restore one stored block of a table in `stateful`. Raises OperatorError."""
         with self.calling(table.partition("~")[0], f"the state of checkpoint {checkpoint}"):
             self.stateful[table].restore(block)
+
+    @property
+    def fed_by_batches(self) -> dict[str, BatchReader]:
+        """The sources that the batches of a query feed: all, or none."""
+        return {name: one for name, one in self.sources.items() if isinstance(one, BatchReader)}
 
     def restore_part(self, table: str, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
         """Take over from one stored block of a worker of another layout (`dataflow.state.base`)."""

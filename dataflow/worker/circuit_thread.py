@@ -28,6 +28,7 @@ from checkpoint import (
     FrameFlag,
     FrameType,
     Layout,
+    OpenBatch,
     OutputIdentity,
     Sources,
     SplitPosition,
@@ -515,6 +516,16 @@ class CheckpointTaking:
 
 logger = logging.getLogger("dos.dataflow")
 
+
+class Batch(NamedTuple):
+    """A micro-batch of the query that drives the region. is_open: its share is not fed to its end here."""
+
+    number: int
+    time_ms: int
+    is_open: bool
+
+
+NO_BATCH: Final = Batch(-1, 0, is_open=False)
 NO_DIRECTORIES: Final[Mapping[str, Handover]] = MappingProxyType({})
 
 
@@ -559,6 +570,7 @@ class CircuitIncarnation:
         """Input divisions up to this step are durable on all workers."""
         self._pause_to_report = 0
         """The number of the pause order that is not answered yet, 0 for none."""
+        self._batch = NO_BATCH  # whose share is fed here, in a region that a query drives
         self._waiting: dict[str, int] = {}
         """Source that waits for a checkpoint -> the step at whose end it wants it."""
         self._fixed = FixedCost()
@@ -587,6 +599,7 @@ class CircuitIncarnation:
             self._circuit, shared, self._clock, identity.scratch, incarnation=self.number
         )
         self._reading = StepInput(self._circuit, worker_limits, shared, self._clock, order.incarnation)
+        self._fed = self._circuit.fed_by_batches
         try:
             self._position_ends(order)
         except BaseException:
@@ -689,9 +702,23 @@ class CircuitIncarnation:
 
     # --- orders and peers ---------------------------------------------------------------------------------
 
-    def request_checkpoint(self, checkpoint: int, *, final: bool) -> None:
-        """Attach this checkpoint to the next STEP_END."""
+    def request_checkpoint(
+        self, checkpoint: int, *, final: bool, marks: Mapping[str, Watermark] | None = None
+    ) -> None:
+        """Attach this checkpoint to the next STEP_END. marks: it ends a batch (`CircuitTime.end_batch`)."""
+        if marks is not None:
+            self._circuit.time.end_batch(marks)
         self._schedule.request_checkpoint(checkpoint, final=final)
+
+    def open_batch(
+        self, order: OpenBatch, rows: Mapping[str, Sequence[bytes | bytearray | memoryview]]
+    ) -> None:
+        """Feed this worker's share of a batch: source -> the payloads of its frames."""
+        self._batch = Batch(order.number, order.time_us // 1000, is_open=True)
+        self._circuit.time.begin_batch(order.marks)
+        for name, reader in self._fed.items():
+            reader.begin(order.number, rows.get(name, ()), decode_batch)
+        self._report_fed()
 
     def pause(self, number: int) -> None:
         """Stop taking input from the next step on, and answer `PausedAt`; 0: resume."""
@@ -803,7 +830,7 @@ class CircuitIncarnation:
     def _produce(self, action: Produce) -> None:
         step = action.step
         recorded = self._divisions.pop(step) if action.replay else None
-        time_ms = self._clock.wall_ms() if recorded is None else recorded.time_ms
+        time_ms = self._wall_ms() if recorded is None else recorded.time_ms
         self._circuit.time.step_begins(time_ms)
         if recorded is not None:
             self._reading.replay(step, recorded, dropped=self._at_most_once)
@@ -821,7 +848,8 @@ class CircuitIncarnation:
         marked = Barrier(*recorded.mark[:2]) if self._local and recorded is not None else None
         barrier = self._schedule.step_produced(marked)
         frames = self._sending.end_step(0, step, sends, barrier)
-        sources = None if action.replay else taken
+        # Rows of a batch are not on record before its checkpoint: a reset has them sent again.
+        sources = None if action.replay or self._fed else taken
         self._waits_since[step] = self._clock.seconds()
         self._post(
             StageEnded(self.number, step, frames, time_ms, sources, 0, barrier, self._sending.rows(0, sends))
@@ -830,6 +858,19 @@ class CircuitIncarnation:
         self._shared.rows_in += self._circuit.take_rows_in()
         self._request_checkpoints(step)
         self._report_paused()
+        self._report_fed()
+
+    def _wall_ms(self) -> int:
+        """Return the time of a new step: with a query that of the batch, also if it is repeated."""
+        return self._batch.time_ms if self._fed else self._clock.wall_ms()
+
+    def _report_fed(self) -> None:
+        """Report once that the share is fed, with the end of the last step that has rows of it."""
+        batch = self._batch
+        if batch.is_open and not any(reader.has_input for reader in self._fed.values()):
+            self._batch = batch._replace(is_open=False)
+            marks = self._circuit.time.marks_of_batch()
+            self._post(SourceWaits(self.number, self._schedule.produced, batch.number, marks))
 
     def _request_checkpoints(self, step: int) -> None:
         asked = self._circuit.ask_sources(f"the end of step {step}", lambda reader: reader.wants_checkpoint)

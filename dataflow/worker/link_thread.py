@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import trio
 
 from checkpoint import (
+    BatchShare,
     Committed,
     CopiedAhead,
     CopyAhead,
@@ -26,6 +27,7 @@ from checkpoint import (
     Finished,
     FrameType,
     Host,
+    OpenBatch,
     Pause,
     Paused,
     RequestCheckpoint,
@@ -38,11 +40,14 @@ from checkpoint import (
     Vote,
     WantsCheckpoint,
     WorkerCheckpoint,
+    control_frame,
+    decode_share,
     worker_directory,
 )
 from checkpoint.chains.whole_checkpoints import SoundStore, read_part
 from checkpoint.errors import (
     CheckpointDamagedError,
+    LinkClosedError,
     OrphanedError,
     OutputDiffersError,
     StaleIncarnationError,
@@ -54,6 +59,7 @@ from checkpoint.participant import Participant, open_participant
 from dataflow import limits
 from dataflow.errors import UserFault
 from dataflow.limits import WorkerLimits
+from dataflow.sources.batches import Payload
 from dataflow.worker.circuit_thread import CircuitIncarnation, Inbox, LinksEnded, RestoreCircuit, Woken
 from dataflow.worker.directories import Directories, FormerFiles
 from dataflow.worker.exchange import Exchange, PeerSuspected
@@ -87,7 +93,7 @@ from dataflow.worker.spec import WorkerSpec
 from dos_client import Claim, Store, open_store, randomness
 from dos_client.errors import QuorumUnavailableError
 from dos_monitoring import SilentLoopError, answer_of_loop, log_fields
-from dos_protocol.errors import BrokenConnectionError, DosError
+from dos_protocol.errors import BrokenConnectionError, DosError, RemoteProtocolError
 from journal import Scratch
 
 # --- the claim ----------------------------------------------------------------------------------------------
@@ -194,6 +200,27 @@ class PhaseTimer:
         self._last = now
 
 
+# --- shares of batches --------------------------------------------------------------------------------------
+
+
+async def receive_share(link: Link, inputs: Sequence[str]) -> tuple[BatchShare, dict[str, list[Payload]]]:
+    """Receive a whole share of a batch: source -> payloads. Raises LinkClosedError, BrokenConnectionError,
+    ControlMessageError and RemoteProtocolError for what no task sends.
+    """
+    share = decode_share(await link.receive())
+    rows: dict[str, list[Payload]] = {name: [] for name in inputs}
+    received = 0
+    while (frame := await link.receive()).type is FrameType.DATA:
+        if frame.channel >= len(inputs):
+            raise RemoteProtocolError(f"a share has rows of input {frame.channel} of {len(inputs)}")
+        rows[inputs[frame.channel]].append(frame.payload)
+        received += 1
+    # A share that is taken for whole and is not would lose rows: the task keeps none after the record.
+    if frame.type is not FrameType.STEP_END or frame.seq != received:
+        raise RemoteProtocolError(f"a share of {received} frames ends with {frame.type.name} {frame.seq}")
+    return share, rows
+
+
 # --- the incarnation ----------------------------------------------------------------------------------------
 
 logger = logging.getLogger("dos.dataflow")
@@ -262,6 +289,9 @@ class LinkIncarnation:
         self._loaded = trio.Event()
         self._block_room = trio.Semaphore(limits.state_blocks_ahead)
         self._announced_exhausted = False
+        self._batch_inputs = self._plan.fed_by_batches
+        self._shares: dict[tuple[int, int, str], dict[str, list[Payload]]] = {}
+        """(number, time, attempt) -> the whole share of this worker."""
 
     # --- from outside -------------------------------------------------------------------------------------
 
@@ -304,6 +334,28 @@ class LinkIncarnation:
         """Serve a link that a peer has dialled in this incarnation, perhaps before its circuit restores."""
         await self._circuit_ordered.wait()
         await self._exchange.receive_from(link)
+
+    async def receive_shares(self, link: Link) -> None:
+        """Take shares of batches from a task, one after the other, until the link or the incarnation ends."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._until_over, nursery.cancel_scope)
+            with suppress(LinkClosedError, BrokenConnectionError):
+                while True:
+                    share, rows = await receive_share(link, self._batch_inputs)
+                    self._shares[share.number, share.time_us, share.attempt] = rows
+                    await link.send(control_frame(share))
+            nursery.cancel_scope.cancel()
+
+    async def _until_over(self, scope: trio.CancelScope) -> None:
+        await self._over.wait()
+        scope.cancel()
+
+    def open_batch(self, order: OpenBatch) -> None:
+        """Give the circuit the share of an attempt. Shares of other attempts are not needed any more."""
+        # Not before: a share may be the one that is opened, also when the link of its task has ended.
+        rows = self._shares.pop((order.number, order.time_us, order.attempt))
+        self._shares.clear()
+        self._inbox.call(self.number, CircuitIncarnation.open_batch, order, rows)
 
     def fail(self, error: Exception) -> None:
         """End the incarnation with this error. Only the first error counts."""
@@ -486,7 +538,10 @@ class LinkIncarnation:
                 await journals.released(message)
                 continue
             if isinstance(message, SourceWaits):
-                await self._control.report(WantsCheckpoint(step=message.step))
+                marks = dict(message.marks)
+                await self._control.report(
+                    WantsCheckpoint(step=message.step, batch=message.batch, marks=marks)
+                )
                 continue
             if isinstance(message, PausedAt):
                 await self._control.report(
@@ -676,7 +731,9 @@ class Links:
                 self._take_order(order, self._incarnation)
 
     def _take_order(
-        self, order: View | Host | Start | RequestCheckpoint | Committed | Pause, incarnation: LinkIncarnation
+        self,
+        order: View | Host | Start | RequestCheckpoint | Committed | Pause | OpenBatch,
+        incarnation: LinkIncarnation,
     ) -> None:
         number = incarnation.number
         if isinstance(order, Start):
@@ -687,8 +744,14 @@ class Links:
             self._host(order.hosted, order.attempt)
         elif isinstance(order, RequestCheckpoint):
             self._inbox.call(
-                number, CircuitIncarnation.request_checkpoint, order.checkpoint, final=order.final
+                number,
+                CircuitIncarnation.request_checkpoint,
+                order.checkpoint,
+                final=order.final,
+                marks=None if order.batch < 0 else order.marks,
             )
+        elif isinstance(order, OpenBatch):
+            incarnation.open_batch(order)
         elif isinstance(order, Committed):
             incarnation.committed(order)
             self._unpublished, self._published = order.checkpoint, trio.Event()
@@ -772,7 +835,7 @@ class Links:
 
     async def _accepted(self, link: Link) -> None:
         wanted = link.hello.to_term or link.hello.incarnation
-        if link.hello.role != "exchange":
+        if link.hello.role not in ("exchange", "batch"):
             logger.warning("refused a link of role %r: not an exchange link", link.hello.role)
             return
         # The peer may have got its order earlier: wait for the incarnation here.
@@ -780,7 +843,10 @@ class Links:
             while self._incarnation is None or self._incarnation.number < wanted:
                 await self._new_incarnation.wait()
         if self._incarnation is not None and self._incarnation.number == wanted:
-            await self._incarnation.receive_from(link)
+            if link.hello.role == "batch":
+                await self._incarnation.receive_shares(link)
+            else:
+                await self._incarnation.receive_from(link)
         else:
             logger.info("refused an exchange link of incarnation %d, which does not run here", wanted)
 

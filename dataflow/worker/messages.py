@@ -83,10 +83,14 @@ class PausedAt:
 
 @dataclass(frozen=True, slots=True)
 class SourceWaits:
-    """A source wants a checkpoint at the end of this step and yields no rows until it was taken."""
+    """A source wants a checkpoint at the end of this step and yields no rows until it was taken. `batch`,
+    `marks`: as in `WantsCheckpoint`.
+    """
 
     incarnation: int
     step: int
+    batch: int = -1
+    marks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

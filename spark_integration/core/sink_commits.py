@@ -121,8 +121,22 @@ def judge_commit(
         # newest batches, and it planned this number again: to answer "done" would lose the rows of now.
         if unit.number < last or content != writer.content:
             recorded = writer.content if unit.number == last else None
-            raise BatchPlannedAgainError(producer, unit.number - 1, last - 1, recorded, content)
+            raise _planned_again(producer, unit.number - 1, last - 1, recorded, content)
     return verdict
+
+
+def _planned_again(
+    producer: str, batch: int, last: int, recorded: BatchContent | None, now: BatchContent
+) -> BatchPlannedAgainError:
+    if recorded is None:
+        found = f"micro-batches up to {last} are recorded in {producer}"
+    elif recorded.rows == now.rows:
+        found = f"{producer} has it with {recorded.rows} other rows"
+    else:
+        found = f"{producer} has it with {recorded.rows} rows, and now it has {now.rows}"
+    return BatchPlannedAgainError(
+        f"micro-batch {batch} was planned again, because Spark's checkpoint lost its newest batches: {found}"
+    )
 
 
 def _owner_of_last(unit: CommitUnit, last: int, mark: BatchMark | None) -> BatchOwner:

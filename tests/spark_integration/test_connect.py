@@ -66,7 +66,7 @@ graph = Graph("counting")
 lines = graph.source("lines", InputSource("lines", stream.schema))
 lines.key_by("by_n", "n").count("counts").sink("out", LogSink())
 said["run"] = refused(lambda: dos.run(spark, graph, store=store))
-said["through"] = refused(lambda: dos.through(stream, graph, store=store, checkpoint=checkpoint))
+said["through"] = refused(lambda: dos.through(stream, graph, store=store))
 said["through of a batch"] = refused(lambda: dos.through(orders.select("n"), graph, store=store))
 print(json.dumps(said))
 """

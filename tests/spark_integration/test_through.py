@@ -24,7 +24,6 @@ from dataflow import (
     UserOperator,
     consistent,
 )
-from dataflow.blocking import close_input
 from dataflow.errors import SchemaError
 from dataflow.schema import parse_schema
 from dos_client.blocking import open_store
@@ -35,7 +34,7 @@ from spark_integration.errors import (
     SchemaMismatchError,
     StoreNotUsableError,
 )
-from spark_integration.frames import CHECKPOINT_CONF, ends_of
+from spark_integration.frames import ends_of
 from tests.support.examples import run_example
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
@@ -59,22 +58,22 @@ def newest(rows: list[Any]) -> dict[str, int]:
 
 def test_the_ends_of_a_graph_are_found_or_asked_for_and_columns_that_do_not_fit_are_named() -> None:
     graph = counting("g")
-    ends = ends_of(graph, WORDS, into=None, output=None)
-    assert (ends.handle, ends.sink, ends.columns.names) == ("words", "totals", ["word", "count"])
+    ends = ends_of(graph, {"": WORDS}, output=None)
+    assert (ends.handles, ends.sink, ends.columns.names) == (["words"], "totals", ["word", "count"])
     with pytest.raises(
         SchemaMismatchError, match=r"'word' is int, but string there.*InputSource\('words', df"
     ):
-        ends_of(graph, parse_schema("word int"), into=None, output=None)
+        ends_of(graph, {"": parse_schema("word int")}, output=None)
     with pytest.raises(DosError, match=r"no LogSink named 'totls' \(did you mean 'totals'\?\)"):
-        ends_of(graph, WORDS, into=None, output="totls")
+        ends_of(graph, {"": WORDS}, output="totls")
     graph.stream("counts").sink("more", LogSink())
     with pytest.raises(DosError, match=r"2 operators of kind LogSink \('more', 'totals'\).*output="):
-        ends_of(graph, WORDS, into=None, output=None)
-    assert ends_of(graph, WORDS, into="words", output="more").sink == "more"
+        ends_of(graph, {"": WORDS}, output=None)
+    assert ends_of(graph, {"words": WORDS}, output="more").sink == "more"
     closed = Graph("closed")
     closed.source("words", InputSource("words", WORDS)).sink("files", FileSink("out"))
     with pytest.raises(DosError, match=r"0 operators .* add one, LogSink"):
-        ends_of(closed, WORDS, into=None, output=None)
+        ends_of(closed, {"": WORDS}, output=None)
 
 
 @pytest.mark.every_pyspark
@@ -87,7 +86,6 @@ def test_a_frame_that_is_no_stream_returns_whole_and_again_without_being_fed_aga
     for given in (frame, frame.limit(1)):  # the second time it was done before
         counts = dos.through(given, graph, workers=1, data_dir=tmp_path / "store", name="once")
         assert newest(counts.collect()) == Counter(words)
-        assert counts.dos.feed is None
         assert counts.dos.exception() is None
         counts.dos.stop()
 
@@ -130,7 +128,7 @@ def test_null_keys_are_grouped_as_spark_groups_them_and_null_times_are_counted(
 
 
 @pytest.mark.every_pyspark
-def test_the_readmes_stream_continues_where_it_stopped_and_names_the_reason_if_its_feed_failed(
+def test_the_stream_of_the_documentation_continues_where_it_stopped(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     (tmp_path / "logs").mkdir()
@@ -143,35 +141,17 @@ def test_the_readmes_stream_continues_where_it_stopped_and_names_the_reason_if_i
             every.update(line.split())
             names = run_example("docs/spark.md", "through", {"spark": spark}, **places)
             query = names["query"]
-            while newest(read(spark, tmp_path)) != every:
-                assert query.isActive, query.exception()
-                query.processAllAvailable()
+            query.processAllAvailable()
             query.stop()
-            through = names["counts"].dos
-            if number:  # a feed that fails says why
-                with open_store(servers.url) as store:
-                    close_input(store, "wordcount", "lines")
-                (tmp_path / "logs" / "late.txt").write_text("late")
-                with pytest.raises(PySparkException, match="InputClosedError"):
-                    through.feed.awaitTermination()
-                assert "InputClosedError" in str(through.exception())
-            through.stop()
-
-
-def read(spark: SparkSession, tmp_path: Path) -> list[Any]:
-    """What is in the table; nothing before its first rows."""
-    if not list((tmp_path / "counts").glob("*.parquet")):
-        return []
-    return spark.read.parquet(f"{tmp_path}/counts").collect()
+            assert newest(spark.read.parquet(f"{tmp_path}/counts").collect()) == every
+            names["counts"].dos.stop()
 
 
 def test_what_is_missing_is_reported_before_anything_is_started(spark: SparkSession) -> None:
     stream = spark.readStream.format("rate").load().selectExpr("string(value) AS word")
-    with pytest.raises(DosError, match=r"through\(\.\.\., checkpoint="):
-        dos.through(stream, counting("g"))
     with threaded_store() as servers:
         with pytest.raises(NotEnoughSlotsError, match=r"1 must be left .*stream needs one slot besides"):
-            dos.through(stream, counting("g"), workers=6, store=servers.url, checkpoint="unused")
+            dos.through(stream, counting("g"), workers=6, store=servers.url)
         with open_store(servers.url) as store:
             assert store.list_directories() == []
 
@@ -188,17 +168,10 @@ def test_a_graph_of_several_regions_is_refused_before_anything_is_started(spark:
         assert store.list_directories() == []
 
 
-def test_the_sessions_place_for_checkpoints_will_do_and_a_store_that_is_missing_will_not(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_store_that_is_missing_is_reported(spark: SparkSession) -> None:
     stream = spark.readStream.format("rate").load().selectExpr("string(value) AS word")
-    spark.conf.set(CHECKPOINT_CONF, str(tmp_path))
-    try:
-        with pytest.raises(StoreNotUsableError, match=r"no server of dos://127\.0\.0\.1:1 answers"):
-            dos.through(stream, counting("g"), workers=1, store="dos://127.0.0.1:1")
-    finally:
-        spark.conf.unset(CHECKPOINT_CONF)
-    assert not list(tmp_path.iterdir())
+    with pytest.raises(StoreNotUsableError, match=r"no server of dos://127\.0\.0\.1:1 answers"):
+        dos.through(stream, counting("g"), workers=1, store="dos://127.0.0.1:1")
 
 
 class Unwilling(UserOperator):
@@ -225,9 +198,12 @@ def test_what_fails_later_ends_the_region_and_the_same_call_continues(
     words = unwilling.source("words", InputSource("words", WORDS))
     words.apply("unwilling", Unwilling()).sink("out", LogSink())
     stream = spark.readStream.format("rate").load().selectExpr("string(value) AS word")
-    with pytest.raises(RegionFailedError, match="no model here"):
-        dos.through(stream, unwilling, workers=1, store=servers.url, checkpoint=tmp_path / "checkpoint")
-    assert spark.streams.active == []
+    through = dos.through(stream, unwilling, workers=1, store=servers.url)
+    writing = through.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with pytest.raises(PySparkException, match=r"RegionFailedError.*no model here"):
+        writing.start().awaitTermination()
+    assert isinstance(through.dos.exception(), RegionFailedError)
+    through.dos.stop()
     frame = spark.createDataFrame([("one",), ("two",), ("one",)], "word string")
     wrong = frame.mapInArrow(raising, frame.schema)
     with pytest.raises(PySparkException, match="a row too many"):

@@ -14,7 +14,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 import spark_integration as dos
 from checkpoint.core.region import CheckpointCommitted, RegionEvent, ResetReport, StateChanged, WorkerJoined
 from dataflow import Graph, InputSource, LogSink, UserOperator
-from dataflow.blocking import close_input
-from dos_client.blocking import open_store
 from examples.demo.engine import start_spark
-from spark_integration.frames import Through
 
 FILES = {"stream": 5, "batch": 9}
 LINES = 40
@@ -46,8 +43,6 @@ between.
 TOO_SLOW = "Python worker failed to connect back"
 """Spark gives a process ten seconds to start, which a busy machine may not keep: the call is made again."""
 LOOK_S = 0.01
-ASK_S = 0.2
-"""Between two questions to the JVM, which costs both sides more than a look at a file."""
 _said = threading.Lock()
 
 
@@ -131,7 +126,7 @@ class Numbering(UserOperator):
         return list(self._counts.items())
 
 
-def graph_of(holds: Holds, run: str, schema: Any, publish: Any) -> Graph:
+def graph_of(holds: Holds, run: str, schema: Any) -> Graph:
     graph = Graph(run)
     lines = graph.source("lines", InputSource("lines", schema))
     found = lines.map(
@@ -141,7 +136,7 @@ def graph_of(holds: Holds, run: str, schema: Any, publish: Any) -> Graph:
         takes="batch",
     )
     numbered = found.key_by("by_key", "key").apply("numbered", Numbering(holds, run))
-    numbered.sink("out", LogSink(publish=publish))
+    numbered.sink("out", LogSink())
     return graph
 
 
@@ -182,33 +177,25 @@ class Program:
 
     def _stream(self, run: str) -> None:
         lines = self._spark.readStream.option("maxFilesPerTrigger", "1").text(str(self._folder / run))
-        frame = self._through(run, lines, publish="step", checkpoint=self._folder / "feed")
-        rows = passing(self._holds, f"{run}.reading", frame.coalesce(1))
-        table = rows.writeStream.format("parquet").option("checkpointLocation", str(self._folder / "read"))
-        start = partial(table.start, str(self._folder / "table"))
-        query = start()
+        frame = self._through(run, lines)
+        rows = passing(self._holds, f"{run}.reading", frame)
+        table = rows.writeStream.format("parquet").trigger(availableNow=True)
+        table = table.option("checkpointLocation", str(self._folder / "checkpoint"))
         try:
-            while not (self._folder / "feed" / "commits" / str(FILES[run] - 1)).exists():
-                query = raised_or_again(frame.dos, query, start)
-                time.sleep(ASK_S)
-            with open_store(self._url) as store:
-                close_input(store, run, "lines")
-            frame.dos.region.awaitTermination()
-            query.processAllAvailable()
+            table.start(str(self._folder / "table")).awaitTermination()
         finally:
-            query.stop()
             frame.dos.stop()
         self._write(run, self._spark.read.parquet(str(self._folder / "table")))
 
     def _batch(self, run: str) -> None:
         lines = self._spark.read.text(str(self._folder / run))
         lines = lines.coalesce(1).sortWithinPartitions("value")
-        frame = self._through(run, lines, publish="checkpoint", name=run)
+        frame = self._through(run, lines, name=run)
         self._write(run, frame)
         frame.dos.stop()
 
-    def _through(self, run: str, lines: DataFrame, publish: str, **options: Any) -> DataFrame:
-        graph = graph_of(self._holds, run, lines.schema, publish)
+    def _through(self, run: str, lines: DataFrame, **options: Any) -> DataFrame:
+        graph = graph_of(self._holds, run, lines.schema)
         return dos.through(
             passing(self._holds, f"{run}.feeding", lines),
             graph,
@@ -221,16 +208,6 @@ class Program:
 
     def _write(self, run: str, frame: DataFrame) -> None:
         (self._folder / f"{run}.rows").write_bytes(as_bytes(frame.collect()))
-
-
-def raised_or_again(through: Through, query: Any, start: Callable[[], Any]) -> Any:
-    """The query that reads, or another one if Spark was too slow for it. Raises what is wrong."""
-    failure, unread = through.exception(), query.exception()
-    if failure is None and unread is None:
-        return query
-    if failure is None and TOO_SLOW in str(unread):
-        return start()
-    raise failure or unread
 
 
 def say(**what: Any) -> None:

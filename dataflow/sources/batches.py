@@ -1,0 +1,130 @@
+"""The source that the micro-batches of a Spark query feed: this worker's share of one batch at a time.
+
+The link thread holds the shares that tasks have sent, and hands over the one that the coordinator opens.
+Nothing of a share is recorded: until the checkpoint of the batch is committed, its task keeps the rows.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final, TypeAlias
+
+import pyarrow as pa
+
+from checkpoint import SplitPosition
+from dataflow.core.event_time import SourceTime
+from dataflow.core.regions import ReplicaProblem
+from dataflow.operators.base import OperatorContext
+from dataflow.sources import base
+
+SPLIT: Final = "batch"
+"""The one split of the source. It has no position: a batch is whole or not there."""
+
+
+LOCAL_RECOVERY_OF_BATCHES: Final = (
+    'recovery="local" replaces one worker, and its share of the batch that a query has sent is gone with it;'
+    ' use recovery="global"'
+)
+
+
+Payload: TypeAlias = bytes | bytearray | memoryview
+"""Of a DATA frame: an Arrow IPC stream of one batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSource(base.SourceSpec):
+    """Rows of the micro-batches of one query (`spark_integration.through`). schema: their columns; channel:
+    the number of this input in a share.
+    """
+
+    times_rise: ClassVar[bool] = False
+    schema: pa.Schema
+    channel: int = 0
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        del inputs
+        return self.schema
+
+    def open(self, context: OperatorContext) -> "BatchReader":
+        del context
+        return BatchReader(self.schema)
+
+    def redeal(self, positions: Sequence[base.Positions], worker: int, workers: int) -> base.Positions:
+        del positions, worker, workers
+        return {}
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem:
+        del inputs
+        return ReplicaProblem(
+            "reads the micro-batches of a query, which runs at one site",
+            "write the rows into an input handle, and use InputSource",
+        )
+
+    def detail(self) -> str:
+        return "batches"
+
+
+class BatchReader(base.SourceReader):
+    """The rows of the share that is open."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._number = -1
+        self._waiting: deque[Payload] = deque()
+        self._decode: Callable[[Payload, pa.Schema], pa.RecordBatch] | None = None
+        self._read = 0
+
+    def begin(
+        self,
+        number: int,
+        payloads: Sequence[Payload],
+        decode: Callable[[Payload, pa.Schema], pa.RecordBatch],
+    ) -> None:
+        """Begin with the share of a batch. payloads: of its frames, which are decoded when they are read."""
+        assert not self.has_input, "a batch is opened when the one before is committed"
+        self._number, self._read, self._decode = number, 0, decode
+        self._waiting.extend(payloads)
+
+    def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
+        del positions
+        self._waiting.clear()
+        self._number = -1
+
+    @property
+    def has_input(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def exhausted(self) -> bool:
+        return False
+
+    def read(self, bytes_max: int) -> base.SourceBatch | None:
+        found: list[pa.RecordBatch] = []
+        size = 0
+        while self._waiting and size < bytes_max:
+            payload = self._waiting.popleft()
+            assert self._decode is not None
+            found.append(self._decode(payload, self._schema))
+            size += len(payload)
+        if not found:
+            return None
+        (batch,) = pa.Table.from_batches(found, self._schema).combine_chunks().to_batches()
+        begin, self._read = self._read, self._read + batch.num_rows
+        return base.SourceBatch(batch, (base.BatchPiece(SPLIT, begin, self._read, 0),), max(size, 1))
+
+    def replay(self, division: base.SourceDivision) -> list[base.SourceBatch]:
+        raise AssertionError(f"no step with rows of a batch is recorded, and {division} was")
+
+    def take_division(self) -> base.SourceDivision:
+        return {}
+
+    def positions(self) -> base.Positions:
+        return {}
+
+    def time_now(self) -> SourceTime:
+        return SourceTime()
+
+    def describe(self, source: base.SourceBatch, row: int | None) -> str:
+        begin = source.pieces[0].begin
+        which = f"rows {begin} to {source.pieces[0].end}" if row is None else f"row {begin + row}"
+        return f"{which} of this worker's share of batch {self._number}"

@@ -1,0 +1,318 @@
+"""`through` of a stream: the micro-batches of one query, whose tasks carry the rows to the workers.
+
+Whatever a query and its foreachBatch do, each row counts once, or the query ends with an error that says why.
+"""
+
+import os
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import InheritableThread
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession, functions
+
+import dos
+from dataflow import Count, Graph, InputSource, IteratorSource, LogSink, Tumbling, UserOperator
+from dos_protocol.errors import DosError
+from dos_server.testing import Servers, ThreadedServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+
+
+class Job:
+    """A query that counts the words of files, one file in a micro-batch, on two workers."""
+
+    def __init__(self, spark: SparkSession, folder: Path, url: str, name: str) -> None:
+        self.spark, self.folder, self.url, self.name = spark, folder, url, name
+        (folder / "in").mkdir()
+        self.expected: Counter[str] = Counter()
+        self.shown: list[tuple[int, list[tuple[str, int]]]] = []
+        """(batch, its rows), at each evaluation."""
+        self.frame = self.through()
+
+    def through(self, **options: Any) -> DataFrame:
+        lines = self.spark.readStream.option("maxFilesPerTrigger", 1).text(str(self.folder / "in"))
+        return dos.through(lines, self.graph(), workers=2, store=self.url, **options)
+
+    def graph(self) -> Graph:
+        graph = Graph(self.name)
+        lines = graph.source("lines", InputSource("lines", "value string"))
+        words = lines.flat_map("words", lambda row: row["value"].split(), schema="word string")
+        words.key_by("by_word", "word").count("counts").sink("out", LogSink())
+        return graph
+
+    def put(self, number: int, text: str) -> None:
+        hidden = self.folder / f"{number}.txt"
+        hidden.write_text(text)
+        os.utime(hidden, (1_700_000_000 + number,) * 2)  # a stream takes the oldest first
+        hidden.rename(self.folder / "in" / hidden.name)
+        self.expected.update(text.split())
+
+    def show(self, df: DataFrame, batch: int) -> None:
+        self.shown.append((batch, [tuple(row) for row in df.collect()]))
+
+    def start(self, each: Callable[[DataFrame, int], None] | None = None) -> Any:
+        writing = self.frame.writeStream.foreachBatch(each or self.show)
+        return writing.option("checkpointLocation", str(self.folder / "checkpoint")).start()
+
+    def run(self, each: Callable[[DataFrame, int], None] | None = None) -> None:
+        query = self.start(each)
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+
+    def fails(self, match: str, each: Callable[[DataFrame, int], None] | None = None) -> None:
+        with pytest.raises(StreamingQueryException, match=match):
+            self.run(each)
+
+    def counts(self) -> Counter[str]:
+        """The newest count of each word: counts only grow."""
+        found: Counter[str] = Counter()
+        for _, rows in self.shown:
+            for word, count in rows:
+                found[word] = max(found[word], count)
+        return found
+
+    def forget(self, *logs: str, number: int) -> None:
+        """Spark's checkpoint loses what it has of a micro-batch."""
+        for log in logs:
+            (self.folder / "checkpoint" / log / str(number)).unlink()
+            (self.folder / "checkpoint" / log / f".{number}.crc").unlink()
+
+
+@pytest.fixture
+def job(spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path, name: str) -> Iterator[Job]:
+    found = Job(spark, tmp_path, servers.url, name)
+    yield found
+    found.frame.dos.stop()
+
+
+@pytest.mark.every_pyspark
+def test_a_query_continues_where_it_stopped_and_a_repeated_batch_has_the_recorded_rows(job: Job) -> None:
+    for number in range(3):
+        job.put(number, f"a b{number} a\n")
+    job.run()
+    assert [batch for batch, _ in job.shown] == [0, 1, 2]
+    job.forget("commits", number=2)  # as if the sink had failed after its output
+    job.put(3, "a b0 c")
+    job.run()
+    assert [batch for batch, _ in job.shown] == [0, 1, 2, 2, 3]
+    assert job.shown[2] == job.shown[3]
+    assert job.counts() == job.expected
+    region = job.frame.dos.region
+    job.frame.dos.stop()
+    assert region.status.state.is_end
+    job.frame = job.through()  # another driver would do the same
+    job.put(4, "a")
+    job.run()
+    assert job.shown[-1] == (4, [("a", 8)])
+
+
+def test_each_evaluation_of_a_batch_has_the_same_rows_and_an_old_frame_has_its_own(job: Job) -> None:
+    kept: list[DataFrame] = []
+
+    def each(df: DataFrame, batch: int) -> None:
+        for rows in (*kept, df, df.union(df)):
+            job.show(rows, batch)
+        in_thread = InheritableThread(target=job.show, args=(df, batch))
+        in_thread.start()
+        in_thread.join()
+        kept.append(df)
+
+    for number, text in enumerate(["", "a b a", "a c"]):  # the old frame without rows is evaluated first
+        job.put(number, text)
+    job.run(each)
+    every = [rows for _, rows in job.shown]
+    first, second = every[4], every[9]
+    assert every[:3] == [[], [], []]
+    assert every[3:7] == [[], first, first + first, first]
+    assert every[7:] == [[], first, second, second + second, second]
+    assert sorted(second) == [("a", 3), ("c", 1)]
+    assert job.counts() == job.expected
+
+
+def test_what_spark_leaves_out_or_plans_again_ends_the_query_with_the_remedy(job: Job) -> None:
+    job.put(0, "a")
+    job.put(1, "a b")
+    job.run()
+
+    def unused(df: DataFrame, batch: int) -> None:
+        if batch != 2:
+            job.show(df, batch)
+
+    job.put(2, "lost")
+    job.put(3, "c")
+    job.fails(r"BatchGapError.*has processed batch 1, and the query asks for batch 3.*did not use", unused)
+    job.forget("offsets", number=3)
+    job.forget("offsets", "commits", number=2)  # the remedy
+    job.run()
+    assert job.counts() == job.expected
+    job.forget("offsets", "commits", number=2)
+    job.put(4, "d")
+    job.fails(r"BatchPlannedAgainError.*batch 2 .* Spark has planned it again .*lost its newest batches")
+    shutil.rmtree(job.folder / "checkpoint")
+    job.fails(r"OtherQueryError.*is driven by query .*start one query")
+
+
+def test_a_thread_that_spark_knows_nothing_of_has_no_batch(job: Job) -> None:
+    failures: list[str] = []
+
+    def each(df: DataFrame, batch: int) -> None:
+        def alone() -> None:
+            try:
+                job.show(df, batch)
+            except Exception as error:
+                failures.append(str(error))
+
+        thread = threading.Thread(target=alone)
+        thread.start()
+        thread.join()
+        job.show(df, batch)
+
+    job.put(0, "a")
+    job.run(each)
+    (failure,) = failures
+    assert "NoBatchError" in failure
+    assert "InheritableThread" in failure
+    assert job.counts() == job.expected
+
+
+def test_available_now_empty_batches_and_a_filter_below(job: Job) -> None:
+    for number, text in enumerate(["a", "", "b a"]):
+        job.put(number, text)
+    for frame in (job.frame, job.frame.where("word = 'a'")):
+        query = job.frame.writeStream if frame is job.frame else frame.writeStream
+        query = query.trigger(availableNow=True).format("parquet").option("path", str(job.folder / "out"))
+        query.option("checkpointLocation", str(job.folder / "checkpoint")).start().awaitTermination()
+        job.put(9, "a")
+    rows = job.spark.read.parquet(str(job.folder / "out")).collect()
+    assert sorted(map(tuple, rows)) == [("a", 1), ("a", 2), ("a", 3), ("b", 1)]
+
+
+class Poisoned(UserOperator):
+    """Raises at a word."""
+
+    schema = "word string"
+
+    def process(self, batch: Any) -> Any:
+        for row in batch.to_pylist():
+            if row["word"] == "poison" and not Path(self.antidote).exists():
+                raise ValueError(f"cannot take {row['word']}")
+            yield row["word"]
+
+    def __init__(self, antidote: Path) -> None:
+        self.antidote = str(antidote)
+
+
+def test_a_row_that_fails_ends_the_query_and_the_same_batch_comes_again_with_the_next_one(job: Job) -> None:
+    graph = Graph(f"{job.name}p")
+    lines = graph.source("lines", InputSource("lines", "value string"))
+    words = lines.flat_map("words", lambda row: row["value"].split(), schema="word string")
+    words.apply("poisoned", Poisoned(job.folder / "antidote")).sink("out", LogSink())
+    job.graph = lambda: graph  # type: ignore[method-assign]
+    job.frame = job.through()
+    job.put(0, "a")
+    job.put(1, "poison b")
+    for _ in range(2):  # the region starts again with each query
+        job.fails(r"RegionFailedError.*cannot take poison")
+    (job.folder / "antidote").touch()
+    job.run()
+    assert [(batch, sorted(rows)) for batch, rows in job.shown] == [
+        (0, [("a",)]),
+        (1, [("b",), ("poison",)]),
+    ]
+
+
+def test_several_inputs_in_one_query_and_a_tick_without_rows(
+    spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path, name: str
+) -> None:
+    for one in ("orders", "payments"):
+        (tmp_path / one).mkdir()
+    graph = Graph(name)
+    orders = graph.source("orders", InputSource("orders", "shop string, `o.id` bigint"))
+    payments = graph.source("payments", InputSource("payments", "amount double"))
+    ids = orders.map("ids", lambda row: (row["shop"], float(row["o.id"])), schema="what string, value double")
+    paid = payments.map("paid", lambda row: ("paid", row["amount"]), schema="what string, value double")
+    ids.union("both", paid).sink("out", LogSink())
+    (tmp_path / "orders" / "0.csv").write_text("x,1\ny,2\n")
+    (tmp_path / "payments" / "0.csv").write_text("0.5\n")
+    reading = spark.readStream.schema
+    streams = {
+        "payments": reading("amount double").csv(str(tmp_path / "payments")),
+        "orders": reading("shop string, `o.id` bigint").csv(str(tmp_path / "orders")),
+    }
+    frame = dos.through(streams, graph, workers=2, store=servers.url, tick=True)
+    found: list[tuple[Any, ...]] = []
+    batches = threading.Semaphore(0)
+
+    def each(df: DataFrame, batch: int) -> None:
+        found.extend(map(tuple, df.collect()))
+        batches.release()
+
+    query = frame.writeStream.foreachBatch(each).option("checkpointLocation", str(tmp_path / "c")).start()
+    try:
+        for _ in range(3):  # two of them without a row of the inputs
+            assert batches.acquire(timeout=100), query.exception()
+        assert sorted(found) == [("paid", 0.5), ("x", 1.0), ("y", 2.0)]
+        assert frame.dos.region.status.state.name == "RUNNING"
+    finally:
+        query.stop()
+        frame.dos.stop()
+
+
+def test_a_watermark_moves_at_the_end_of_a_batch_as_sparks_does(
+    spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path, name: str
+) -> None:
+    """The same windows as Spark's own, whatever the order and the worker of rows in a batch. Spark may count
+    a late row one batch longer, so the late ones come two later.
+    """
+    graph = Graph(name)
+    rows = graph.source("rows", InputSource("rows", "s bigint, key string, at timestamp"))
+    timed = rows.event_time("timed", "at", lateness=timedelta(seconds=10)).key_by("by_key", "key")
+    counts = timed.aggregate("counts", Tumbling("at", timedelta(seconds=10)), rows=Count())
+    counts.sink("out", LogSink())
+    (tmp_path / "in").mkdir()
+    for number, seconds in enumerate(([100, 50, 50, 95, 300, 299], [292, 310], [250, 400], [405])):
+        text = "".join(f"{one}\n" for one in seconds * 200)
+        (tmp_path / f"{number}.csv").write_text(text)
+        os.utime(tmp_path / f"{number}.csv", (1_700_000_000 + number,) * 2)
+        (tmp_path / f"{number}.csv").rename(tmp_path / "in" / f"{number}.csv")
+    stream = spark.readStream.schema("s bigint").option("maxFilesPerTrigger", 1).csv(str(tmp_path / "in"))
+    stream = stream.selectExpr("s", "'k' key", "timestamp_seconds(s) at")
+    ours = dos.through(stream, graph, workers=2, store=servers.url)
+    watermarked = stream.withWatermark("at", "10 seconds")
+    theirs = watermarked.groupBy(functions.window("at", "10 seconds")).count()
+    found = []
+    for place, frame in (("ours", ours), ("theirs", theirs)):
+        writing = frame.writeStream.trigger(availableNow=True).format("parquet")
+        writing = writing.option("checkpointLocation", str(tmp_path / f"{place}-c"))
+        writing.start(str(tmp_path / place)).awaitTermination()
+        found.append(spark.read.parquet(str(tmp_path / place)).collect())
+    ours.dos.stop()
+    assert {(row["window_start"], row["rows"]) for row in found[0]} == {
+        (row["window"]["start"], row["count"]) for row in found[1]
+    }
+    assert len(found[0]) == len(found[1])
+
+
+def test_what_cannot_be_carried_is_refused_before_anything_is_started(
+    spark: SparkSession, servers: Servers[ThreadedServer], name: str
+) -> None:
+    stream = spark.readStream.format("rate").load()
+    graph = Graph(name)
+    graph.source("rows", InputSource("rows", "value bigint")).sink("out", LogSink())
+    counts = stream.groupBy("value").count().select("value")
+    with pytest.raises(DosError, match=r"the stream for 'rows' is an aggregate"):
+        dos.through({"rows": counts}, graph, workers=1, store=servers.url)
+    with pytest.raises(DosError, match="some are streams and some are not"):
+        dos.through({"rows": stream.select("value"), "more": spark.range(1)}, graph, store=servers.url)
+    graph.source("more", IteratorSource(lambda: iter([1]), "n bigint")).sink("more_out", LogSink())
+    with pytest.raises(DosError, match=r"source 'more' of graph .* gets no rows of a stream"):
+        dos.through(stream.select("value"), graph, output="out", workers=1, store=servers.url)
