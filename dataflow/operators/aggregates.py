@@ -33,11 +33,13 @@ from dataflow.state.accumulators import (
     DECIMAL_DIGITS,
     Accumulator,
     CountAccumulator,
+    DecimalMeanAccumulator,
     DecimalSumAccumulator,
     DistinctAccumulator,
     ExtremeAccumulator,
     SumAccumulator,
     ValueExtremeAccumulator,
+    is_stored_decimal_sum,
     is_stored_sum,
     sketch_library,
 )
@@ -120,7 +122,8 @@ class Sum(Aggregate):
 
 @dataclass(frozen=True, slots=True)
 class Mean(Aggregate):
-    """The mean of a column of numbers: double.
+    """The mean of a column of numbers: double. For decimal(p, s) it is Spark's: decimal(p + 4, s + 4) with at
+    most 38 digits, rounded half up; one that does not fit stops the region.
 
     Example:
 
@@ -131,10 +134,15 @@ class Mean(Aggregate):
     column: str
 
     def result_type(self, column: pa.DataType | None) -> pa.DataType:
+        if column is not None and pa.types.is_decimal128(column):
+            digits = (min(DECIMAL_DIGITS, size + 4) for size in (column.precision, column.scale))
+            return pa.decimal128(*digits)
         _number(self, column)
         return pa.float64()
 
     def open(self, name: str, column: pa.DataType | None) -> Accumulator:
+        if column is not None and pa.types.is_decimal128(column):
+            return DecimalMeanAccumulator(name, self.result_type(column), column.scale)
         return SumAccumulator(name, _number(self, column), mean=True)
 
 
@@ -222,8 +230,7 @@ def _wrong_column(aggregate: Aggregate, column: pa.DataType | None, expected: st
 def _number(aggregate: Aggregate, column: pa.DataType | None) -> pa.DataType:
     if pa.types.is_integer(column) or column in (pa.float32(), pa.float64()):
         return column
-    exact = ", decimals" if isinstance(aggregate, Sum) else ""
-    raise _wrong_column(aggregate, column, f"a column of integers{exact} or doubles")
+    raise _wrong_column(aggregate, column, "a column of integers, decimals or doubles")
 
 
 def _ordered(aggregate: Aggregate, column: pa.DataType | None) -> pa.DataType:
@@ -326,8 +333,10 @@ class AggregateSpec(OperatorSpec):
             count = result if isinstance(aggregate, Count) else f"{result}.rows"
             if count in made:
                 rows.refuse_where(numbers(made[count], -1) < 0, f"{count!r} must be a count of 0 or more")
-            if count in made and count != result:
-                wrong = np.array([not is_stored_sum(one) for one in made[result].to_pylist()], np.bool_)
+            of_decimals = isinstance(accumulator, DecimalSumAccumulator)
+            if of_decimals or (count in made and count != result):
+                is_sum = is_stored_decimal_sum if of_decimals else is_stored_sum
+                wrong = np.array([not is_sum(one) for one in made[result].to_pylist()], np.bool_)
                 rows.refuse_where(wrong, f"{result!r} is no stored sum", remedy="give it as a number")
             values |= made
         return values
@@ -350,8 +359,7 @@ def _from_number(
     rows: GivenRows, result: str, aggregate: "Sum | Mean", column: pa.DataType, accumulator: Accumulator
 ) -> dict[str, pa.Array]:
     """Return the stored columns of a sum that is given as a number."""
-    integers = isinstance(aggregate, Mean) and pa.types.is_integer(column)
-    kind = pa.int64() if integers else aggregate.result_type(column)
+    kind = pa.int64() if pa.types.is_integer(column) else Sum(result).result_type(column)
     slots = np.arange(len(rows))
     accumulator.reach(len(rows))
     accumulator.update(slots, typed(rows.operator, result, rows.columns[result], kind))

@@ -375,8 +375,8 @@ class _BatchFunction(Operator):
             raise
         except FAULTS as error:
             raise UserFault(text_of(error)) from error
-        if result is None and not self._same_rows:
-            return []  # no rows, as for a function of rows
+        if (result is None or (isinstance(result, dict) and not result)) and not self._same_rows:
+            return []  # no rows, as for a function of rows; a DataFrame without columns, as in Spark
         try:
             made = batch_of_result(result, self._schema)
         except UserFault as fault:

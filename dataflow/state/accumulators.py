@@ -3,8 +3,9 @@
 A result does not depend on the order of the updates: doubles are summed exactly and rounded when read.
 """
 
+import re
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Context, Decimal
 from typing import Any, Final, TypeAlias
 
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 
 from checkpoint.key_hash import hash_keys
 from dataflow.errors import UserFault
+from dataflow.schema import type_text
 from dataflow.state.key_index import SlotArray, Slots, Weights, grown
 from dataflow.state.keyed_table import SlotValues
 from dos_protocol.lazy_names import MissingExtraError, install_command
@@ -494,6 +496,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 DECIMAL_DIGITS: Final = 38
 _EXACT: Final = Context(prec=DECIMAL_DIGITS + 1)
+_DIVIDED_DIGITS: Final = DECIMAL_DIGITS + 1
 _CELL_BYTES: Final = 64
 """The approximate size of a Python value and its reference."""
 
@@ -518,15 +521,18 @@ class DecimalSumAccumulator(Accumulator):
             sums[slot] = units if before is None else before + units
 
     def results(self, slots: Slots) -> pa.Array:
-        sums = self._sums.values[slots]
-        limit = 10**self._kind.precision
-        if any(units is not None and abs(units) >= limit for units in sums):
+        return self._decimals("sum", self._sums.values[slots])
+
+    def _decimals(self, what: str, values: Iterable[int | None]) -> pa.Array:
+        """Return numbers of units of the result's scale as decimals."""
+        units, limit = list(values), 10**self._kind.precision
+        if any(one is not None and abs(one) >= limit for one in units):
             raise UserFault(
-                f"the sum {self._name!r} does not fit {self._kind}",
-                remedy="sum a double: map the column before",
+                f"the {what} {self._name!r} does not fit {type_text(self._kind)}",
+                remedy=f"compute the {what} of a double: map the column before",
             )
         scale = -self._kind.scale
-        made = [None if units is None else Decimal(units).scaleb(scale, _EXACT) for units in sums]
+        made = [None if one is None else Decimal(one).scaleb(scale, _EXACT) for one in units]
         return pa.array(made, self._kind)
 
     def reach(self, slots: int) -> None:
@@ -550,6 +556,70 @@ class DecimalSumAccumulator(Accumulator):
     @property
     def bytes_held(self) -> int:
         return len(self._sums.values) * _CELL_BYTES
+
+
+class DecimalMeanAccumulator(DecimalSumAccumulator):
+    """The mean of a column of decimals of a scale; `kind` is the type of the result."""
+
+    def __init__(self, name: str, kind: pa.Decimal128Type, scale: int) -> None:
+        super().__init__(name, kind)
+        self._scale = scale
+        self._counts = CountAccumulator(f"{name}.rows")
+
+    def fields(self) -> list[pa.Field]:
+        return [*super().fields(), *self._counts.fields()]
+
+    def update(self, slots: Slots, column: pa.Array | None) -> None:
+        super().update(slots, column)
+        self._counts.update(slots, column)
+
+    def results(self, slots: Slots) -> pa.Array:
+        counts = self._counts.results(slots).to_pylist()
+        sums = self._sums.values[slots]
+        means = (
+            None if units is None else self._mean(units, rows)
+            for units, rows in zip(sums, counts, strict=True)
+        )
+        return self._decimals("mean", means)
+
+    def _mean(self, units: int, rows: int) -> int:
+        # Spark divides to 39 digits after the point, and rounds the quotient to the type of the result.
+        quotient = _half_up(units * 10 ** (_DIVIDED_DIGITS - self._scale), rows)
+        return _half_up(quotient, 10 ** (_DIVIDED_DIGITS - self._kind.scale))
+
+    def reach(self, slots: int) -> None:
+        super().reach(slots)
+        self._counts.reach(slots)
+
+    def clear(self, slots: Slots) -> None:
+        super().clear(slots)
+        self._counts.clear(slots)
+
+    def keep(self, slots: Slots) -> None:
+        super().keep(slots)
+        self._counts.keep(slots)
+
+    def store(self, slots: Slots) -> list[pa.Array]:
+        return [*super().store(slots), *self._counts.store(slots)]
+
+    def load(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
+        super().load(slots, columns[:1])
+        self._counts.load(slots, columns[1:])
+
+    @property
+    def bytes_held(self) -> int:
+        return super().bytes_held + self._counts.bytes_held
+
+
+def _half_up(number: int, divisor: int) -> int:
+    """Return the quotient, rounded to the nearest integer, a tie away from zero."""
+    size = (2 * abs(number) + divisor) // (2 * divisor)
+    return size if number >= 0 else -size
+
+
+def is_stored_decimal_sum(value: str | None) -> bool:
+    """Return whether a text has the form of a stored sum of decimals; null is the sum of nothing."""
+    return value is None or re.fullmatch(r"-?[0-9]{1,100}", value) is not None
 
 
 def _units(column: pa.Array) -> list[int]:

@@ -108,8 +108,12 @@ class Frames:
 
 
 def rows_of_frames(frames: Iterable[Any] | None, schema: pa.Schema) -> Iterator[dict[str, Any]]:
-    """Yield the rows of DataFrames that a function returned or yields. Raises UserFault."""
+    """Yield the rows of DataFrames that a function returned or yields. A DataFrame without columns is none,
+    as in Spark. Raises UserFault.
+    """
     for frame in frames or ():
+        if len(getattr(frame, "columns", schema.names)) == 0:
+            continue
         names = [str(name) for name in getattr(frame, "columns", ())]
         if set(names) != set(schema.names):
             returned = ", ".join(names) if names else type(frame).__name__

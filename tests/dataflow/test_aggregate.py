@@ -180,7 +180,10 @@ def test_a_sum_of_integers_that_does_not_fit_stops_and_names_the_operator() -> N
             {"total": Sum("who")},
             "Sum takes a column of integers, decimals or doubles, and column 'who' is string",
         ),
-        ({"mean": Mean("day")}, "Mean takes a column of integers or doubles, and column 'day' is date"),
+        (
+            {"mean": Mean("day")},
+            "Mean takes a column of integers, decimals or doubles, and column 'day' is date",
+        ),
         ({"key": Count()}, "the result 'key' has the name of a key column"),
         ({"_hash": Count()}, "_hash"),
     ],

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -370,3 +371,22 @@ def test_a_region_continues_from_an_edit_as_from_a_state_that_always_was_so(
     assert counts_of(region) == dict(expected)
     assert counts_of(region, "sums", "n") == dict(expected)
     assert set(counts_of(region, "firsts", "word")) == set(expected)
+
+
+def test_a_sum_and_a_mean_of_decimals_are_given_as_numbers_or_as_they_are_stored() -> None:
+    graph = Graph("prices")
+    rows = graph.source("rows", InputSource("rows", "k string, p decimal(10,2)"))
+    made = rows.key_by("by_k", "k").aggregate("sums", total=Sum("p"), mean=Mean("p"))
+    made.sink("out", CallSink(print))
+    plan_ = graph.plan()
+    given_ = {**K, "total": Decimal("1.50"), "mean": Decimal("4.50"), "mean.rows": 3}
+    (stored,) = rows_in(plan(plan_, "sums", [given_]))
+    assert stored == {**K, "total": "150", "mean": "450", "mean.rows": 3, "_deleted": False}
+    assert rows_in(plan(plan_, "sums", [{**K, "total": "150", "mean": "450", "mean.rows": 3}])) == [stored]
+    for wrong, why in (
+        ({"total": "1.5"}, "'total' is no stored sum"),
+        ({"mean": "x"}, "'mean' is no stored sum"),
+        ({"mean.rows": -1}, "'mean.rows' must be a count of 0 or more"),
+    ):
+        with pytest.raises(EditRefusedError, match=why):
+            plan(plan_, "sums", [{**K, "total": "150", "mean": "450", "mean.rows": 3, **wrong}])

@@ -1,13 +1,27 @@
 """Sums of decimals, and extremes of decimals and text: exact, in any order, also over a crash."""
 
 from decimal import Decimal
+from fractions import Fraction
+from math import floor
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataflow import CallSink, Graph, GraphError, InputSource, KeyedStream, Max, Min, OperatorError, Sum
+from dataflow import (
+    CallSink,
+    Graph,
+    GraphError,
+    InputSource,
+    KeyedStream,
+    Max,
+    Mean,
+    Min,
+    OperatorError,
+    Sum,
+)
+from dataflow.schema import type_text
 from dataflow.testing import Trial
 
 decimals = st.none() | st.integers(-(10**20) + 1, 10**20 - 1).map(lambda units: Decimal(units).scaleb(-4))
@@ -29,6 +43,12 @@ def extreme(found: list[Any], best: Any, by: Any = None) -> Any:
     return best(found, key=by) if found else None
 
 
+def half_up(number: Fraction) -> int:
+    """The nearest integer; a tie goes away from zero."""
+    size = floor(abs(number) + Fraction(1, 2))
+    return size if number >= 0 else -size
+
+
 def utf8(text: str) -> bytes:
     return text.encode()
 
@@ -37,7 +57,7 @@ def utf8(text: str) -> bytes:
 def test_they_are_those_of_python_in_any_steps_and_after_a_crash(
     rows: list[tuple[str, Decimal | None, str | None]], at: int
 ) -> None:
-    aggregates = {"total": Sum("price"), "low": Min("price"), "high": Max("price")}
+    aggregates = {"total": Sum("price"), "mean": Mean("price"), "low": Min("price"), "high": Max("price")}
     texts = {"first": Min("name"), "last": Max("name")}
     trial = Trial(graph_of(**aggregates, **texts))
     made = [{"key": key, "price": price, "name": name} for key, price, name in rows]
@@ -50,9 +70,11 @@ def test_they_are_those_of_python_in_any_steps_and_after_a_crash(
         prices = [price for one, price, _ in rows if one == key and price is not None]
         names = [name for one, _, name in rows if one == key and name is not None]
         # Units of the scale: a sum of Decimals is rounded to the digits of a context.
-        total = Decimal(sum(int(price * 10_000) for price in prices)).scaleb(-4) if prices else None
+        units = sum(int(price * 10_000) for price in prices)
+        total = Decimal(units).scaleb(-4) if prices else None
         truth[key] = (
             total,
+            Decimal(half_up(Fraction(units * 10**4, len(prices)))).scaleb(-8) if prices else None,
             extreme(prices, min),
             extreme(prices, max),
             extreme(names, min, utf8),
@@ -67,8 +89,27 @@ def test_a_decimal_sum_may_be_too_large_on_its_way_but_not_at_the_end() -> None:
     trial = Trial(graph_of("decimal(38, 0)", total=Sum("price")))
     trial.step({"rows": rows})
     assert last_of_each(trial) == {"a": (largest,)}
-    with pytest.raises(OperatorError, match=r"the sum 'total' does not fit decimal128\(38, 0\)"):
+    with pytest.raises(OperatorError, match=r"the sum 'total' does not fit decimal\(38,0\)"):
         trial.step({"rows": rows[1:2]})
+
+
+def test_a_mean_of_decimals_has_the_type_of_spark_and_stops_where_it_does_not_fit() -> None:
+    for price, mean in (("decimal(38,10)", "decimal(38,14)"), ("decimal(1,0)", "decimal(5,4)")):
+        schema = graph_of(price, mean=Mean("price")).plan().schemas["made"]
+        assert schema is not None
+        assert type_text(schema.field("mean").type) == mean
+    largest = Decimal(10**38 - 1)
+    trial = Trial(graph_of("decimal(38, 0)", mean=Mean("price")))
+    with pytest.raises(OperatorError, match=r"the mean 'mean' does not fit decimal\(38,4\)"):
+        trial.step({"rows": [{"key": "a", "price": largest, "name": None}]})
+
+
+def test_a_mean_of_integers_does_not_overflow_where_their_sum_would() -> None:
+    trial = Trial(graph_of("bigint", mean=Mean("price")))
+    trial.step({"rows": [{"key": "a", "price": 9 * 10**18, "name": None}] * 2}, checkpoint=True)
+    trial.crash()
+    trial.step({"rows": [{"key": "a", "price": 9 * 10**18, "name": None}]})
+    assert last_of_each(trial) == {"a": (9e18,)}
 
 
 def test_a_sum_of_text_and_an_extreme_of_bytes_are_refused() -> None:

@@ -212,6 +212,43 @@ def calls(method: str, *arguments: Any) -> Any:
     return function
 
 
+class NoFrames(Sessions):
+    """Its DataFrames without columns are no rows, as in Spark."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], times: Any) -> Iterator[Any]:
+        yield pd.DataFrame()
+
+    def handleExpiredTimer(self, key: Any, times: Any, info: Any) -> Iterator[Any]:
+        yield pd.DataFrame()
+
+
+@pytest.mark.parametrize("shape", ["function", "pandas"])
+def test_a_data_frame_without_columns_is_no_row(shape: str) -> None:
+    def function(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame()
+        yield pd.DataFrame({"key": [key[0]], "n": [1]})
+        yield pd.DataFrame()
+
+    trial = Trial(graph_of(shape, function=function, processor=NoFrames()))
+    trial.step({"rows": [row(1)]}, end=True)
+    assert trial.rows("out") == ([{"key": "a", "n": 1}] if shape == "function" else [])
+
+
+def test_a_data_frame_without_columns_from_a_flat_map_is_no_row_and_from_a_map_it_is_refused() -> None:
+    for kind in ("flat_map", "map"):
+        graph = Graph("frames")
+        rows = graph.source("rows", InputSource("rows", SCHEMA))
+        made = getattr(rows, kind)("made", lambda frame: pd.DataFrame(), schema="n bigint", takes="pandas")
+        made.sink("out", CallSink(print))
+        trial = Trial(graph)
+        if kind == "flat_map":
+            trial.step({"rows": [row(1)]})
+            assert trial.rows("out") == []
+        else:
+            with pytest.raises(OperatorError, match="the schema says 'n'"):
+                trial.step({"rows": [row(1)]})
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
