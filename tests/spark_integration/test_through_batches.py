@@ -21,6 +21,8 @@ import dos
 from dataflow import Count, Graph, InputSource, IteratorSource, LogSink, Tumbling, UserOperator
 from dos_protocol.errors import DosError
 from dos_server.testing import Servers, ThreadedServer
+from spark_integration import batches
+from tests.spark_integration import killing_task
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -194,6 +196,26 @@ def test_available_now_empty_batches_and_a_filter_below(job: Job) -> None:
         job.put(9, "a")
     rows = job.spark.read.parquet(str(job.folder / "out")).collect()
     assert sorted(map(tuple, rows)) == [("a", 1), ("a", 2), ("a", 3), ("b", 1)]
+
+
+def test_a_task_that_is_killed_at_any_step_loses_and_doubles_nothing(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A local master runs no task again: the query ends, and the next one repeats the micro-batch."""
+    monkeypatch.setattr(batches, "CarryingTask", killing_task.KillingTask)
+    job.spark.sparkContext.environment[killing_task.FOLDER] = str(job.folder)
+    try:
+        job.frame = job.through()
+        for number, step in enumerate(killing_task.STEPS):
+            job.put(number, f"a b{number} a\n" * 5)
+            (job.folder / "turn").write_text(step)
+            job.fails("Python worker exited unexpectedly|SocketException|EOFException")
+            assert not (job.folder / "turn").exists(), step
+            job.run()
+            assert job.counts() == job.expected, step
+    finally:
+        del job.spark.sparkContext.environment[killing_task.FOLDER]
+    assert [batch for batch, _ in job.shown] == list(range(len(killing_task.STEPS)))
 
 
 class Poisoned(UserOperator):
