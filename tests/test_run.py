@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import parts
+
 ROOT = Path(__file__).parent.parent
 
 FAKE_PYTHON = """#!/bin/sh
@@ -390,3 +392,13 @@ def test_without_a_python_it_reports_what_to_do(checkout: Checkout) -> None:
     assert done.stderr == (
         "run: needs Python 3.11 or newer: install it, or name one with DOS_PYTHON=/path/to/python3\n"
     )
+
+
+def test_a_long_test_does_not_begin_when_no_time_is_left(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv(parts.UNTIL, "5")
+    parts.pytest_runtest_setup(request.node)
+    request.node.add_marker(pytest.mark.long)
+    with pytest.raises(pytest.skip.Exception, match="no time is left"):
+        parts.pytest_runtest_setup(request.node)

@@ -25,6 +25,10 @@ import pytest
 
 TOTALS: Final = "DOS_TEST_TOTALS"
 """The variable of `.ci/run` that names a file. Each run of pytest adds its figures to it."""
+UNTIL: Final = "DOS_TEST_UNTIL"
+"""The variable of `.ci/run` with a time, in seconds of the epoch: a test that is marked `long` does not begin
+later, and is reported as skipped.
+"""
 LONG_S_MAX: Final = 900
 """The time limit of a test that is marked `long` and has none of its own."""
 COUNTED: Final = ("failed", "passed", "skipped")
@@ -68,6 +72,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     config.hook.pytest_deselected(items=[item for item in items if not is_chosen(item)])
     items[:] = [item for item in items if is_chosen(item)]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a long test for which there is no time."""
+    if item.get_closest_marker("long") and time.time() > float(os.environ.get(UNTIL, "inf")):
+        pytest.skip("no time is left for tests that are marked long")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
