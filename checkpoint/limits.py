@@ -196,6 +196,8 @@ a claim rises by `epoch_jump_max` at a time, in the manifest and in every worker
 
 # --- times ----------------------------------------------------------------------------------------
 heartbeat_s: Final = 1.0
+idle_report_s: Final = 10.0
+"""The time between two reports that a region has nothing to do, as with queries of Spark."""
 drop_warnings_s: Final = 10.0
 """Minimum time between two warnings about dropped rows."""
 slow_checkpoint_s: Final = 10.0

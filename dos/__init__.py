@@ -103,6 +103,7 @@ if TYPE_CHECKING:
     from journal import LocalStore as LocalStore
     from journal import Mirror as Mirror
     from journal import restore as restore
+    from spark_integration import QueryListener as QueryListener
     from spark_integration import RegionListener as RegionListener
     from spark_integration import register as register
     from spark_integration import run as run

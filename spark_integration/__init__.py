@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from dataflow.handle import RegionHandle
     from spark_integration.data_source import register
     from spark_integration.frames import through
+    from spark_integration.query_listener import QueryListener
     from spark_integration.runner import run
 
-__all__ = ["RegionHandle", "RegionListener", "register", "run", "through"]
+__all__ = ["QueryListener", "RegionHandle", "RegionListener", "register", "run", "through"]
 
 
 def __getattr__(name: str) -> Any:
@@ -43,6 +44,10 @@ def __getattr__(name: str) -> Any:
         from dataflow.handle import RegionHandle
 
         return RegionHandle
+    if name == "QueryListener":
+        from spark_integration.query_listener import QueryListener
+
+        return QueryListener
     if name == "RegionListener":
         from checkpoint.coordinator.control import RegionListener
 

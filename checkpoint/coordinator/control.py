@@ -31,7 +31,7 @@ from checkpoint.core.coordination.vocabulary import (
     WorkerEnded,
 )
 from checkpoint.core.log_lines import failure_text
-from checkpoint.core.progress import as_json
+from checkpoint.core.progress import IdleMeter, as_json
 from checkpoint.core.records.manifest import OutputIdentity, SavepointNote, savepoint_name_problem
 from checkpoint.core.region import (
     CheckpointCommitted,
@@ -78,6 +78,9 @@ class RegionListener:
     def onProgress(self, progress: dict[str, Any]) -> None:  # noqa: N802
         """Called after a commit of a checkpoint; the report equals `lastProgress`."""
 
+    def onIdle(self, idle: dict[str, Any]) -> None:  # noqa: N802
+        """Called while there is no input, at most every 10 seconds: no checkpoint is needed."""
+
     def onReset(self, reset: dict[str, Any]) -> None:  # noqa: N802
         """Called after a reset: the region runs again, from its last checkpoint."""
 
@@ -99,6 +102,7 @@ class Listeners:
         )
         self._thread: threading.Thread | None = None
         self._dropped = 0
+        self._idle = IdleMeter()
 
     def add(self, listener: RegionListener) -> None:
         """Add a listener. It receives all later events, and the start and end that have already happened."""
@@ -144,6 +148,11 @@ class Listeners:
         elif isinstance(event, ResetReport):
             self.notify("onReset", {**self.stamp(status), **as_json(event)})
 
+    def observe_status(self, status: RegionStatus, now: float) -> None:
+        """Queue a report if the region has nothing to do. now: monotonic seconds."""
+        if self._idle.is_due(status, now):
+            self.notify("onIdle", {**self.stamp(status), "checkpoint": status.last_checkpoint})
+
     def stamp(self, status: RegionStatus) -> dict[str, Any]:
         """Return what all reports have in common."""
         return {"name": self._region, "timestamp": timestamp(), "incarnation": status.incarnation}
@@ -156,9 +165,9 @@ class Listeners:
                 self._put("onStart", start)
 
     def notify(self, method: str, what: dict[str, Any]) -> None:
-        """Queue a progress report or a reset."""
+        """Queue a report of progress, of idleness or of a reset."""
         with self._lock:
-            if method == "onProgress" and self._queue.qsize() >= REPORTS_QUEUED_MAX:
+            if method != "onReset" and self._queue.qsize() >= REPORTS_QUEUED_MAX:
                 self._dropped += 1
                 return
             if self._dropped:
@@ -542,7 +551,7 @@ class RegionControl:
     async def _main(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._shell = shell = RegionShell(self.spec, self._observe)
-        shell.handled = self._keep_status
+        shell.handled = self._handled
         self._go = trio.Event()
         async with listening(self.spec, shell) as address:
             with self._abandon:
@@ -566,6 +575,10 @@ class RegionControl:
 
     def _keep_store(self, store: Store) -> None:
         self._store = store
+
+    def _handled(self, status: RegionStatus) -> None:
+        self._keep_status(status)
+        self._listeners.observe_status(status, trio.current_time())
 
     def _keep_status(self, status: RegionStatus) -> None:
         with self._lock:

@@ -107,7 +107,7 @@ class RegionShell:
         """
         self.access_problem: Callable[[], str] = str
         """Returns `RegionStatus.access_problem`."""
-        self.meter = ProgressMeter(spec.name)
+        self.meter = ProgressMeter(spec.name, spec.operators)
         self.standbys = StandbyLinks(spec.name)
         self._drops = DropLog(spec.name)
         self._lines = LogLines(spec)

@@ -13,6 +13,7 @@ from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from typing import Any, Final
 
+from checkpoint import limits
 from checkpoint.core.links.messages import EventTime
 from checkpoint.core.region import (
     CheckpointCommitted,
@@ -35,8 +36,10 @@ _DIGITS: Final = 6
 class ProgressMeter:
     """The newest progress reports of one region, with the counters of the last one, to report differences."""
 
-    def __init__(self, region: str) -> None:
+    def __init__(self, region: str, operators: Mapping[str, str] | None = None) -> None:
+        """operators: `RegionSpec.operators`, whose descriptions begin with the kind of the operator."""
         self.region = region
+        self._kinds = {name: described.split(" ", 1)[0] for name, described in (operators or {}).items()}
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT_PROGRESS_MAX)
         self._rows_before: dict[int, tuple[int, int, int]] = {}
         """Worker -> its attempt, rows in, rows out at the last report."""
@@ -74,6 +77,7 @@ class ProgressMeter:
             "lagBytes": sum(worker.lag_bytes for worker in status.workers),
             "resets": len(status.resets),
             "rowsDropped": as_json(status.dropped),
+            "eventTimes": event_times_json(status),
             "operators": self._operators_since(status),
             "workers": [
                 worker_json(worker) | {"phaseSeconds": as_json(event.worker_phases_s.get(worker.index, {}))}
@@ -109,7 +113,28 @@ class ProgressMeter:
                     part = _since(value, before.get(name, {}).get(counter, 0)) if grows else value
                     merge_counters(total, {counter: part})
             self._operators_before[worker.index] = worker.counters.operators
-        return [{"name": name, **_camel_case(counters)} for name, counters in summed.items()]
+        return [
+            {"name": name, "kind": self._kinds.get(name, ""), **_camel_case(counters)}
+            for name, counters in summed.items()
+        ]
+
+
+class IdleMeter:
+    """Whether a region has nothing to do, for reports at most every `idle_report_s`."""
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        """When it had something to do last, or was reported to have nothing."""
+
+    def is_due(self, status: RegionStatus, now: float) -> bool:
+        """Return whether it is to be reported. Call it with each status, at least once a second."""
+        runs = status.state is RegionState.RUNNING
+        if not runs or status.under_way is not None or status.step > status.last_checkpoint_step:
+            self._since = now
+        if now - self._since < limits.idle_report_s:
+            return False
+        self._since = now
+        return True
 
 
 @cache

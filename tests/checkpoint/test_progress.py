@@ -23,6 +23,7 @@ from checkpoint.core.coordination.vocabulary import WorkerEnded
 from checkpoint.core.links.messages import Counters, EventTime, Progress, Restored
 from checkpoint.core.progress import (
     RECENT_PROGRESS_MAX,
+    IdleMeter,
     ProgressMeter,
     as_json,
     recovery_text,
@@ -37,8 +38,10 @@ from checkpoint.core.region import (
     RegionState,
     RegionStatus,
     ResetReport,
+    UnderWayStatus,
     WorkerStatus,
 )
+from checkpoint.limits import idle_report_s
 from journal.core.chain import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.manifest_samples import a_checkpoint, numbered_checkpoint, worker_checkpoint
@@ -106,11 +109,18 @@ def test_a_worker_that_began_again_counts_from_its_restart_on_and_the_other_cont
 
 
 def counts(rows: int) -> dict[str, Any]:
-    return {"name": "counts", "rowsIn": rows, "rowsOut": rows, "busySeconds": rows / 1000, "keys": 8}
+    return {
+        "name": "counts",
+        "kind": "count",
+        "rowsIn": rows,
+        "rowsOut": rows,
+        "busySeconds": rows / 1000,
+        "keys": 8,
+    }
 
 
 def test_operators_count_between_two_checkpoints_and_anew_in_a_new_incarnation() -> None:
-    meter = ProgressMeter("words")
+    meter = ProgressMeter("words", {"counts": "count from (by_word) key (word)"})
     first = meter.report(CHECKPOINT, status(10, 20), now=1.0, timestamp="")
     assert first["operators"] == [counts(30)]
     second = meter.report(CHECKPOINT, status(15, 20), now=2.0, timestamp="")
@@ -165,6 +175,26 @@ def test_a_report_is_plain_json_with_names_a_spark_user_knows() -> None:
     assert report["workers"][0]["step"] == 7
     assert report["phaseSeconds"] == pytest.approx({"sync": 0.125, "commit": 0.05})
     assert [one["phaseSeconds"]["sync"] for one in report["workers"]] == [0.125, 0.01]
+
+
+def test_a_region_is_idle_while_it_has_no_step_since_its_checkpoint_and_that_is_reported_now_and_then() -> (
+    None
+):
+    idle, calm = IdleMeter(), status(1)
+    busy = replace(calm, last_checkpoint_step=6)
+    assert (calm.step, busy.step) == (7, 7)
+    assert not idle.is_due(busy, 100.0)
+    assert not idle.is_due(calm, 100.0 + idle_report_s - 0.1)
+    assert idle.is_due(calm, 100.0 + idle_report_s)
+    assert not idle.is_due(calm, 101.0 + idle_report_s)
+    for other in (
+        busy,
+        replace(calm, state=RegionState.PAUSED),
+        replace(calm, under_way=UnderWayStatus(6, 1.0)),
+    ):
+        assert not idle.is_due(other, 200.0)
+        assert not idle.is_due(calm, 200.0 + idle_report_s - 0.1)
+    assert idle.is_due(calm, 200.0 + idle_report_s)
 
 
 def test_reports_are_kept_up_to_a_limit() -> None:

@@ -19,6 +19,13 @@ import pyarrow.compute as pc
 import pytest
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
 from typer.testing import CliRunner
 
 from checkpoint.core.region import RegionState
@@ -28,7 +35,7 @@ from dos_cli.main import app as dos_app
 from dos_protocol.errors import DosError
 from dos_server import embedded
 from examples.demo.verdict import judge
-from spark_integration import RegionHandle, RegionListener, on_executor, run
+from spark_integration import QueryListener, RegionHandle, RegionListener, on_executor, run
 from spark_integration.core import session_checks
 from spark_integration.errors import ExecutorMismatchError, NotEnoughSlotsError
 from tests.spark_integration.stored_data import pretended
@@ -135,9 +142,27 @@ class Heard(RegionListener):
         self.calls.append(("onTerminated", end))
 
 
+class HeardQuery(StreamingQueryListener):
+    """A listener that was written for Spark's queries."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.progress: list[StreamingQueryProgress] = []
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        self.calls.append(f"started {event.name}")
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        self.progress.append(event.progress)
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        self.calls.append(f"terminated {event.exception}")
+
+
 def test_words_are_counted_right_and_the_handle_tells_of_it(start: Start, tmp_path: Path) -> None:
-    heard = Heard()
-    region = start(word_count(tmp_path, passes=3), data_dir=tmp_path / "data", listeners=[heard])
+    heard, query = Heard(), HeardQuery()
+    listeners = [heard, QueryListener(query)]
+    region = start(word_count(tmp_path, passes=3), data_dir=tmp_path / "data", listeners=listeners)
     assert region.awaitTermination(PATIENCE_S)
     assert region.status.state is RegionState.FINISHED
     assert not region.isActive
@@ -153,6 +178,14 @@ def test_words_are_counted_right_and_the_handle_tells_of_it(start: Start, tmp_pa
     assert [what for call, what in heard.calls if call == "onProgress"] == region.recentProgress
     assert heard.calls[-1][0] == "onTerminated"
     assert heard.calls[-1][1]["state"] == "FINISHED"
+    assert query.calls[0] == f"started {region.name}"
+    assert query.calls[-1] == "terminated None"
+    assert sum(one.numInputRows for one in query.progress) == 3 * 2 * 50
+    last = query.progress[-1]
+    assert last.batchId == region.status.last_checkpoint
+    assert [one.description for one in last.sources] == ["lines"]
+    assert [(one.operatorName, one.numRowsTotal) for one in last.stateOperators] == [("counts", len(TRUTH))]
+    assert last.sink.description == "out"
 
 
 def test_a_region_is_asked_for_checkpoints_and_a_reset_is_stopped_from_outside_and_continues(
