@@ -80,6 +80,7 @@ TOOLS = [
     "chmod",
     "cksum",
     "cp",
+    "date",
     "dirname",
     "env",
     "flock",
