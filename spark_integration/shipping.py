@@ -16,13 +16,14 @@ a journal or sent on our connections.
 
 import copyreg
 import dataclasses
+import functools
 import io
 import json
 import platform
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -139,12 +140,20 @@ def executors_have(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if file is None:
         return False
-    owners = metadata.packages_distributions().get(top, [])
+    owners = _owners().get(top, [])
     directories = [
         *_site_packages(),
         *(directory for owner in owners for directory in _directories_of(owner)),
     ]
     return any(Path(file).resolve().is_relative_to(directory) for directory in directories)
+
+
+@functools.cache
+def _owners() -> Mapping[str, list[str]]:
+    """Return the distributions by package. They are read once, because that takes half a second. A
+    distribution that is installed later is missing, so its modules are sent by value.
+    """
+    return metadata.packages_distributions()
 
 
 def _site_packages() -> Iterator[Path]:
