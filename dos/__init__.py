@@ -4,8 +4,8 @@
     ...
     region = dos.run(spark, graph, workers=2, store="dos://host1,host2,host3")
 
-- `run`, `run_local`, `through`, `register`: run graphs, and read and write stores, on Spark or on this
-machine
+- `run`, `run_local`, `through`, `frame`, `register`: run graphs, and read and write stores, on Spark or on
+this machine
 - `Graph`, sources, sinks, aggregates, windows, `UserOperator`: what graphs consist of
 - `edit_state`, `bootstrap_state`: state of a stopped or a new region, written by hand
 - `connect`, `open_store`, `Directory`, `open_producer`, `read_output`: access from trio
@@ -103,8 +103,11 @@ if TYPE_CHECKING:
     from journal import LocalStore as LocalStore
     from journal import Mirror as Mirror
     from journal import restore as restore
+    from spark_integration import FrameError as FrameError
     from spark_integration import QueryListener as QueryListener
+    from spark_integration import RegionFrame as RegionFrame
     from spark_integration import RegionListener as RegionListener
+    from spark_integration import frame as frame
     from spark_integration import register as register
     from spark_integration import run as run
     from spark_integration import through as through

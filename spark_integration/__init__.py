@@ -3,6 +3,7 @@
 - `run(spark, graph, ...)` starts a graph and returns a handle like Spark's `StreamingQuery`.
 - `register(spark)` enables `spark.read.format("dos")` and the other formats.
 - `through(df, graph, ...)` passes a DataFrame through a graph.
+- `frame(df)` is a DataFrame whose stateful calls run in a region.
 
 The names are imported on first use: executors import this package only for `worker_task`, which needs neither
 a server nor a coordinator.
@@ -13,16 +14,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from checkpoint.coordinator.control import RegionListener
     from dataflow.handle import RegionHandle
+    from spark_integration.core.dividing import FrameError
     from spark_integration.data_source import register
+    from spark_integration.frame_class import RegionFrame, frame
     from spark_integration.frames import through
     from spark_integration.query_listener import QueryListener
     from spark_integration.runner import run
 
-__all__ = ["QueryListener", "RegionHandle", "RegionListener", "register", "run", "through"]
+__all__ = [
+    "FrameError",
+    "QueryListener",
+    "RegionFrame",
+    "RegionHandle",
+    "RegionListener",
+    "frame",
+    "register",
+    "run",
+    "through",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("run", "register", "through"):
+    if name in ("RegionFrame", "FrameError", "frame", "run", "register", "through"):
         from spark_integration.on_executor import check_packages
         from spark_integration.versions import check_versions
 
@@ -40,6 +53,10 @@ def __getattr__(name: str) -> Any:
         from spark_integration.frames import through
 
         return through
+    if name in ("RegionFrame", "FrameError", "frame"):
+        from spark_integration import frame_class
+
+        return getattr(frame_class, name)
     if name == "RegionHandle":
         from dataflow.handle import RegionHandle
 

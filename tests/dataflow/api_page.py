@@ -87,7 +87,7 @@ def _grouped() -> tuple[dict[str, list[str]], dict[str, Any]]:
     """Return the names by group, and what each name is."""
     groups: dict[str, list[str]] = {
         "Regions": [
-            *("run", "run_local", "through", "RegionOptions", "RegionHandle", "AutoScale"),
+            *("run", "run_local", "through", "frame", "RegionOptions", "RegionHandle", "AutoScale"),
             *("edit_state", "bootstrap_state", "fork", "delete_region"),
         ],
         "Graphs": ["Graph"],

@@ -53,6 +53,7 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
         "tests/spark_integration/test_inside_on_spark.py": ("inside",),
         "tests/spark_integration/test_merged_on_spark.py": ("merged",),
         "tests/spark_integration/test_through.py": ("through",),
+        "tests/spark_integration/test_frame.py": ("frame",),
     },
     "docs/watching.md": {"tests/dos_ui/test_page_and_top.py": ("page",)},
     "docs/state.md": {

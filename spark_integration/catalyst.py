@@ -1,0 +1,259 @@
+"""The expression behind a `Column` of classic PySpark: read into `Expression`, and made into a Column again.
+
+Catalyst's expressions are case classes with the methods `children` and `withNewChildren`, so unknown ones are
+read and rebuilt like the known ones. SQL text (`F.expr`) has been parsed by Spark. Nothing is resolved here:
+what a name means is decided by Spark where the Column is used.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeAlias
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
+from pyspark.util import PythonEvalType
+
+from spark_integration.core.dividing import Expression, ExpressionKind, FrameError
+
+_ALIASES: Final = frozenset({"Alias", "UnresolvedAlias"})
+_COLUMNS: Final = frozenset({"UnresolvedAttribute", "AttributeReference"})
+_STARS: Final = frozenset({"UnresolvedStar", "UnresolvedRegex", "UnresolvedDataFrameStar"})
+_SUBQUERIES: Final = frozenset(
+    {
+        "ScalarSubquery",
+        "Exists",
+        "InSubquery",
+        "ListQuery",
+        "LateralSubquery",
+        "UnresolvedScalarSubqueryPlanId",
+    }
+)
+_USER_FUNCTIONS: Final = frozenset({"PythonUDF", "ScalaUDF"})
+_USER_AGGREGATES: Final = frozenset({"ScalaAggregator", "ScalaUDAF", "PythonUDAF", "AggregateExpression"})
+_ONLY_CHILDREN: Final = frozenset(
+    {"CaseWhen", "EqualNullSafe", "In", "IsNotNull", "IsNull", "LambdaFunction", "UnresolvedExtractValue"}
+)
+"""These have nothing besides their children. Of others the text of all fields is a part of their text."""
+_GROUPED: Final = frozenset(value for name, value in vars(PythonEvalType).items() if "GROUPED_AGG" in name)
+_BUILTIN: Final = frozenset({"", "builtin", "system.builtin"})
+_NUMBERED: Final = re.compile(r"#\d+L?")
+_SEPARATOR: Final = "\x01"
+
+
+Replaced: TypeAlias = Callable[[Expression], Column | None]
+
+
+def _replaced(expression: Expression) -> Column | None:
+    return F.col(quoted(expression.name)) if expression.kind is ExpressionKind.STATE else None
+
+
+class Catalyst:
+    """Reads and makes Columns of a classic session."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark: Any = spark
+        jvm = self._spark._jvm  # noqa: SLF001  # PySpark has no public API for expressions
+        self._utils = jvm.org.apache.spark.sql.classic.ExpressionUtils
+        self._to_seq = jvm.PythonUtils.toSeq
+        from pyspark.sql.classic.column import Column as ClassicColumn  # not there in a client of Connect
+
+        self._make = ClassicColumn
+
+    def read(self, column: Column) -> Expression:
+        given: Any = column
+        return self._read(self._spark._jsparkSession.expression(given._jc))  # noqa: SLF001
+
+    def column(self, expression: Expression, replaced: Replaced | None = None) -> Column:
+        """Return the Column of an expression; `STATE` stands for the column of that name. replaced: returns
+        the Column in place of an expression inside it, or None.
+        """
+        return self._make(self._utils.column(self._node(expression, replaced or _replaced)))
+
+    def _node(self, expression: Expression, replaced: Replaced) -> Any:
+        other: Any = replaced(expression)
+        if other is not None:
+            return self._spark._jsparkSession.expression(other._jc)  # noqa: SLF001
+        children = [self._node(child, replaced) for child in expression.children]
+        same = all(new is old.origin for new, old in zip(children, expression.children, strict=True))
+        return expression.origin if same else expression.origin.withNewChildren(self._to_seq(children))
+
+    def _read(self, node: Any) -> Expression:
+        kind = node.productPrefix()
+        if kind in _COLUMNS:
+            names = _elements(node.nameParts()) if kind == "UnresolvedAttribute" else [node.name()]
+            return Expression(ExpressionKind.COLUMN, kind, parts=tuple(names), origin=node)
+        if kind == "Literal":
+            found = ExpressionKind.NULL if node.value() is None else ExpressionKind.LITERAL
+            return Expression(found, kind, rest=f"{node.dataType().simpleString()} {node.sql()}", origin=node)
+        children = tuple(self._read(child) for child in _elements(node.children()))
+        if kind == "UnresolvedFunction":
+            return _call(node, children)
+        if kind == "UnresolvedNamedLambdaVariable":
+            return Expression(ExpressionKind.VARIABLE, node.name(), origin=node)
+        if kind in _ALIASES:
+            return Expression(
+                ExpressionKind.ALIAS, kind, children, rest=node.name() if kind == "Alias" else "", origin=node
+            )
+        if kind in _STARS:
+            # A plain star is the case class UnresolvedStar(None).
+            target = node.productIterator().mkString(_SEPARATOR)
+            return Expression(
+                ExpressionKind.STAR, kind, children, rest="" if target == "None" else target, origin=node
+            )
+        if kind in _USER_FUNCTIONS:
+            is_aggregate = kind == "PythonUDF" and node.evalType() in _GROUPED
+            found = ExpressionKind.USER_AGGREGATE if is_aggregate else ExpressionKind.USER_FUNCTION
+            return Expression(found, str(node.name()), children, origin=node)
+        found = _KINDS.get(kind, ExpressionKind.OTHER)
+        if kind in _ONLY_CHILDREN:
+            rest = ""
+        elif kind == "Cast":  # its field `child` has another text for df["a"] than for "a"
+            rest = f"{node.dataType().simpleString()} {node.evalMode().toString()}"
+        else:
+            rest = node.productIterator().mkString(_SEPARATOR)
+        return Expression(found, kind, children, rest=_NUMBERED.sub("", rest), origin=node)
+
+
+_KINDS: Final = {
+    "WindowExpression": ExpressionKind.OVER,
+    **dict.fromkeys(_SUBQUERIES, ExpressionKind.SUBQUERY),
+    **dict.fromkeys(_USER_AGGREGATES, ExpressionKind.USER_AGGREGATE),
+}
+
+
+def _call(node: Any, children: tuple[Expression, ...]) -> Expression:
+    *catalog, name = _elements(node.nameParts())
+    known = ".".join(catalog).lower() in _BUILTIN
+    return Expression(
+        ExpressionKind.CALL,
+        # A function of another catalog is not the one of that name that Spark has.
+        name.lower() if known else ".".join([*catalog, name]),
+        children,
+        arguments=node.arguments().size(),
+        filtered=node.filter().isDefined(),
+        distinct=bool(node.isDistinct()),
+        rest="ignore nulls" if node.ignoreNulls().toString() in ("true", "Some(true)") else "",
+        origin=node,
+    )
+
+
+def _elements(seq: Any) -> list[Any]:
+    return [seq.apply(index) for index in range(seq.size())]
+
+
+def quoted(name: str) -> str:
+    """Return the name as one part of a name in SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def all_of(columns: Iterable[Column]) -> Column:
+    """Return the conjunction of at least one column."""
+    first, *more = columns
+    for one in more:
+        first = first & one
+    return first
+
+
+class Rebinding:
+    """Columns of Spark's own DataFrame (the shadow) inside expressions, replaced by those of the result.
+
+    `sold["mean"]` is a column of the shadow, by an identifier that no other column has. The result of the
+    region has another one under the same name.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._catalyst = Catalyst(spark)
+        self._found: dict[int, tuple[DataFrame, str]] = {}
+
+    def add(self, shadow: DataFrame, result: DataFrame) -> None:
+        """Columns of `shadow` are those of `result` that have their names, except those that are known
+        already, and those that both have: they are of another DataFrame, with which both were joined.
+        """
+        same = identifiers(result)
+        for number, name in _output(shadow):
+            if number not in same:
+                self._found.setdefault(number, (result, name))
+
+    def rebound(self, value: Any, other: frozenset[int] = frozenset()) -> Any:
+        """Return an argument of a call, with columns replaced. other: identifiers of the columns of another
+        DataFrame in the call (`identifiers`). Raises FrameError.
+        """
+        if isinstance(value, Column):
+            return self._catalyst.column(self._catalyst.read(value), lambda one: self._column(one, other))
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.rebound(one, other) for one in value)
+        if isinstance(value, dict):
+            return {key: self.rebound(one, other) for key, one in value.items()}
+        return value
+
+    def _column(self, expression: Expression, other: frozenset[int]) -> Column | None:
+        if expression.kind is not ExpressionKind.COLUMN or expression.name != "AttributeReference":
+            return None
+        number = expression.origin.exprId().id()
+        if number not in self._found:
+            return None
+        result, name = self._found[number]
+        if number in other:
+            raise FrameError(
+                f"column {name!r} is one of both DataFrames, because one was made from the other",
+                remedy="give the columns of the other one new identities: other.toDF(*other.columns)",
+            )
+        if result.columns.count(name) > 1:
+            raise FrameError(f"the result has several columns named {name!r}", remedy="rename one before")
+        column: Column = result[quoted(name)]
+        return column
+
+
+def identifiers(df: DataFrame) -> frozenset[int]:
+    """Return Spark's identifiers of the columns."""
+    return frozenset(number for number, _ in _output(df))
+
+
+def _output(df: DataFrame) -> list[tuple[int, str]]:
+    given: Any = df
+    output = given._jdf.queryExecution().analyzed().output()  # noqa: SLF001
+    return [(one.exprId().id(), one.name()) for one in _elements(output)]
+
+
+_STATEFUL_PLANS: Final = frozenset(
+    [
+        "Aggregate",
+        "Deduplicate",
+        "DeduplicateWithinWatermark",
+        "Distinct",
+        "FlatMapGroupsInPandasWithState",
+        "FlatMapGroupsWithState",
+        "GlobalLimit",
+        "Intersect",
+        "Except",
+        "Join",
+        "TransformWithState",
+        "TransformWithStateInPySpark",
+    ]
+)
+
+
+def stateful_below(df: DataFrame) -> str:
+    """Return the name of a part of a stream's plan that keeps state in Spark; "" if there is none."""
+    given: Any = df
+    waiting = [given._jdf.queryExecution().analyzed()]  # noqa: SLF001
+    while waiting:
+        plan = waiting.pop()
+        name = str(plan.nodeName())
+        below = _elements(plan.children())
+        streams = [one for one in below if one.isStreaming()]
+        two_sided = name in ("Join", "Intersect", "Except")
+        if name in _STATEFUL_PLANS and len(streams) > two_sided:
+            return name
+        waiting += streams
+    return ""
+
+
+def check_output_mode(df: DataFrame, mode: str) -> None:
+    """Raise what Spark raises if it cannot run a stream in this output mode."""
+    given: Any = df
+    jvm = given.sparkSession._jvm.org.apache.spark.sql  # noqa: SLF001
+    modes = jvm.streaming.OutputMode
+    known = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}
+    plan = given._jdf.queryExecution().analyzed()  # noqa: SLF001
+    jvm.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming(plan, known[mode]())

@@ -1,0 +1,748 @@
+"""`frame`: a DataFrame whose stateful calls run in a region; all its other calls stay Spark's.
+
+    events = dos.frame(spark.readStream.schema(schema).json("/data/events"))
+    sold = events.withWatermark("at", "10 minutes")
+    sold = sold.groupBy(F.window("at", "1 hour"), "shop").agg(F.sum("price"))
+    query = sold.writeStream.option("checkpointLocation", "/ckpt/sold").toTable("sold")
+
+Each call is also made on Spark's own DataFrame, the *shadow*, which never starts: its analysis gives errors,
+names and types. Calls before the first stateful call are Spark's, at once. A stateful call is divided
+(`stateful.py`). Calls after it are recorded, and made on the output of the region, which `through` runs.
+
+`METHODS` has each public name of `DataFrame` in one class. A name that it lacks is refused, because what the
+parent class has under it would return nothing, or run in Spark.
+"""
+
+# ruff: noqa: N802, SLF001  # names of Spark; the functions of this file make the methods of its class
+
+import functools
+import inspect
+import logging
+import re
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final, NamedTuple, NoReturn
+
+from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
+from pyspark.sql.group import GroupedData
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+from pyspark.sql.types import NumericType
+
+from spark_integration.catalyst import Rebinding, check_output_mode, identifiers, quoted, stateful_below
+from spark_integration.core.dividing import FrameError, digest
+from spark_integration.errors import ConnectSessionError
+from spark_integration.frames import through
+from spark_integration.sessions import is_connect
+from spark_integration.stateful import WATERMARK, Aggregation, check_columns, divided
+
+logger = logging.getLogger("dos.spark_integration")
+
+STORE_CONF: Final = "spark.dos.store"
+WORKERS_CONF: Final = "spark.dos.workers"
+
+
+class MethodClass(Enum):
+    """What becomes of a call."""
+
+    STATEFUL = auto()
+    """It runs in a region."""
+    ROW = auto()
+    """Row by row: Spark's, at once or on the result."""
+    TWO_SIDED = auto()
+    """With another DataFrame: like `ROW` if at most one of them is a stream."""
+    WHOLE = auto()
+    """Of the whole table: Spark's; refused on a stream."""
+    TIME = auto()
+    """Spark's, at once: the region reads the delay."""
+    INFORM = auto()
+    """Of names and types: those of the shadow."""
+    ACTION = auto()
+    """On the result, which runs the region, if there is one; refused on a stream with a stateful call."""
+    OWN = auto()
+    """Defined in the class."""
+    REFUSED = auto()
+
+
+def _methods() -> dict[str, MethodClass]:
+    names = {
+        MethodClass.STATEFUL: "agg distinct dropDuplicates dropDuplicatesWithinWatermark drop_duplicates"
+        " groupBy groupby",
+        MethodClass.ROW: "alias coalesce drop dropna fillna filter hint mapInArrow mapInPandas melt observe"
+        " repartition repartitionById repartitionByRange replace sample select selectExpr"
+        " sortWithinPartitions to toDF unpivot where withColumn withColumnRenamed withColumns"
+        " withColumnsRenamed withMetadata",
+        MethodClass.TWO_SIDED: "crossJoin exceptAll intersect intersectAll join lateralJoin nearestByJoin"
+        " subtract union unionAll unionByName zip",
+        MethodClass.WHOLE: "crosstab describe freqItems limit offset orderBy sampleBy sort summary transpose"
+        " zipWithIndex",
+        MethodClass.TIME: "withWatermark",
+        MethodClass.INFORM: "colRegex columns dtypes isStreaming metadataColumn printSchema schema"
+        " sparkSession",
+        MethodClass.ACTION: "approxQuantile asTable cache checkpoint collect corr count cov"
+        " createGlobalTempView createOrReplaceGlobalTempView createOrReplaceTempView createTempView"
+        " executionInfo exists first foreach foreachPartition head inputFiles isEmpty isLocal"
+        " localCheckpoint mergeInto pandas_api persist plot randomSplit rdd registerTempTable sameSemantics"
+        " scalar semanticHash show storageLevel tail take toArrow toJSON toLocalIterator toPandas unpersist"
+        " writeTo",
+        MethodClass.OWN: "explain na stat transform write writeStream",
+        MethodClass.REFUSED: "cube groupingSets rollup",
+    }
+    return {name: kind for kind, text in names.items() for name in text.split()}
+
+
+METHODS: Final = _methods()
+"""Public name of DataFrame -> what becomes of a call."""
+
+
+@dataclass(frozen=True)
+class _Settings:
+    name: str | None
+    store: str | None
+    workers: int | None
+    options: Mapping[str, Any]
+
+    def through(self, spark: SparkSession) -> dict[str, Any]:
+        """Return arguments of `through`; what is omitted comes from the session."""
+        workers = self.workers if self.workers is not None else spark.conf.get(WORKERS_CONF, None)
+        return {
+            "store": self.store if self.store is not None else spark.conf.get(STORE_CONF, None),
+            "workers": None if workers is None else int(workers),
+            **self.options,
+        }
+
+
+class _Recorded(NamedTuple):
+    """A call after the stateful one, and the shadow on which it was made."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
+    shadow: DataFrame
+
+
+class _Call:
+    """A stateful call, and in a batch the output of its region, which runs once for all frames made of it."""
+
+    def __init__(self, divided: Aggregation) -> None:
+        self.divided = divided
+        self._lock = threading.Lock()
+        self._output: DataFrame | None = None
+
+    def output(self, settings: _Settings) -> DataFrame:
+        """Return the output of the region of a batch; run it before if that was not done."""
+        with self._lock:
+            if self._output is None:
+                # No name: a region that has one returns its old output for other rows.
+                graph = self.divided.graph(settings.name or self.divided.name, delay=None)
+                before = self.divided.before
+                self._output = through(before, graph, **settings.through(before.sparkSession))
+            return self._output
+
+
+def frame(
+    df: DataFrame,
+    *,
+    name: str | None = None,
+    store: str | None = None,
+    workers: int | None = None,
+    **run_options: Any,
+) -> "RegionFrame":
+    """Return a DataFrame whose stateful calls run in a region; all its other calls stay Spark's.
+
+        sold = dos.frame(orders).groupBy("shop").agg(F.sum("price") / F.count("*"))
+        sold.show()
+
+    Names, types and errors are those of Spark. Stateful is what keeps rows or results between rows: `groupBy`
+    with `agg` (`avg`, `bool_and`, `bool_or`, `count`, `count_if`, `max`, `min`, `sum`,
+    `approx_count_distinct`). What a region does not compute is refused with FrameError, at the call; nothing
+    falls back to state of Spark.
+
+    - In a batch, an action or `write` runs the region once, with the rows of that time. A stream starts it
+      with `writeStream.start()`, in the output mode "append"; the query has the attribute `dos`.
+    - `name`: of the region of a stream; default: `queryName`, or a name made from `checkpointLocation`.
+    - `store`, `workers`: as for `run`; default: the confs `spark.dos.store` and `spark.dos.workers` of the
+      session. `run_options`: as for `through`.
+
+    Raises TypeError for what is no DataFrame, ConnectSessionError, FrameError if a stream keeps state in
+    Spark already. Nothing is started.
+    """
+    if isinstance(df, RegionFrame):
+        raise TypeError("this is a frame already")
+    if not isinstance(df, DataFrame) and not type(df).__module__.startswith("pyspark.sql.connect."):
+        raise TypeError(f"the first argument is a DataFrame of Spark, got {type(df).__name__}")
+    if is_connect(df.sparkSession):
+        raise ConnectSessionError("a frame needs the driver's own session, but this is one of Spark Connect")
+    if df.isStreaming and (plan := stateful_below(df)):
+        raise FrameError(
+            f"the stream keeps state in Spark already ({plan})",
+            remedy="make a frame of the stream before that call: dos.frame(spark.readStream...)",
+        )
+    return RegionFrame(df, _Settings(name, store, workers, run_options))
+
+
+class RegionFrame(DataFrame):  # type: ignore[misc]  # PySpark has no types here
+    """A DataFrame whose stateful calls run in a region (`frame`)."""
+
+    def __new__(cls, *_arguments: Any, **_options: Any) -> "RegionFrame":
+        return object.__new__(cls)  # that of DataFrame makes one of Spark
+
+    def __init__(
+        self,
+        shadow: DataFrame,
+        settings: _Settings,
+        call: _Call | None = None,
+        recorded: tuple[_Recorded, ...] = (),
+    ) -> None:
+        self._shadow = shadow
+        self._settings = settings
+        self._call = call
+        self._recorded = recorded
+
+    # --- the result ---
+
+    def df(self, outputMode: str = "append") -> DataFrame:  # noqa: N803  # as in `DataStreamWriter`
+        """Return the result as a DataFrame of Spark. If there is a stateful call, this runs its region, in a
+        batch once for all frames made from it; on a stream it starts the region.
+        """
+        if self._call is None:
+            return self._shadow
+        if self.isStreaming:
+            return self._stream(outputMode, self._settings.name)
+        return self._finished(self._call.output(self._settings))
+
+    def _finished(self, output: DataFrame) -> DataFrame:
+        """Return the result, computed by Spark on the output of the region."""
+        assert self._call is not None
+        result = self._call.divided.after(output)
+        rebinding = Rebinding(result.sparkSession)
+        for one in self._recorded:
+            given = (*one.arguments, *one.options.values())
+            others = [value for value in given if isinstance(value, DataFrame)]
+            ids = frozenset[int]().union(*(identifiers(other) for other in others))
+            rebinding.add(one.shadow, result)
+            arguments = rebinding.rebound(one.arguments, ids)
+            options = rebinding.rebound(dict(one.options), ids)
+            result = getattr(result, one.name)(*arguments, **options)
+        check_columns(self._call.divided.name, result, self._shadow)
+        return result
+
+    def named(self, name: str) -> "RegionFrame":
+        """Name the last stateful call: its state is found again under this name. Raises FrameError."""
+        if self._call is None:
+            raise FrameError("this frame has no stateful call that could be named")
+        return RegionFrame(
+            self._shadow, self._settings, _Call(self._call.divided.named(name)), self._recorded
+        )
+
+    def explain(self, extended: bool | str | None = None, mode: str | None = None) -> None:
+        """Print what Spark does before the region, the region, and what Spark does after it. Runs nothing."""
+        if self._call is None:
+            self._shadow.explain(extended, mode)
+            return
+        print("== Spark, before the region ==")  # as `explain` of Spark
+        self._call.divided.before.explain(extended, mode)
+        print(f"== Region ==\n{self._call.divided.describe()}\n\n== Spark, after the region ==")
+        self._preview().explain(extended, mode)
+
+    def _preview(self) -> DataFrame:
+        """Return the result of a region without rows."""
+        assert self._call is not None
+        return self._finished(self._call.divided.empty_output())
+
+    # --- calls ---
+
+    def groupBy(self, *cols: Any) -> "FrameGroupedData":
+        return FrameGroupedData(self, cols)
+
+    groupby = groupBy
+
+    def agg(self, *exprs: Any) -> "RegionFrame":
+        return self.groupBy().agg(*exprs)
+
+    def distinct(self) -> NoReturn:
+        _not_yet("distinct")
+
+    def dropDuplicates(self, *_subset: Any, **_options: Any) -> NoReturn:
+        _not_yet("dropDuplicates")
+
+    def drop_duplicates(self, *_subset: Any, **_options: Any) -> NoReturn:
+        _not_yet("drop_duplicates")
+
+    def dropDuplicatesWithinWatermark(self, *_subset: Any, **_options: Any) -> NoReturn:
+        _not_yet("dropDuplicatesWithinWatermark")
+
+    def transform(self, func: Callable[..., DataFrame], *args: Any, **kwargs: Any) -> "RegionFrame":
+        result = func(self, *args, **kwargs)
+        assert isinstance(result, RegionFrame), f"the function returned {type(result).__name__}, not a frame"
+        return result
+
+    @property
+    def na(self) -> Any:
+        from pyspark.sql.classic.dataframe import DataFrameNaFunctions
+
+        return DataFrameNaFunctions(self)
+
+    @property
+    def stat(self) -> Any:
+        from pyspark.sql.classic.dataframe import DataFrameStatFunctions
+
+        return DataFrameStatFunctions(self)
+
+    @property
+    def write(self) -> DataFrameWriter:
+        if self._call is None:
+            return self._shadow.write
+        _refuse_stream(self, "write")
+        return FrameWriter(lambda: self.df().write)
+
+    @property
+    def writeStream(self) -> DataStreamWriter:
+        if not self.isStreaming or self._call is None:
+            return self._shadow.writeStream
+        return FrameStreamWriter(self)
+
+    def __getitem__(self, item: Any) -> Any:
+        if isinstance(item, Column):
+            return self.filter(item)
+        if isinstance(item, (list, tuple)):
+            return self.select(*item)
+        return self._shadow[item]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"a dos frame is not a DataFrame of Spark ({name}): pass frame.df()")
+        return getattr(self._shadow, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *self._shadow.columns})
+
+    def __repr__(self) -> str:
+        return f"RegionFrame[{', '.join(f'{name}: {kind}' for name, kind in self._shadow.dtypes)}]"
+
+    def _repr_html_(self) -> None:
+        """None: a notebook that shows a frame must not run it."""
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self._shadow.columns)
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        _refuse_stream(self, "__arrow_c_stream__")
+        return self.df().__arrow_c_stream__(requested_schema)
+
+    def _made(self, name: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> "RegionFrame":
+        """Return the frame after a call that Spark makes, at once or on the result."""
+        result = getattr(self._shadow, name)(*arguments, **options)
+        if self._call is None:
+            return RegionFrame(result, self._settings)
+        recorded = _Recorded(name, arguments, options, self._shadow)
+        return RegionFrame(result, self._settings, self._call, (*self._recorded, recorded))
+
+    def _stream(self, mode: str, name: str | None) -> DataFrame:
+        """Start the region of a stream, and return its result with the attribute `dos`."""
+        assert self._call is not None
+        divided = self._call.divided
+        _check_mode(self._shadow, mode)
+        self._preview()  # names and types are compared before anything starts
+        delay = divided.delay()
+        if divided.shape is None or delay is None:
+            raise FrameError(
+                f"{divided.name} has no window of a column with a watermark",
+                remedy="group by window(...) of a column with withWatermark",
+            )
+        used = name or f"{divided.name}-{uuid.uuid4().hex[:8]}"
+        settings = self._settings.through(divided.before.sparkSession)
+        output = through(divided.before, divided.graph(used, delay=delay), name=used, **settings)
+        try:
+            result: Any = self._finished(output)
+        except BaseException:
+            output.dos.stop()
+            raise
+        result.dos = output.dos
+        return result
+
+
+# --- the other methods of the class ------------------------------------------------------------------------
+
+
+def _not_yet(name: str) -> NoReturn:
+    raise FrameError(
+        f"{name} is not computed through a frame",
+        remedy="call it on the DataFrame of Spark, frame.df(), or use a graph with dos.through",
+    )
+
+
+def _refuse_stream(frame: RegionFrame, name: str) -> None:
+    if frame.isStreaming:
+        raise FrameError(
+            f"{name} of a stream: start it with writeStream", remedy="frame.writeStream...start()"
+        )
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return a frame in the arguments as the DataFrame of Spark, which keeps no state."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(name, one) for one in value)
+    if not isinstance(value, RegionFrame):
+        return value
+    if value._call is not None:
+        raise FrameError(
+            f"{name} with a frame that has a stateful call", remedy="pass its result: other.df()"
+        )
+    return value._shadow
+
+
+def _row(name: str) -> Any:
+    def call(self: RegionFrame, *args: Any, **kwargs: Any) -> RegionFrame:
+        return self._made(name, args, kwargs)
+
+    return call
+
+
+def _two_sided(name: str) -> Any:
+    def call(self: RegionFrame, *args: Any, **kwargs: Any) -> RegionFrame:
+        args = tuple(_plain(name, one) for one in args)
+        kwargs = {key: _plain(name, one) for key, one in kwargs.items()}
+        others = [one for one in (*args, *kwargs.values()) if isinstance(one, DataFrame)]
+        streams = [one for one in (self._shadow, *others) if one.isStreaming]
+        if name.startswith("union"):
+            has_watermark = any(WATERMARK in field.metadata for one in streams for field in one.schema.fields)
+            allowed = not streams or (self._call is None and not has_watermark)
+            remedy = "call it before withWatermark and before the stateful call"
+        else:
+            # On two streams, or as a set, it keeps rows in Spark.
+            allowed = not streams or (len(streams) == 1 and name in ("join", "crossJoin", "lateralJoin"))
+            remedy = (
+                "join a stream with a DataFrame that is no stream; two streams in a graph with dos.through"
+            )
+        if not allowed:
+            raise FrameError(f"{name} of streams is not computed through a frame", remedy=remedy)
+        return self._made(name, args, kwargs)
+
+    return call
+
+
+def _whole(name: str) -> Any:
+    def call(self: RegionFrame, *args: Any, **kwargs: Any) -> RegionFrame:
+        if self.isStreaming:
+            raise FrameError(
+                f"{name} of a stream needs its whole table, which is not kept",
+                remedy="call it in foreachBatch, on the rows of a micro-batch",
+            )
+        return self._made(name, args, kwargs)
+
+    return call
+
+
+def _time(name: str) -> Any:
+    def call(self: RegionFrame, *args: Any, **kwargs: Any) -> RegionFrame:
+        if self._call is not None:
+            raise FrameError(
+                f"{name} after a stateful call: the region has its own watermark",
+                remedy="call it before, on the stream",
+            )
+        return self._made(name, args, kwargs)
+
+    return call
+
+
+def _inform(name: str, parent: Any) -> Any:
+    if isinstance(parent, property):
+        return property(lambda self: getattr(self._shadow, name), doc=parent.__doc__)
+
+    def call(self: RegionFrame, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._shadow, name)(*args, **kwargs)
+
+    return call
+
+
+def _action(name: str, parent: Any) -> Any:
+    def checked(self: RegionFrame) -> DataFrame:
+        if self._call is None:
+            return self._shadow
+        _refuse_stream(self, name)
+        return self.df()
+
+    if isinstance(parent, property):
+
+        def get(self: RegionFrame) -> Any:
+            if self._call is not None:
+                # Completers and debuggers evaluate properties, and this one would run a region.
+                raise FrameError(
+                    f"{name} is not a property of a frame with a stateful call",
+                    remedy=f"write frame.df().{name}",
+                )
+            return getattr(self._shadow, name)
+
+        return property(get, doc=parent.__doc__)
+
+    def call(self: RegionFrame, *args: Any, **kwargs: Any) -> Any:
+        args = tuple(_plain(name, one) for one in args)
+        result = getattr(checked(self), name)(*args, **kwargs)
+        return RegionFrame(result, self._settings) if isinstance(result, DataFrame) else result
+
+    return call
+
+
+def _refused(name: str, why: str, remedy: str) -> Any:
+    def call(_self: Any, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise FrameError(f"{name} {why}", remedy=remedy)
+
+    return call
+
+
+def _define_methods() -> None:
+    makers: dict[MethodClass, Callable[[str, Any], Any]] = {
+        MethodClass.ROW: lambda name, _: _row(name),
+        MethodClass.TWO_SIDED: lambda name, _: _two_sided(name),
+        MethodClass.WHOLE: lambda name, _: _whole(name),
+        MethodClass.TIME: lambda name, _: _time(name),
+        MethodClass.INFORM: _inform,
+        MethodClass.ACTION: _action,
+        MethodClass.REFUSED: lambda name, _: _refused(
+            name, "is not computed by a region", "call it on the DataFrame of Spark, frame.df()"
+        ),
+    }
+    for name, parent in vars(DataFrame).items():
+        if name.startswith("_") or METHODS.get(name) in (MethodClass.STATEFUL, MethodClass.OWN):
+            continue
+        if name in METHODS:
+            made = makers[METHODS[name]](name, parent)
+        else:
+            made = _refused(name, "is unknown to this version of DOS", f"write frame.df().{name}")
+            made = property(made) if isinstance(parent, property) else made
+        setattr(RegionFrame, name, made if isinstance(made, property) else functools.wraps(parent)(made))
+
+
+_define_methods()
+
+
+# --- groupBy ------------------------------------------------------------------------------------------------
+
+
+_DICT_NAMES: Final = {"average": "avg", "size": "count"}
+"""Names that `agg` of a dict has for functions, as in Spark."""
+
+
+class FrameGroupedData(GroupedData):  # type: ignore[misc]  # PySpark has no types here
+    """What `groupBy` of a frame returns."""
+
+    def __init__(self, frame: RegionFrame, cols: tuple[Any, ...]) -> None:
+        self._frame = frame
+        self._cols: tuple[Any, ...] = tuple(cols[0]) if len(cols) == 1 and isinstance(cols[0], list) else cols
+        if frame._call is not None:
+            raise FrameError(
+                f"a stateful call after {frame._call.divided.name} would be in the same region",
+                remedy="make a region of its own for it: dos.frame(first.df())",
+            )
+        self._df = frame._shadow
+        self.session = self._df.sparkSession
+        self._own = self._df.groupBy(*self._cols)  # an unknown column is an error of Spark, here
+
+    def __repr__(self) -> str:
+        return f"RegionFrame{self._own!r}"
+
+    def agg(self, *exprs: Any) -> RegionFrame:
+        """Compute aggregates in a region. Raises FrameError for what it does not compute, and as Spark."""
+        shadow = self._own.agg(*exprs)
+        if len(exprs) == 1 and isinstance(exprs[0], dict):
+            pairs = exprs[0].items()
+            exprs = tuple(F.call_function(_DICT_NAMES.get(fn.lower(), fn), F.col(one)) for one, fn in pairs)
+        return self._divided(exprs, shadow)
+
+    def _divided(self, exprs: tuple[Column, ...], shadow: DataFrame) -> RegionFrame:
+        keys = [self._key(one) for one in self._cols]
+        frame = self._frame
+        return RegionFrame(shadow, frame._settings, _Call(divided(self._df, keys, exprs, shadow)))
+
+    def _key(self, given: Any) -> Column:
+        if isinstance(given, Column):
+            return given
+        return F.col(given) if isinstance(given, str) else self._df[given - 1]
+
+    def count(self) -> RegionFrame:
+        return self._divided((F.count(F.lit(1)),), self._own.count())
+
+    def _numbers(self, name: str, cols: tuple[str, ...]) -> RegionFrame:
+        function = getattr(F, name)
+        names = cols
+        if not cols:
+            numeric = [field.name for field in self._df.schema if isinstance(field.dataType, NumericType)]
+            names = tuple(quoted(one) for one in numeric)
+        exprs = tuple(function(F.col(one)) for one in names)
+        return self._divided(exprs, getattr(self._own, name)(*cols))
+
+    def avg(self, *cols: str) -> RegionFrame:
+        return self._numbers("avg", cols)
+
+    def max(self, *cols: str) -> RegionFrame:
+        return self._numbers("max", cols)
+
+    def mean(self, *cols: str) -> RegionFrame:
+        return self._numbers("mean", cols)
+
+    def min(self, *cols: str) -> RegionFrame:
+        return self._numbers("min", cols)
+
+    def sum(self, *cols: str) -> RegionFrame:
+        return self._numbers("sum", cols)
+
+
+GROUPED: Final = frozenset({"agg", "avg", "count", "max", "mean", "min", "sum"})
+"""Public names of GroupedData that a region computes. All others are refused by name."""
+
+_STATEFUL_FUNCTIONS: Final = frozenset(
+    {"applyInPandasWithState", "transformWithState", "transformWithStateInPandas"}
+)
+
+
+def _define_grouped() -> None:
+    for name in dir(GroupedData):
+        if name.startswith("_") or name in GROUPED:
+            continue
+        remedy = f"call it on the DataFrame of Spark: frame.df().groupBy(...).{name}"
+        if name in _STATEFUL_FUNCTIONS:
+            remedy = "use the method of that kind of a graph, with dos.through"
+        refused = _refused(name, "of a frame is not computed by a region", remedy)
+        setattr(FrameGroupedData, name, functools.wraps(getattr(GroupedData, name))(refused))
+
+
+_define_grouped()
+
+
+# --- writers ------------------------------------------------------------------------------------------------
+
+
+class _WriterCall(NamedTuple):
+    """A recorded call."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+class FrameWriter(DataFrameWriter):  # type: ignore[misc]  # PySpark has no types here
+    """`write` of a frame with a stateful call: records the calls, and runs the region when one writes."""
+
+    def __init__(self, writer: Callable[[], DataFrameWriter]) -> None:
+        self._writer = writer
+        self._calls: list[_WriterCall] = []
+
+    def _end(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return getattr(_replayed(self._writer(), self._calls), name)(*args, **kwargs)
+
+
+class FrameStreamWriter(DataStreamWriter):  # type: ignore[misc]  # PySpark has no types here
+    """`writeStream` of a frame with a stateful call: records the calls, and starts region and query at
+    `start`.
+    """
+
+    def __init__(self, frame: RegionFrame) -> None:
+        self._frame = frame
+        self._calls: list[_WriterCall] = []
+
+    def _end(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StreamingQuery:
+        bound = inspect.signature(getattr(DataStreamWriter, name)).bind(None, *args, **kwargs).arguments
+        options = dict(bound.pop("options", {}))
+        bound.pop("self")
+        set_at_end = {key: value for key, value in bound.items() if value is not None}
+        mode, query_name = set_at_end.pop("outputMode", None), set_at_end.get("queryName")
+        for one in self._calls:
+            if one.name == "outputMode":
+                mode = mode or (one.arguments or tuple(one.options.values()))[0]
+            elif one.name == "queryName":
+                query_name = query_name or (one.arguments or tuple(one.options.values()))[0]
+        settings = {**_options_of(self._calls), **options}
+        if str(settings.get("asyncprogresstrackingenabled", "false")).lower() == "true":
+            raise FrameError(
+                "asyncProgressTrackingEnabled: after a restart Spark would repeat batches that the region has"
+                " processed",
+                remedy="leave the option out",
+            )
+        frame = self._frame
+        place = settings.get("checkpointlocation")
+        region = frame._settings.name or query_name or (None if place is None else _name_of(str(place)))
+        result: Any = frame._stream(mode or "append", region)
+        try:
+            calls = [one for one in self._calls if one.name != "outputMode"]
+            writer = _replayed(result.writeStream, calls).outputMode("append")
+            query: Any = getattr(writer, name)(**set_at_end, **options)
+        except BaseException:
+            result.dos.stop()
+            raise
+        query.dos = result.dos
+        threading.Thread(target=_stop_after, args=(query,), name=f"dos-{region}-end", daemon=True).start()
+        return query
+
+
+def _name_of(place: str) -> str:
+    """Return the name of a region for a checkpointLocation: its last part, and a digest of the whole."""
+    last = re.sub(r"[^A-Za-z0-9]+", "-", place.rstrip("/").rpartition("/")[2]).strip("-")
+    return f"{last[:40] or 'frame'}-{digest(place)}"
+
+
+def _options_of(calls: list[_WriterCall]) -> dict[str, Any]:
+    """Return the options that were set, by their names in lower case."""
+    found: dict[str, Any] = {}
+    for one in calls:
+        if one.name == "option":
+            key, value = (
+                inspect.signature(DataStreamWriter.option).bind(None, *one.arguments, **one.options).args[1:]
+            )
+            found[key.lower()] = value
+        elif one.name == "options":
+            found |= {key.lower(): value for key, value in one.options.items()}
+    return found
+
+
+def _stop_after(query: Any) -> None:
+    """Stop the region after a last checkpoint when its query has ended, for whatever cause."""
+    try:
+        query.awaitTermination()
+    except Exception as error:  # it is the user's, who has it from the query
+        logger.info("%s: the query ended: %s", query.dos.region.name, error)
+    query.dos.stop()
+
+
+def _replayed(writer: Any, calls: list[_WriterCall]) -> Any:
+    for one in calls:
+        writer = getattr(writer, one.name)(*one.arguments, **one.options)
+    return writer
+
+
+def _define_writer(cls: Any, parent: Any) -> None:
+    """Define each public method: one that returns the writer is recorded, another one ends the recording."""
+
+    def define(name: str, method: Any) -> None:
+        returns = str(inspect.signature(method).return_annotation).strip("'\"")
+
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if returns != parent.__name__:
+                return self._end(name, args, kwargs)
+            self._calls.append(_WriterCall(name, args, kwargs))
+            return self
+
+        setattr(cls, name, functools.wraps(method)(call))
+
+    for name in dir(parent):
+        if not name.startswith("_"):
+            define(name, getattr(parent, name))
+
+
+_define_writer(FrameWriter, DataFrameWriter)
+_define_writer(FrameStreamWriter, DataStreamWriter)
+
+
+def _check_mode(shadow: DataFrame, mode: str) -> None:
+    """Raise what Spark raises, and FrameError for a mode that a region does not have."""
+    if mode.lower() not in ("append", "update", "complete"):
+        shadow.writeStream.outputMode(mode)  # Spark's error
+    check_output_mode(shadow, mode.lower())
+    if mode.lower() != "append":
+        raise FrameError(
+            f"the output mode {mode!r} is not computed by a region",
+            remedy='use "append", with a window and a watermark; or a graph with dos.through',
+        )

@@ -1,0 +1,337 @@
+"""A stateful call of a frame, divided: what Spark computes before the region, the graph of the region, and
+what Spark computes on its output.
+
+`divided` makes an `Aggregation` of `groupBy(...).agg(...)`. Which parts there are is decided in
+`core/dividing.py`. Here Columns are read and made, Spark is asked for types and windows, and the result is
+compared with Spark's own (the shadow) before anything starts: names and types must be equal.
+
+In a batch the region has one window for each key, which is over when the input ends. So the output has one
+row for each key.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
+from pyspark.sql.types import StructType
+
+from dataflow import (
+    ApproxDistinct,
+    Count,
+    GraphError,
+    InputSource,
+    LogSink,
+    Max,
+    Mean,
+    Min,
+    Sliding,
+    Sum,
+    Tumbling,
+)
+from dataflow.errors import SchemaError
+from dataflow.graph.builder import Graph
+from dataflow.operators.aggregates import Aggregate
+from dataflow.operators.windows import START, STOP, Window
+from spark_integration.catalyst import Catalyst, all_of, quoted
+from spark_integration.core.dividing import (
+    Argument,
+    Columns,
+    DividedCall,
+    Expression,
+    ExpressionKind,
+    Form,
+    FrameError,
+    Key,
+    Result,
+    aggregate_calls,
+    call_name,
+    divide,
+    text_of,
+    typed_arguments,
+)
+from spark_integration.spark_api import spark_schema
+
+TIME: Final = "#time"
+ALL: Final = "#all"
+"""The key of an aggregation without keys. Names with # cannot be confused with those of users."""
+INPUT: Final = "input"
+OUTPUT: Final = "out"
+WATERMARK: Final = "spark.watermarkDelayMs"
+"""The metadata of a column with a watermark: Spark has parsed the interval."""
+_BATCH_LATENESS: Final = timedelta(days=4_000_000)
+"""Longer than from the year 1 to 9999: in a batch no row is late, and windows are over at its end."""
+_BATCH_WINDOW: Final = timedelta(days=1)
+_AGGREGATES: Final[dict[str, Any]] = {
+    "ApproxDistinct": ApproxDistinct, "Max": Max, "Mean": Mean, "Min": Min, "Sum": Sum
+}  # fmt: skip
+
+
+class WindowShape(NamedTuple):
+    """The windows that `window(...)` of Spark assigns, in microseconds."""
+
+    size: int
+    slide: int
+    offset: int
+
+    def windows(self, instant: int) -> set[tuple[int, int]]:
+        newest = (instant - self.offset) // self.slide * self.slide + self.offset
+        starts = range(newest, instant - self.size, -self.slide)
+        return {(start, start + self.size) for start in starts}
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """A `groupBy(...).agg(...)`. `before`: the rows of the region; `shadow`: what Spark makes of it."""
+
+    name: str
+    before: DataFrame
+    shadow: DataFrame
+    division: DividedCall
+    shape: WindowShape | None
+
+    def named(self, name: str) -> "Aggregation":
+        return replace(self, name=name)
+
+    def graph(self, name: str, *, delay: timedelta | None) -> Graph:
+        """Return the graph of a region. delay: of the watermark; None in a batch. Raises GraphError,
+        SchemaError.
+        """
+        graph = Graph(name)
+        rows = graph.source(INPUT, InputSource(INPUT, self.before.schema))
+        rows = rows.event_time(
+            f"{self.name}.time",
+            TIME,
+            lateness=_BATCH_LATENESS if delay is None else delay,
+            max_ahead=None,
+        )
+        keys = [key.name for key in self.division.plain_keys] or [ALL]
+        keyed = rows.key_by(f"{self.name}.key", *keys)
+        aggregates = _aggregates(self.division)
+        keyed.aggregate(self.name, self._window(), **aggregates).sink(OUTPUT, LogSink(publish="checkpoint"))
+        return graph
+
+    def _window(self) -> Window:
+        if self.shape is None:
+            return Tumbling(TIME, _BATCH_WINDOW)
+        size, slide, offset = (timedelta(microseconds=value) for value in self.shape)
+        return Tumbling(TIME, size, offset) if size == slide else Sliding(TIME, size, slide, offset)
+
+    def after(self, rows: DataFrame) -> DataFrame:
+        """Return the result: Spark computes it on the output of the region."""
+        return _after(self.division, rows, self.shadow.schema)
+
+    def empty_output(self) -> DataFrame:
+        """Return the output of a region without rows. Raises FrameError if no region has such an operator."""
+        try:
+            plan = self.graph("check", delay=None).plan()
+        except (GraphError, SchemaError) as error:
+            raise FrameError(f"{self.name} cannot be computed by a region: {error}") from error
+        columns = plan.schemas[self.name]
+        assert columns is not None, "an operator with a sink has columns"
+        return self.before.sparkSession.createDataFrame([], spark_schema(columns))
+
+    def delay(self) -> timedelta | None:
+        """Return the delay of the watermark of the windows' time; None without one."""
+        found = self.before.schema[TIME].metadata.get(WATERMARK)
+        return None if found is None else timedelta(milliseconds=int(found))
+
+    def describe(self) -> str:
+        """Return lines with the name of the region's operator, its keys, its window and its state."""
+        keys = ", ".join(key.name for key in self.division.plain_keys) or "none"
+        state = ", ".join(f"{name} = {one}" for name, one in _aggregates(self.division).items())
+        windows = f"\n  window  {self._window()}" if self.shape is not None else ""
+        return f"aggregate {self.name}\n  key     {keys}{windows}\n  state   {state}"
+
+
+def divided(
+    df: DataFrame, keys: Sequence[Column], results: Sequence[Column], shadow: DataFrame
+) -> Aggregation:
+    """Divide an aggregation of `df`. shadow: the same call on Spark's own DataFrame. Raises FrameError."""
+    spark = df.sparkSession
+    catalyst = Catalyst(spark)
+    fields = shadow.schema.fields
+    if len(fields) != len(keys) + len(results):
+        raise FrameError(
+            f"the aggregation has {len(keys)} keys and {len(results)} results, but Spark makes {len(fields)}"
+            " columns of it",
+            remedy="write each result as an expression of its own, without a star; and leave"
+            " spark.sql.retainGroupColumns as it is",
+        )
+    columns = Columns(tuple(df.columns), spark.conf.get("spark.sql.caseSensitive", "false") == "true")
+    given_keys = [catalyst.read(one) for one in keys]
+    given_results = [catalyst.read(one) for one in results]
+    for field in fields[: len(keys)]:
+        if " collate " in field.dataType.simpleString().lower():
+            raise FrameError(f"the key {field.name!r} has a collation", remedy='cast it to "string"')
+    calls = aggregate_calls(given_keys, given_results, columns)
+    typed = [one for call in calls for one in typed_arguments(call)]
+    found = df.select(*[catalyst.column(one).alias(str(index)) for index, one in enumerate(typed)]).schema
+    division = divide(
+        [Result(field.name, one) for field, one in zip(fields, given_keys, strict=False)],
+        [Result(field.name, one) for field, one in zip(fields[len(keys) :], given_results, strict=True)],
+        columns,
+        {one: field.dataType.simpleString() for one, field in zip(typed, found, strict=True)},
+    )
+    shape = None if division.window is None else _shape(df, catalyst, division.window.expression)
+    before = df.select(*_before(catalyst, division, shadow.schema))
+    if shape is not None:
+        before = before.where(F.col(TIME).isNotNull())  # as Spark: a row without a time is in no window
+    size = None if shape is None else shape.size
+    name = call_name("aggregate", [key.name for key in division.plain_keys], size)
+    aggregation = Aggregation(name, before, shadow, division, shape)
+    check_columns(name, aggregation.after(aggregation.empty_output()), shadow)
+    return aggregation
+
+
+def check_columns(name: str, result: DataFrame, shadow: DataFrame) -> None:
+    """Raise FrameError unless the result has the names and types that Spark makes. Nothing is run."""
+    made, expected = (
+        [(f.name, f.dataType.simpleString()) for f in s] for s in (result.schema, shadow.schema)
+    )
+    if made != expected:
+        raise FrameError(
+            f"{name} would have the columns {made}, but Spark makes {expected}",
+            remedy="cast the arguments to the types of Spark's result, or aggregate on frame.df()",
+        )
+
+
+def _aggregates(division: DividedCall) -> dict[str, Aggregate]:
+    aggregates: dict[str, Aggregate] = {
+        one.name: Count() if one.argument is None else _aggregate(one.aggregate, one.argument)
+        for one in division.partials
+    }
+    return aggregates or {"count(*)": Count()}  # of results that are functions of the keys alone
+
+
+def _aggregate(aggregate: str, argument: str) -> Aggregate:
+    if aggregate == "Count":
+        return Count(argument)
+    made: Aggregate = _AGGREGATES[aggregate](argument)
+    return made
+
+
+# --- before the region --------------------------------------------------------------------------------------
+
+
+def _before(catalyst: Catalyst, division: DividedCall, shadow: StructType) -> list[Column]:
+    columns = [catalyst.column(key.expression).alias(key.name) for key in division.plain_keys]
+    if not columns:
+        columns = [F.lit(0).alias(ALL)]
+    columns += [_argument(catalyst, one).alias(one.name) for one in division.arguments]
+    return [*columns, _time(catalyst, division.window, shadow).alias(TIME)]
+
+
+def _time(catalyst: Catalyst, window: Key | None, shadow: StructType) -> Column:
+    if window is None:
+        return F.timestamp_micros(F.lit(0))
+    time = catalyst.column(window.expression.children[0])
+    kind: Any = shadow[window.name].dataType
+    return time if _is_plain(window.expression.children[0]) else time.cast(kind["start"].dataType)
+
+
+def _is_plain(expression: Expression) -> bool:
+    """Whether its column has the metadata of a watermark, which a cast would remove."""
+    return expression.kind is ExpressionKind.COLUMN
+
+
+def _argument(catalyst: Catalyst, argument: Argument) -> Column:
+    values = [catalyst.column(one) for one in argument.values]
+    if argument.form is Form.PRESENT:
+        column, condition = F.lit(1), all_of([one.isNotNull() for one in values])
+    elif argument.form is Form.TRUE:
+        column, condition = F.lit(1), all_of(values)
+    else:
+        column, condition = values[0], None
+        if argument.form is Form.DOUBLE:
+            column = column.cast("double")
+    if argument.where is not None:
+        where = catalyst.column(argument.where)
+        condition = where if condition is None else condition & where
+    return column if condition is None else F.when(condition, column)
+
+
+def _shape(df: DataFrame, catalyst: Catalyst, window: Expression) -> WindowShape:
+    """Read the windows off the rows that Spark itself makes. Raises FrameError if they are not regular.
+
+    No interval is parsed: Spark has two syntaxes, and defaults.
+    """
+
+    def windows(instants: list[int]) -> dict[int, set[tuple[int, int]]]:
+        """Return the windows of each time."""
+        listed = F.array(*[F.lit(one).cast("bigint") for one in instants])
+        times = df.sparkSession.range(0, 1, 1, 1).select(F.explode(listed).alias("instant"))
+        times = times.withColumn(TIME, F.timestamp_micros("instant"))
+        state = Expression(ExpressionKind.STATE, TIME)
+        own = catalyst.column(replace(window, children=(state, *window.children[1:])))
+        rows = times.select("instant", own.alias("w"))
+        rows = rows.select("instant", F.unix_micros("w.start"), F.unix_micros("w.end"))
+        found: dict[int, set[tuple[int, int]]] = {one: set() for one in instants}
+        for instant, start, stop in rows.collect():
+            found[instant].add((start, stop))
+        return found
+
+    text = text_of(window, Columns(()))
+    ((start, stop), *_) = windows([0])[0] or {(0, 0)}
+    size = stop - start
+    # Three times cover the starts of three sizes without a gap: at least two windows, also if the slide is
+    # nearly the size and each time is in one window only.
+    near = windows([0, size, 2 * size])
+    starts = sorted({begin for each in near.values() for begin, _ in each})
+    slide = min((after - before for before, after in pairwise(starts)), default=size)
+    shape = WindowShape(size, slide, start % slide if slide else 0)
+    rng = random.Random(text)  # noqa: S311  # the same instants in each run
+    checked = [rng.randrange(-(2**50), 2**51) for _ in range(20)]
+    if size <= 0 or slide <= 0 or windows(checked) != {one: shape.windows(one) for one in checked}:
+        raise FrameError(f"the windows of {text} are not regular", remedy="use windows of a fixed size")
+    return shape
+
+
+# --- after the region ---------------------------------------------------------------------------------------
+
+
+def _after(division: DividedCall, rows: DataFrame, shadow: StructType) -> DataFrame:
+    spark = rows.sparkSession
+    catalyst = Catalyst(spark)
+    if not division.keys:
+        rows = spark.range(1).select().join(rows, how="left")  # Spark has a row also if there was no input
+    guard = ALL if not division.plain_keys else division.plain_keys[0].name
+    state = [F.col(quoted(key.name)).alias(_hidden(key.name)) for key in division.plain_keys]
+    if division.window is not None:
+        both = F.struct(F.col(START).alias("start"), F.col(STOP).alias("end"))
+        state.append(both.alias(_hidden(division.window.name)))
+    for one in division.partials:
+        column = F.col(quoted(one.name))
+        if not division.keys and one.aggregate in ("Count", "ApproxDistinct"):
+            column = F.coalesce(column, F.lit(0).cast("bigint"))
+        state.append(column.alias(_hidden(one.name)))
+    rows = rows.select(*state, F.col(quoted(guard)).alias(ALL))
+    results = [catalyst.column(_with_hidden(one.expression)).alias(one.name) for one in division.results]
+    # A column that is no aggregate beside them: Spark refuses an aggregate function that was not recognized,
+    # instead of aggregating the output of the region.
+    rows = rows.select(*results, F.col(quoted(ALL)).alias(ALL))
+    names = [str(index) for index in range(len(results))]
+    rows = rows.toDF(*names, ALL)
+    return rows.select(
+        *[
+            F.col(name).alias(field.name, metadata=field.metadata)
+            for name, field in zip(names, shadow.fields, strict=True)
+        ]
+    )
+
+
+def _hidden(name: str) -> str:
+    """Return the name under which expressions after the region use a column of its output: no name in them
+    that Spark resolves (of an earlier result, `sum(v)`) can mean that column.
+    """
+    return f"#state {name}"
+
+
+def _with_hidden(expression: Expression) -> Expression:
+    if expression.kind is ExpressionKind.STATE:
+        return replace(expression, name=_hidden(expression.name))
+    return replace(expression, children=tuple(_with_hidden(one) for one in expression.children))

@@ -1,0 +1,239 @@
+"""`frame`: programs of Spark, and the same programs with one changed line."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, GroupedData, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
+from pyspark.sql.streaming import DataStreamWriter
+
+import spark_integration as dos
+from dos_server.testing import Servers, ThreadedServer
+from spark_integration.core.dividing import FrameError
+from spark_integration.frame_class import (
+    METHODS,
+    STORE_CONF,
+    WORKERS_CONF,
+    FrameGroupedData,
+    FrameStreamWriter,
+    MethodClass,
+)
+from tests.spark_integration.frame_cases import START, table, typed
+from tests.support.examples import run_example
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def df(spark: SparkSession) -> Iterator[DataFrame]:
+    found = typed(spark)
+    yield found
+    found.unpersist()
+
+
+@pytest.fixture(scope="module")
+def framed(df: DataFrame, servers: Servers[ThreadedServer]) -> dos.RegionFrame:
+    return dos.frame(df, store=servers.url, workers=2)
+
+
+def both(df: DataFrame, framed: dos.RegionFrame, program: Callable[[DataFrame], DataFrame]) -> None:
+    """The program has the same rows, names and types with the changed line."""
+    expected, found = program(df), program(framed)
+    assert isinstance(found, dos.RegionFrame)
+    assert found.schema == expected.schema
+    assert table(found) == table(expected)
+
+
+def test_a_batch_has_sparks_rows(df: DataFrame, framed: dos.RegionFrame) -> None:
+    def program(given: DataFrame) -> DataFrame:
+        # Spark before the region, each aggregate, and Spark after it with columns of the result.
+        shops = given.filter(given.a.isNull() | (given["a"] > -8)).withColumn("twice", F.col("v") * 2)
+        sold = shops.groupBy("k", F.window("ts", "1 hour", "20 minutes").alias("at")).agg(
+            (F.sum("twice") / F.count("*")).alias("mean"),
+            F.avg("b").alias("b"),
+            F.sum("d").alias("d"),
+            F.max("s").alias("s"),
+            F.min("ts").alias("first"),
+            F.bool_or("flag").alias("any"),
+            F.count_if(F.col("a") > 0).alias("positive"),
+            F.approx_count_distinct("s").alias("different"),
+            F.sum(F.udf(lambda x: None if x is None else x + 1, "int")("a")).alias("udf"),
+        )
+        kept = sold.where(sold["mean"] > 0).select("at.start", sold.k, "*").drop("at")
+        return kept.withColumn("upper", F.upper(sold["s"]))
+
+    both(df, framed, program)
+
+
+def test_a_batch_without_keys_has_a_row_also_for_no_rows(df: DataFrame, framed: dos.RegionFrame) -> None:
+    def program(given: DataFrame) -> DataFrame:
+        return given.filter("a > 1000").agg(F.sum("a"), F.count("*").alias("n"), F.count("v"))
+
+    both(df, framed, program)
+
+
+def test_the_example_of_the_page(
+    spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path, capsys: Any
+) -> None:
+    rows = [(shop, START, price) for shop, price in [("b", 4.0), ("a", 8.0), ("a", 2.0), ("c", 1.0)]]
+    orders = spark.createDataFrame(rows, "shop string, at timestamp, price double")
+    orders.write.parquet(f"{tmp_path}/orders")
+    spark.conf.set(STORE_CONF, servers.url)
+    spark.conf.set(WORKERS_CONF, "1")
+    try:
+        names = run_example("docs/spark.md", "frame", {"spark": spark}, data=f"{tmp_path}/")
+    finally:
+        spark.conf.unset(STORE_CONF)
+        spark.conf.unset(WORKERS_CONF)
+    lines = [line.strip("|").split("|") for line in capsys.readouterr().out.splitlines() if "|" in line]
+    shown = [[cell.strip() for cell in (line[0], *line[2:])] for line in lines]
+    assert shown == [["shop", "mean", "most"], ["a", "5.0", "8.0"], ["b", "4.0", "4.0"]]
+    assert names["sold"].columns == ["shop", "window", "mean", "most"]
+
+
+def test_methods_of_groups_and_what_follows_them(
+    df: DataFrame, framed: dos.RegionFrame, spark: SparkSession
+) -> None:
+    names = spark.createDataFrame([("u", "U"), ("v", "V")], "k string, name string")
+
+    def program(given: DataFrame) -> DataFrame:
+        counted = given.groupBy(given.k).count()
+        named = counted.join(names, counted.k == names.k, "left").select(counted.k, names.name, "count")
+        return named.na.fill("?", ["name"]).orderBy(F.desc("count"), "k").limit(3)
+
+    both(df, framed, program)
+    grouped, spark_grouped = framed.groupBy("k"), df.groupBy("k")
+    for name, args in [("sum", ()), ("avg", ("a", "v")), ("max", ("b",)), ("min", ()), ("mean", ("f",))]:
+        if name in ("sum", "min"):
+            args = ("a", "b", "v", "f")
+        assert getattr(grouped, name)(*args).schema == getattr(spark_grouped, name)(*args).schema
+    assert grouped.agg({"a": "max", "*": "count"}).columns == ["k", "max(a)", "count(1)"]
+
+
+def test_each_public_name_of_a_dataframe_is_in_one_class_and_defined_by_the_frame() -> None:
+    public = {name for name in vars(DataFrame) if not name.startswith("_")}
+    assert public <= METHODS.keys()
+    for name in public:
+        assert name in vars(dos.RegionFrame), f"the parent's {name} would return nothing, or run in Spark"
+        ours, parent = vars(dos.RegionFrame)[name], vars(DataFrame)[name]
+        assert isinstance(ours, property) == isinstance(parent, property), name
+        if METHODS[name] not in (MethodClass.STATEFUL, MethodClass.OWN) and not isinstance(parent, property):
+            assert inspect.signature(ours) == inspect.signature(parent)
+    grouped = {name for name in dir(GroupedData) if not name.startswith("_")}
+    assert grouped <= vars(FrameGroupedData).keys()
+    writer = {name for name in dir(DataStreamWriter) if not name.startswith("_")}
+    assert writer <= vars(FrameStreamWriter).keys()
+    special = {"__getitem__", "__getattr__", "__dir__", "__repr__", "_repr_html_", "__arrow_c_stream__"}
+    assert special <= vars(dos.RegionFrame).keys()
+
+
+def test_a_name_of_a_newer_spark_is_refused(df: DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    from spark_integration import frame_class
+
+    for name, value in {
+        "brandNew": lambda self: None,
+        "brandNewProperty": property(lambda self: None),
+    }.items():
+        monkeypatch.setattr(DataFrame, name, value, raising=False)
+        monkeypatch.setattr(dos.RegionFrame, name, None, raising=False)
+    frame_class._define_methods()
+    given = dos.frame(df)
+    with pytest.raises(FrameError, match=r"brandNew is unknown .*frame\.df\(\)\.brandNew"):
+        given.brandNew()
+    with pytest.raises(FrameError, match="brandNewProperty is unknown"):
+        given.brandNewProperty  # noqa: B018
+
+
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise AssertionError("a region was started")
+
+    monkeypatch.setattr("spark_integration.frame_class.through", fail)
+
+
+def test_only_actions_run_a_region(df: DataFrame, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    nothing_runs(monkeypatch)
+    sold = dos.frame(df).groupBy("k").agg(F.sum("v").alias("total"))
+    assert repr(sold) == "RegionFrame[k: string, total: double]"
+    assert sold._repr_html_() is None
+    assert {"total", "select", "df"} <= {*dir(sold)}
+    assert (sold.columns, sold.isStreaming) == (["k", "total"], False)
+    assert repr(sold.total) == repr(sold["total"]) == "Column<'total'>"
+    assert isinstance(sold.write.mode("append").format("parquet"), type(sold.write))
+    sold.named("sold").filter("total > 1").explain()
+    text = capsys.readouterr().out
+    assert "aggregate sold\n  key     k\n  state   sum(v) = Sum(v)" in text
+    assert text.index("Spark, before") < text.index("Region") < text.index("Spark, after")
+    for name in ("rdd", "storageLevel", "plot"):
+        with pytest.raises(FrameError, match=rf"write frame\.df\(\)\.{name}"):
+            getattr(sold, name)
+    with pytest.raises(AttributeError, match=r"not a DataFrame of Spark \(_jdf\): pass frame.df\(\)"):
+        F.broadcast(sold)
+    with pytest.raises(AssertionError, match="a region was started"):
+        sold.collect()
+
+
+def test_refusals_name_the_call_and_the_remedy(df: DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing_runs(monkeypatch)
+    given = dos.frame(df)
+    sold = given.groupBy("k").count()
+    calls: dict[str, Callable[[], Any]] = {
+        r"a stateful call after aggregate_by_k.*dos\.frame\(first\.df\(\)\)": lambda: sold.groupBy("count"),
+        r"cube is not computed by a region": lambda: given.cube("k"),
+        r"pivot of a frame": lambda: given.groupBy("k").pivot("flag"),
+        r"applyInPandas of a frame": lambda: given.groupBy("k").applyInPandas(None, ""),
+        r"transformWithState of a frame.*dos\.through": lambda: given.groupBy("k").transformWithState(
+            None, ""
+        ),
+        r"distinct is not computed": given.distinct,
+        r"union with a frame that has a stateful call.*other\.df\(\)": lambda: given.union(sold),
+        r"withWatermark after a stateful call": lambda: sold.withWatermark("count", "1 day"),
+        r"no stateful call that could be named": lambda: given.named("x"),
+        r"a literal is a key": lambda: given.groupBy(F.lit(1)).count(),
+    }
+    for text, call in calls.items():
+        with pytest.raises(FrameError, match=text) as caught:
+            call()
+        assert isinstance(caught.value, AnalysisException)
+    with pytest.raises(AnalysisException) as spark_error:
+        given.groupBy("nope").count()
+    assert spark_error.value.getCondition() == "UNRESOLVED_COLUMN.WITH_SUGGESTION"
+    for wrong in (given, 3):
+        with pytest.raises(TypeError):
+            dos.frame(wrong)  # type: ignore[arg-type]
+
+
+def test_a_column_of_both_sides_of_a_join_is_refused_instead_of_being_equal_to_itself(
+    df: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing_runs(monkeypatch)
+    counted = dos.frame(df).groupBy("k").count()
+    joined = counted.join(df, counted["k"] == df["k"])
+    with pytest.raises(FrameError, match="'k' is one of both DataFrames"):
+        joined._preview()
+    renamed = df.toDF(*df.columns)
+    counted.join(renamed, counted["k"] == renamed["k"])._preview()
+
+
+def test_names_of_the_state_follow_from_what_it_is_not_from_where_it_is(df: DataFrame) -> None:
+    def state(*results: Any) -> dict[str, str]:
+        call = dos.frame(df).groupBy("k").agg(*results)._call
+        assert call is not None
+        return {one.name: str(one.argument) for one in call.divided.division.partials}
+
+    before = state(F.sum("v"), F.max(F.col("a") * 2))
+    after = state(F.count("*"), F.sum("a"), F.sum("V"), F.max(F.col("a") * 2), F.max(F.col("a") * 3))
+    assert before.items() <= after.items()
+    assert min(before) == "max(#13e9ac4a937cdd05)", "a name that changes takes the state of users with it"
+    assert max(before) == "sum(v)"
+    assert state(F.expr("max(a * 2)")) == state(F.max(F.col("a") * 2))
+    transformed = [F.aggregate("xs", F.lit(0), lambda x, y: x + y) for _ in range(2)]
+    assert state(F.sum(transformed[0])) == state(F.sum(transformed[1])), "Spark numbers variables anew"
+
+    name = dos.frame(df).groupBy(F.window("ts", "90 minutes"), "k").count()._call
+    assert name is not None
+    assert name.divided.name == "aggregate_by_k_90m"
