@@ -7,12 +7,13 @@ files of operators as of it, and the input divisions that all workers have.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from checkpoint import TakenPart
 from checkpoint.core.links.frames import ChannelFrame
 from checkpoint.core.records.divisions import Division
 from checkpoint.core.records.layout import even_layout
@@ -23,6 +24,7 @@ from dataflow.limits import WorkerLimits
 from dataflow.state.operator_directory import Handover
 from dataflow.worker.circuit_thread import CircuitIncarnation, RestoreCircuit
 from dataflow.worker.companion import RunningOperator
+from dataflow.worker.layout_change import LayoutChange
 from dataflow.worker.messages import (
     CheckpointTaken,
     DirectoryCheckpoint,
@@ -98,6 +100,7 @@ class OneThreadRegion:
         self.workers = workers
         self.choose = choose
         self.limits = limits
+        self.layout = even_layout(workers)
         self.sides = [WorkerState() for _ in range(workers)]
         self.incarnation = 0
         self.checkpoint: StoredCheckpoint | None = None
@@ -131,9 +134,9 @@ class OneThreadRegion:
             side.line = OutputSequence("shown", step)
             for output in side.shown:
                 side.line.add(output.step, output.digest, Position(1, output.step, 0))
-            part = at.parts[index] if at else None
+            part, change = at.parts.get(index) if at else None, self.change_of(index)
             order = RestoreCircuit(
-                self.incarnation, step, checkpoint, part, even_layout(self.workers), b"s" * 16
+                self.incarnation, step, checkpoint, part, self.layout, b"s" * 16, change=change
             )
             side.run = CircuitIncarnation(
                 self.plan,
@@ -147,6 +150,8 @@ class OneThreadRegion:
             side.blocks = [block for block in side.blocks if block[0] <= checkpoint]
             for number, operator, data in side.blocks:
                 side.run.load(number, operator, data)
+            for of_part, (number, operator, data) in self.parts_of(index):
+                side.run.load(number, operator, data, of_part)
             side.run.loaded(self._directories(index, checkpoint))
         until = min(self._last_recorded(side, step) for side in self.sides)
         for side in self.sides:
@@ -155,6 +160,14 @@ class OneThreadRegion:
             self.steps_replayed += len(divisions)
             side.run.start(divisions)
         self._tell_durable()
+
+    def change_of(self, index: int) -> LayoutChange | None:
+        """The duties of a worker, if the layout is another one than in the checkpoint."""
+        return None
+
+    def parts_of(self, index: int) -> Iterable[tuple[TakenPart, tuple[int, str, bytes]]]:
+        """The blocks of other workers from which a worker takes over."""
+        return ()
 
     def _directories(self, index: int, checkpoint: int) -> dict[str, Handover]:
         """The files as of the checkpoint, in a place of this incarnation's own."""
@@ -294,6 +307,12 @@ class OneThreadRegion:
 
     def turn(self) -> bool:
         """Some worker does one thing, or some frame arrives. False if nothing can happen any more."""
+        moves = self.moves()
+        start = self.choose(len(moves))
+        return any(move() for move in moves[start:] + moves[:start])
+
+    def moves(self) -> list[Callable[[], Any]]:
+        """What can happen next. One that returns False has changed nothing."""
         moves: list[Callable[[], Any]] = []
         for index, side in enumerate(self.sides):
             moves.append(lambda index=index: self.sides[index].run.advance())  # type: ignore[misc, union-attr]
@@ -304,8 +323,7 @@ class OneThreadRegion:
             for peer, queue in side.inbound.items():
                 if queue:
                     moves.append(lambda index=index, peer=peer: self._arrive(index, peer))  # type: ignore[misc]
-        start = self.choose(len(moves))
-        return any(move() for move in moves[start:] + moves[:start])
+        return moves
 
     @staticmethod
     def _hear_commit(side: WorkerState) -> bool:

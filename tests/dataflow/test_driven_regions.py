@@ -1,14 +1,18 @@
-"""Regions that the micro-batches of a query drive: what they refuse before they start."""
+"""Regions that the micro-batches of a query drive: their records, and what they refuse before they start."""
 
+import random
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from dataflow import FileSource, Graph, GraphError, LogSink, autonomous, consistent
+from dataflow import Count, FileSource, Graph, GraphError, LogSink, autonomous, consistent
 from dataflow.core.regions import Autonomous, Consistent
+from dataflow.limits import WorkerLimits
 from dataflow.local import run_local
 from dataflow.sources.batches import BatchSource
+from tests.dataflow.driven_region import DrivenRegion
 
 WORDS = pa.schema([("word", pa.string())])
 
@@ -73,3 +77,26 @@ def test_an_operator_outside_of_the_region_is_refused() -> None:
 def test_options_that_exclude_a_query_are_refused_before_anything_starts(option: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         run_local(driven(), store="dos://127.0.0.1:1", **option)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_record_of_a_batch_has_all_of_its_rows_however_far_a_worker_is_behind(seed: int) -> None:
+    graph = Graph("words")
+    words = graph.source("words", BatchSource(WORDS)).key_by("by_word", "word")
+    words.aggregate("counts", n=Count()).sink("out", LogSink())
+    rng = random.Random(seed)
+    small_steps = WorkerLimits(step_bytes_max=64, batch_bytes_max=64)
+    region = DrivenRegion(graph, 1 + seed % 3, rng.randrange, small_steps)
+    counts: Counter[str] = Counter()
+    for _ in range(4):
+        given = rng.choices("abcdefgh", k=rng.randrange(12))
+        resets = [rng.randrange(60) for _ in range(rng.randrange(3))]
+        output = region.batch({"words": [{"word": word} for word in given]}, resets_after=resets)
+        counts.update(given)
+        last = {row["word"]: row["n"] for row in output.get("out", ())}
+        assert last == {word: counts[word] for word in given}
+        if rng.random() < 0.3:
+            region.savepoint()
+        if rng.random() < 0.3:
+            region.rescale(rng.randint(1, 3))
+    region.close()
