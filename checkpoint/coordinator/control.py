@@ -561,7 +561,7 @@ class RegionControl:
                 await self._go.wait()
                 assert self._launcher is not None
                 end = await run_region(self.spec, shell, self._launcher, self._keep_store, self._check)
-                if isinstance(end.error, RegionFailedError):
+                if end.error is not None and end.state is RegionState.FAILED:
                     notes = "".join(f"\n{note}" for note in getattr(end.error, "__notes__", ()))
                     text = failure_text(end.error, self._shell.status().last_checkpoint)
                     logger.error("region %s: %s%s", self.spec.name, text, notes)

@@ -29,6 +29,7 @@ from checkpoint.core.region import (
 )
 from dos_protocol.errors import DosError
 
+_MANIFEST_WAITS: Final = "the manifest waits for the store: "
 _HOSTS_MAX: Final = 4
 """The number of hosts that a line lists."""
 
@@ -102,7 +103,8 @@ class LogLines:
         if event.state is RegionState.WAITING_FOR_STORE:
             self._waits_since = now
             remedy = f"it continues automatically; see `dos store status {self._spec.store_url}`"
-            return Line("WARNING", f"waits for the store: {status.store_waiting or event.reason}; {remedy}")
+            why = (status.store_waiting or event.reason).removeprefix(_MANIFEST_WAITS)
+            return Line("WARNING", f"waits for the store: {why}; {remedy}")
         if event.state is RegionState.STOPPING or event.state.is_end:
             return self._end(event, status, now)
         if before is RegionState.WAITING_FOR_STORE:
@@ -148,13 +150,16 @@ def failure_text(error: DosError, last_checkpoint: int) -> str:
 
 def reset_text(reset: ResetReport) -> str:
     """Return one line about a reset. Of a reason with several lines it has the last."""
-    who = "reset by hand" if reset.worker < 0 else f"worker {reset.worker} was lost"
-    reason = _last_line(reset.reason.strip().removeprefix(f"{who}: ")) or "unknown reason"
+    lost = f"worker {reset.worker} was lost: "
+    reason = _last_line(reset.reason.strip().removeprefix(lost)) or "unknown reason"
     where = f"checkpoint {reset.checkpoint}" if reset.checkpoint else "the beginning"
-    if reset.term and not reset.reason.startswith(who):
-        return f"runs again after {reset.seconds:.1f} s, from {where} on: {reason}"
+    runs = f"runs again after {reset.seconds:.1f} s"
+    if reset.worker < 0:  # a person or a program requested it
+        return f"{runs}, all workers from {where} on: {reason}"
+    if reset.term and not reset.reason.startswith(lost):
+        return f"{runs}, from {where} on: {reason}"
     went = f"worker {reset.worker} alone" if reset.term else "all workers"
-    return f"runs again after {reset.seconds:.1f} s, {went} from {where} on: {who}: {reason}"
+    return f"{runs}, {went} from {where} on: {lost}{reason}"
 
 
 def _last_line(reason: str) -> str:

@@ -530,6 +530,22 @@ def test_two_workers_lost_at_one_time_are_one_attempt() -> None:
     assert report.reason == "worker 0 was lost: killed by signal 9", "not that its link is gone"
 
 
+def test_the_cause_of_a_loss_counts_also_if_the_launcher_names_it_after_the_next_launch() -> None:
+    region = CoordinatorHarness().run()
+    region.play(LinkDown(region.links[1], "closed"))
+    region.opened()
+    assert region.take(LaunchWorker) == [LaunchWorker(1, 2)]
+    region.play(WorkerEnded(1, 2 - 1, "killed by signal 9"))
+    assert region.core.run.reason == "worker 1 was lost: killed by signal 9"
+    region.play(WorkerEnded(0, 0, "of a former attempt"))
+    region.join(1, 2)
+    region.receive_from_all(Restored, last_step=0)
+    (report,) = region.events(ResetReport)
+    assert report.reason == "worker 1 was lost: killed by signal 9"
+    region.play(WorkerEnded(1, 1, "too late"))
+    assert region.core.run.reason == ""
+
+
 def test_a_reset_names_the_place_its_time_went() -> None:
     """One after the other, so that the sum is the whole; of the workers the slowest one counts."""
     region = CoordinatorHarness().run()
@@ -759,6 +775,15 @@ def test_the_loss_of_a_worker_waits_for_what_its_companion_says_ran() -> None:
     text = "worker 0 was lost: its process 7 ended with signal 11; operator 'regex' was running"
     assert region.core.run.reason == text
     assert region.take(LaunchWorker) == [LaunchWorker(0, 2)]
+
+
+def test_the_launchers_cause_counts_also_if_it_comes_before_the_link_is_gone() -> None:
+    region = CoordinatorHarness().run()
+    says(region, 0)
+    region.play(WorkerEnded(0, 1, "its process 7 ended with signal 11"))
+    region.play(LinkDown(100, "reset by peer"))
+    says(region, 0, operator="", ended=True)
+    assert region.core.run.reason.startswith("worker 0 was lost: its process 7 ended with signal 11")
 
 
 def test_sinks_that_made_a_checkpoint_durable_when_the_process_ended_are_named() -> None:

@@ -29,6 +29,7 @@ SPEC = RegionSpec(name="shop", store_url="dos://h1,h2,h3", job_key=b"k" * 16, wo
 RESET = ResetReport(time=1.0, worker=1, reason="killed", seconds=0.5, bytes=10, incarnation=4, checkpoint=7)
 GONE = "its control link is gone: closed"
 STORE = "h2:9999 is unavailable"
+MANIFEST = f"the manifest waits for the store: {STORE}"
 
 
 def status(state: State = State.RUNNING, checkpoint: int = 7) -> RegionStatus:
@@ -109,7 +110,7 @@ def test_a_worker_that_is_lost_while_its_region_ends_is_not_said_to_be_started_a
         (RESET, "all workers from checkpoint 7 on: worker 1 was lost: killed"),
         (replace(RESET, reason="Trace:\n  x\nOSError: gone\n"), "worker 1 was lost: OSError: gone"),
         (replace(RESET, reason=""), "worker 1 was lost: unknown reason"),
-        (replace(RESET, worker=-1, reason="asked", checkpoint=0), "the beginning on: reset by hand: asked"),
+        (replace(RESET, worker=-1, reason="asked", checkpoint=0), "all workers from the beginning on: asked"),
         (replace(RESET, term=3, reason="worker 1 was lost: x"), "worker 1 alone from checkpoint 7 on: "),
         (replace(RESET, term=3, reason="an edit"), "from checkpoint 7 on: an edit"),
     ],
@@ -123,7 +124,7 @@ def test_a_reset_is_one_line_whatever_its_reason(reset: ResetReport, text: str) 
 
 def test_a_region_that_waits_for_its_store_says_so_once_with_the_remedy_and_when_it_continues() -> None:
     log = Log().running()
-    (waits,) = log.states(State.WAITING_FOR_STORE, State.WAITING_FOR_STORE, reason=STORE)
+    (waits,) = log.states(State.WAITING_FOR_STORE, State.WAITING_FOR_STORE, reason=MANIFEST)
     assert waits.level == "WARNING"
     assert waits.text.startswith(f"waits for the store: {STORE}; it continues automatically; ")
     assert "dos store status dos://h1,h2,h3" in waits.text

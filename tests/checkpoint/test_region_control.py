@@ -4,6 +4,7 @@ show.
 
 import logging
 import math
+import re
 
 import pytest
 import trio
@@ -144,6 +145,9 @@ def test_a_store_that_is_missing_fails_the_region_with_the_reason(monkeypatch, c
     control.reset()
     control.worker_ended(0, 1, None)
     assert KEY.hex() not in caplog.text
+    (line,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert re.match("region [^:]+: failed: no server of dos://127.0.0.1:1 answers; ", line.getMessage())
+    assert not line.exc_info, "it is no bug of ours, so a trace of our tasks would help nobody"
 
 
 def test_stop_before_start_ends_at_once() -> None:

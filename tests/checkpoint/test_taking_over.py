@@ -56,6 +56,8 @@ from tests.checkpoint.region_model import spec
 FIRST = limits.terms_per_incarnation
 """The first incarnation."""
 KILLED = "worker 1 was lost: its control link is gone: reset by peer"
+CAUSE = "worker 1 was lost: killed by signal 9"
+"""A reset has the cause that the launcher reports."""
 
 
 def joins(region: CoordinatorHarness, worker: int, attempt: int = 2, **fields: Any) -> None:
@@ -422,18 +424,18 @@ def at_its_end() -> CoordinatorHarness:
 @pytest.mark.parametrize(
     ("prepared", "reason"),
     [
-        (of_a_graph_that_is_not_deterministic, f"{KILLED}{INSTEAD}operator 'words' is not deterministic"),
-        (being_changed, f"{KILLED}{INSTEAD}the workers of the region are being changed"),
-        (another_one_being_taken_over, f"{KILLED}{INSTEAD}worker 2 was being taken over"),
+        (of_a_graph_that_is_not_deterministic, f"{CAUSE}{INSTEAD}operator 'words' is not deterministic"),
+        (being_changed, f"{CAUSE}{INSTEAD}the workers of the region are being changed"),
+        (another_one_being_taken_over, f"{CAUSE}{INSTEAD}worker 2 was being taken over"),
         (
             the_same_one_being_taken_over,
-            f"{KILLED}{INSTEAD}it was lost before, and no checkpoint was committed since",
+            f"{CAUSE}{INSTEAD}it was lost before, and no checkpoint was committed since",
         ),
         (
             lost_before_without_a_checkpoint_since,
-            f"{KILLED}{INSTEAD}it was lost before, and no checkpoint was committed since",
+            f"{CAUSE}{INSTEAD}it was lost before, and no checkpoint was committed since",
         ),
-        (at_its_end, f"{KILLED}{INSTEAD}the region has processed all of its input"),
+        (at_its_end, f"{CAUSE}{INSTEAD}the region has processed all of its input"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -450,7 +452,7 @@ def test_a_loss_resets_all_workers_and_the_reset_names_the_reason(
 def test_the_loss_of_the_only_worker_is_a_reset() -> None:
     region = running(workers=1)
     killed(region, 0)
-    assert reset_of_all(region).reason == f"{KILLED.replace('1', '0')}{INSTEAD}it is the only worker"
+    assert reset_of_all(region).reason == f"{CAUSE.replace('1', '0')}{INSTEAD}it is the only worker"
 
 
 def test_a_loss_before_all_have_started_is_a_reset() -> None:
@@ -584,14 +586,14 @@ def test_terms_of_one_incarnation_run_out(monkeypatch: pytest.MonkeyPatch) -> No
     restored(region)
     killed(region, 2)
     assert region.core.status().reason == (
-        f"{KILLED.replace('1', '2')}{INSTEAD}workers were taken over too often since the last reset"
+        f"{CAUSE.replace('1', '2')}{INSTEAD}workers were taken over too often since the last reset"
     )
 
 
 def test_with_global_recovery_the_reason_is_the_loss_alone() -> None:
     region = CoordinatorHarness(3).run()
     killed(region)
-    assert region.core.status().reason == KILLED
+    assert region.core.status().reason == CAUSE
     assert region.core.run.roster[1].state is WorkerState.LAUNCHED
     assert region.take(LaunchWorker) == [LaunchWorker(1, 2)]
 

@@ -136,7 +136,9 @@ def test_read_the_state_change_some_keys_write_it_back_and_continue(
     )
 
 
-def test_a_region_begins_with_the_state_of_a_batch_query(shared_store: str, tmp_path: Path) -> None:
+def test_a_region_begins_with_the_state_of_a_batch_query(
+    shared_store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store, name, graph = shared_store, tmp_path.name, shop()
     send(store, name, "rows", [at(0, "a", 1), at(0, "b", 2)])
     send(store, name, "rows", [at(0, "a", 4)])
@@ -177,6 +179,12 @@ def test_a_region_begins_with_the_state_of_a_batch_query(shared_store: str, tmp_
     other.source("rows", InputSource("rows", ROWS)).key_by("by_k", "k").aggregate("sums", n=Count()).sink(
         "out", CallSink(print)
     )
+    with running(other, store, tmp_path, workers=3) as (control, _):
+        control.wait(WAIT_S)
+        assert isinstance(control.exception(), FingerprintMismatchError)
+    (line,) = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    assert line.startswith(f"region {name}: failed: ")
+    assert "was made by another graph" in line
     with pytest.raises(FingerprintMismatchError, match="was made by another graph"):
         edit_state(other, {"sums": [{"k": "a", "n": 1}]}, store=store, name=name)
 

@@ -158,17 +158,24 @@ class Losses:
         # Two that suspect it, or silence here as well: one bad link must not cost a worker that works.
         self._suspected: dict[tuple[int, int], dict[int, tuple[float, float]]] = {}
         """(worker, term) -> who suspects it -> since when, and when it said so last."""
+        self._unexplained: dict[int, tuple[int, str]] = {}
+        """Worker -> its attempt whose link went last, and that as a reason. The launcher knows more."""
 
     # --- reports --------------------------------------------------------------------------------------
 
     def on_link_down(self, event: LinkDown, now: float) -> None:
         worker = self._run.roster.by_link(event.link)
         if worker is not None:
-            self._dies(worker, f"{_LINK_GONE}: {event.reason}", now)
+            text = f"{_LINK_GONE}: {event.reason}"
+            self._unexplained[worker.index] = worker.attempt, text
+            self._dies(worker, worker.dying or text, now)  # the launcher may have reported it first
 
     def on_worker_ended(self, event: WorkerEnded, now: float) -> None:
         """Take the launcher's report of an ended attempt. A report about an older attempt is ignored."""
         run = self._run
+        attempt, text = self._unexplained.get(event.worker, (0, ""))
+        if event.error and attempt == event.attempt:  # perhaps its next attempt is launched already
+            self._rounds.explain_loss(event.worker, text, event.error)
         worker = run.roster.find(event.worker, event.attempt)
         if worker is None:
             return
@@ -178,8 +185,7 @@ class Losses:
         elif worker.state in (WorkerState.LOST, WorkerState.DONE):
             if event.error and (not worker.error or worker.error.startswith(_LINK_GONE)):
                 # Otherwise the cause is known, and the process was killed after it.
-                before, worker.error = worker.error, event.error
-                self._rounds.explain_loss(worker.index, before, event.error)
+                worker.error = event.error
             # Not before its end was reported: two processes of one attempt would claim the same directory in
             # turn.
             if worker.state is WorkerState.LOST and not run.over:

@@ -216,7 +216,7 @@ class Recovery:
     def explain_loss(self, worker: int, before: str, cause: str) -> None:
         """Replace the cause, `before`, of the loss of the worker that began the round that is open, if so."""
         current = self._round
-        if current.open and current.worker == worker and before and before in current.reason:
+        if current.open and current.worker == worker and before in current.reason:
             self.explain(current.reason.replace(before, cause))
 
     def explain(self, reason: str) -> None:
