@@ -37,7 +37,7 @@ from spark_integration.core.dividing import FrameError, digest
 from spark_integration.errors import ConnectSessionError
 from spark_integration.frames import through
 from spark_integration.sessions import is_connect
-from spark_integration.stateful import WATERMARK, Aggregation, check_columns, divided
+from spark_integration.stateful import WATERMARK, StatefulCall, check_columns, deduplicated, divided
 
 logger = logging.getLogger("dos.spark_integration")
 
@@ -127,7 +127,7 @@ class _Recorded(NamedTuple):
 class _Call:
     """A stateful call, and in a batch the output of its region, which runs once for all frames made of it."""
 
-    def __init__(self, divided: Aggregation) -> None:
+    def __init__(self, divided: StatefulCall) -> None:
         self.divided = divided
         self._lock = threading.Lock()
         self._output: DataFrame | None = None
@@ -156,10 +156,10 @@ def frame(
         sold = dos.frame(orders).groupBy("shop").agg(F.sum("price") / F.count("*"))
         sold.show()
 
-    Names, types and errors are those of Spark. Stateful is what keeps rows or results between rows: `groupBy`
-    with `agg` (`avg`, `bool_and`, `bool_or`, `count`, `count_if`, `max`, `min`, `sum`,
-    `approx_count_distinct`). What a region does not compute is refused with FrameError, at the call; nothing
-    falls back to state of Spark.
+    Names, types and errors are those of Spark. Stateful is what keeps rows or results between rows:
+    `dropDuplicates`, `distinct`, and `groupBy` with `agg` (`avg`, `bool_and`, `bool_or`, `count`, `count_if`,
+    `max`, `min`, `sum`, `approx_count_distinct`). What a region does not compute is refused with FrameError,
+    at the call; nothing falls back to state of Spark.
 
     - In a batch, an action or `write` runs the region once, with the rows of that time. A stream starts it
       with `writeStream.start()`, in the output mode "append"; the query has the attribute `dos`.
@@ -263,14 +263,19 @@ class RegionFrame(DataFrame):  # type: ignore[misc]  # PySpark has no types here
     def agg(self, *exprs: Any) -> "RegionFrame":
         return self.groupBy().agg(*exprs)
 
-    def distinct(self) -> NoReturn:
-        _not_yet("distinct")
+    def distinct(self) -> "RegionFrame":
+        if self.isStreaming:
+            _not_yet("distinct of a stream")
+        return self._deduplicated(None, self._shadow.distinct())
 
-    def dropDuplicates(self, *_subset: Any, **_options: Any) -> NoReturn:
-        _not_yet("dropDuplicates")
+    def dropDuplicates(self, subset: Any = None) -> "RegionFrame":
+        return self._deduplicated(subset, self._shadow.dropDuplicates(subset))
 
-    def drop_duplicates(self, *_subset: Any, **_options: Any) -> NoReturn:
-        _not_yet("drop_duplicates")
+    drop_duplicates = dropDuplicates
+
+    def _deduplicated(self, subset: Any, shadow: DataFrame) -> "RegionFrame":
+        _refuse_second(self)
+        return RegionFrame(shadow, self._settings, _Call(deduplicated(self._shadow, subset, shadow)))
 
     def dropDuplicatesWithinWatermark(self, *_subset: Any, **_options: Any) -> NoReturn:
         _not_yet("dropDuplicatesWithinWatermark")
@@ -347,12 +352,7 @@ class RegionFrame(DataFrame):  # type: ignore[misc]  # PySpark has no types here
         divided = self._call.divided
         _check_mode(self._shadow, mode)
         self._preview()  # names and types are compared before anything starts
-        delay = divided.delay()
-        if divided.shape is None or delay is None:
-            raise FrameError(
-                f"{divided.name} has no window of a column with a watermark",
-                remedy="group by window(...) of a column with withWatermark",
-            )
+        delay = divided.stream_delay()
         used = name or f"{divided.name}-{uuid.uuid4().hex[:8]}"
         settings = self._settings.through(divided.before.sparkSession)
         output = through(divided.before, divided.graph(used, delay=delay), name=used, **settings)
@@ -373,6 +373,14 @@ def _not_yet(name: str) -> NoReturn:
         f"{name} is not computed through a frame",
         remedy="call it on the DataFrame of Spark, frame.df(), or use a graph with dos.through",
     )
+
+
+def _refuse_second(frame: RegionFrame) -> None:
+    if frame._call is not None:
+        raise FrameError(
+            f"a stateful call after {frame._call.divided.name} would be in the same region",
+            remedy="make a region of its own for it: dos.frame(first.df())",
+        )
 
 
 def _refuse_stream(frame: RegionFrame, name: str) -> None:
@@ -533,11 +541,7 @@ class FrameGroupedData(GroupedData):  # type: ignore[misc]  # PySpark has no typ
     def __init__(self, frame: RegionFrame, cols: tuple[Any, ...]) -> None:
         self._frame = frame
         self._cols: tuple[Any, ...] = tuple(cols[0]) if len(cols) == 1 and isinstance(cols[0], list) else cols
-        if frame._call is not None:
-            raise FrameError(
-                f"a stateful call after {frame._call.divided.name} would be in the same region",
-                remedy="make a region of its own for it: dos.frame(first.df())",
-            )
+        _refuse_second(frame)
         self._df = frame._shadow
         self.session = self._df.sparkSession
         self._own = self._df.groupBy(*self._cols)  # an unknown column is an error of Spark, here
@@ -702,9 +706,12 @@ def _stop_after(query: Any) -> None:
     """Stop the region after a last checkpoint when its query has ended, for whatever cause."""
     try:
         query.awaitTermination()
-    except Exception as error:  # it is the user's, who has it from the query
-        logger.info("%s: the query ended: %s", query.dos.region.name, error)
-    query.dos.stop()
+    except Exception as error:  # the user has it from the query
+        logger.info("query %s ended: %s", query.id, error)
+    try:
+        query.dos.stop()
+    except Exception as error:  # another driver may run the region by now
+        logger.warning("the region of query %s could not be stopped: %s", query.id, error)
 
 
 def _replayed(writer: Any, calls: list[_WriterCall]) -> Any:

@@ -1,24 +1,26 @@
 """A stateful call of a frame, divided: what Spark computes before the region, the graph of the region, and
 what Spark computes on its output.
 
-`divided` makes an `Aggregation` of `groupBy(...).agg(...)`. Which parts there are is decided in
-`core/dividing.py`. Here Columns are read and made, Spark is asked for types and windows, and the result is
-compared with Spark's own (the shadow) before anything starts: names and types must be equal.
+`divided` makes an `Aggregation` of `groupBy(...).agg(...)`, `deduplicated` a `Deduplication`. How an
+aggregation is divided is decided in `core/dividing.py`. Here Columns are read and made, Spark is asked for
+types and windows, and the result is compared with Spark's own (the shadow) before anything starts: names and
+types must be equal.
 
 In a batch the region has one window for each key, which is over when the input ends. So the output has one
 row for each key.
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from dataflow import (
     ApproxDistinct,
@@ -65,6 +67,7 @@ WATERMARK: Final = "spark.watermarkDelayMs"
 """The metadata of a column with a watermark: Spark has parsed the interval."""
 _BATCH_LATENESS: Final = timedelta(days=4_000_000)
 """Longer than from the year 1 to 9999: in a batch no row is late, and windows are over at its end."""
+_MICROSECOND: Final = timedelta(microseconds=1)
 _BATCH_WINDOW: Final = timedelta(days=1)
 _AGGREGATES: Final[dict[str, Any]] = {
     "ApproxDistinct": ApproxDistinct, "Max": Max, "Mean": Mean, "Min": Min, "Sum": Sum
@@ -85,22 +88,62 @@ class WindowShape(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Aggregation:
-    """A `groupBy(...).agg(...)`. `before`: the rows of the region; `shadow`: what Spark makes of it."""
+class StatefulCall(ABC):
+    """A call that a region computes. `name`: of its operator; `before`: the rows of the region; `shadow`:
+    what Spark makes of it.
+    """
 
     name: str
     before: DataFrame
     shadow: DataFrame
-    division: DividedCall
-    shape: WindowShape | None
 
-    def named(self, name: str) -> "Aggregation":
+    def named(self, name: str) -> Self:
         return replace(self, name=name)
 
+    @abstractmethod
     def graph(self, name: str, *, delay: timedelta | None) -> Graph:
         """Return the graph of a region. delay: of the watermark; None in a batch. Raises GraphError,
         SchemaError.
         """
+
+    @abstractmethod
+    def stream_delay(self) -> timedelta | None:
+        """Return the delay of the watermark that the region of a stream has. Raises FrameError if the call
+        needs one and there is none.
+        """
+
+    @abstractmethod
+    def after(self, rows: DataFrame) -> DataFrame:
+        """Return the result: Spark computes it on the output of the region."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return lines with the name of the operator, its keys and its state."""
+
+    def empty_output(self) -> DataFrame:
+        """Return the output of a region without rows. Raises FrameError if no region has such an operator."""
+        try:
+            plan = self.graph("check", delay=None).plan()
+        except (GraphError, SchemaError) as error:
+            raise FrameError(f"{self.name} cannot be computed by a region: {error}") from error
+        columns = plan.schemas[self.name]
+        assert columns is not None, "an operator with a sink has columns"
+        return self.before.sparkSession.createDataFrame([], spark_schema(columns))
+
+    def _delay_of(self, column: str) -> timedelta | None:
+        """Return the delay of the watermark of a column of the rows; None without one."""
+        found = self.before.schema[column].metadata.get(WATERMARK)
+        return None if found is None else timedelta(milliseconds=int(found))
+
+
+@dataclass(frozen=True)
+class Aggregation(StatefulCall):
+    """A `groupBy(...).agg(...)`."""
+
+    division: DividedCall
+    shape: WindowShape | None
+
+    def graph(self, name: str, *, delay: timedelta | None) -> Graph:
         graph = Graph(name)
         rows = graph.source(INPUT, InputSource(INPUT, self.before.schema))
         rows = rows.event_time(
@@ -122,30 +165,95 @@ class Aggregation:
         return Tumbling(TIME, size, offset) if size == slide else Sliding(TIME, size, slide, offset)
 
     def after(self, rows: DataFrame) -> DataFrame:
-        """Return the result: Spark computes it on the output of the region."""
         return _after(self.division, rows, self.shadow.schema)
 
-    def empty_output(self) -> DataFrame:
-        """Return the output of a region without rows. Raises FrameError if no region has such an operator."""
-        try:
-            plan = self.graph("check", delay=None).plan()
-        except (GraphError, SchemaError) as error:
-            raise FrameError(f"{self.name} cannot be computed by a region: {error}") from error
-        columns = plan.schemas[self.name]
-        assert columns is not None, "an operator with a sink has columns"
-        return self.before.sparkSession.createDataFrame([], spark_schema(columns))
-
-    def delay(self) -> timedelta | None:
-        """Return the delay of the watermark of the windows' time; None without one."""
-        found = self.before.schema[TIME].metadata.get(WATERMARK)
-        return None if found is None else timedelta(milliseconds=int(found))
+    def stream_delay(self) -> timedelta:
+        delay = self._delay_of(TIME)
+        if self.shape is None or delay is None:
+            raise FrameError(
+                f"{self.name} has no window of a column with a watermark",
+                remedy="group by window(...) of a column with withWatermark",
+            )
+        return delay
 
     def describe(self) -> str:
-        """Return lines with the name of the region's operator, its keys, its window and its state."""
         keys = ", ".join(key.name for key in self.division.plain_keys) or "none"
         state = ", ".join(f"{name} = {one}" for name, one in _aggregates(self.division).items())
         windows = f"\n  window  {self._window()}" if self.shape is not None else ""
         return f"aggregate {self.name}\n  key     {keys}{windows}\n  state   {state}"
+
+
+@dataclass(frozen=True)
+class Deduplication(StatefulCall):
+    """A `dropDuplicates(...)`. `keys`: names of columns; `time`: that of them which has a watermark."""
+
+    keys: tuple[str, ...]
+    time: str | None
+
+    def graph(self, name: str, *, delay: timedelta | None) -> Graph:
+        graph = Graph(name)
+        rows = graph.source(INPUT, InputSource(INPUT, self.before.schema))
+        window: Tumbling | None = None
+        if self.time is not None and delay is not None:
+            # Spark drops a row, and forgets a key, whose time is at or below the watermark, which has whole
+            # milliseconds. A window here is over when the watermark reaches its last microsecond.
+            lateness = max(delay - _MICROSECOND, timedelta(0))
+            rows = rows.event_time(f"{self.name}.time", self.time, lateness=lateness, max_ahead=None)
+            window = Tumbling(self.time, timedelta(milliseconds=1), _MICROSECOND)
+        keyed = rows.key_by(f"{self.name}.key", *self.keys)
+        keyed.dedup(self.name, window).sink(OUTPUT, LogSink(publish="checkpoint"))
+        return graph
+
+    def stream_delay(self) -> timedelta | None:
+        return None if self.time is None else self._delay_of(self.time)
+
+    def after(self, rows: DataFrame) -> DataFrame:
+        fields = self.shadow.schema.fields
+        return rows.select(
+            *[F.col(quoted(one.name)).alias(one.name, metadata=_without_watermark(one)) for one in fields]
+        )
+
+    def describe(self) -> str:
+        return f"dedup {self.name}\n  key     {', '.join(self.keys)}"
+
+
+def deduplicated(df: DataFrame, subset: Sequence[str] | None, shadow: DataFrame) -> Deduplication:
+    """Return `df.dropDuplicates(subset)`. shadow: the same call on Spark's DataFrame. Raises FrameError."""
+    columns = _columns_of(df)
+    if columns.ambiguous():
+        raise FrameError(
+            f"the DataFrame has several columns named {min(columns.ambiguous())!r}",
+            remedy="rename one before, for example with toDF",
+        )
+    keys = columns.names if subset is None else tuple(dict.fromkeys(map(columns.spelled, subset)))
+    _refuse_collations([df.schema[one] for one in keys])
+    timed = [one for one in keys if WATERMARK in df.schema[one].metadata]
+    if len(timed) > 1:
+        raise FrameError(
+            f"duplicates are found by several columns with a watermark ({', '.join(timed)})",
+            remedy="use one of them",
+        )
+    name = call_name("dedup", keys if subset is not None else ())
+    call = Deduplication(name, df, shadow, keys, timed[0] if timed else None)
+    check_columns(name, call.after(call.empty_output()), shadow)
+    return call
+
+
+def _columns_of(df: DataFrame) -> Columns:
+    sensitive = df.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
+    return Columns(tuple(df.columns), sensitive)
+
+
+def _refuse_collations(keys: Sequence[StructField]) -> None:
+    """Keys of a region are equal if their bytes are; with a collation 'a' may equal 'A' in Spark."""
+    for field in keys:
+        if " collate " in field.dataType.simpleString().lower():
+            raise FrameError(f"the key {field.name!r} has a collation", remedy='cast it to "string"')
+
+
+def _without_watermark(field: StructField) -> dict[str, Any]:
+    """Return the metadata of a column. The result of a region has no watermark of Spark."""
+    return {key: value for key, value in field.metadata.items() if key != WATERMARK}
 
 
 def divided(
@@ -162,12 +270,10 @@ def divided(
             remedy="write each result as an expression of its own, without a star; and leave"
             " spark.sql.retainGroupColumns as it is",
         )
-    columns = Columns(tuple(df.columns), spark.conf.get("spark.sql.caseSensitive", "false") == "true")
+    columns = _columns_of(df)
     given_keys = [catalyst.read(one) for one in keys]
     given_results = [catalyst.read(one) for one in results]
-    for field in fields[: len(keys)]:
-        if " collate " in field.dataType.simpleString().lower():
-            raise FrameError(f"the key {field.name!r} has a collation", remedy='cast it to "string"')
+    _refuse_collations(fields[: len(keys)])
     calls = aggregate_calls(given_keys, given_results, columns)
     typed = [one for call in calls for one in typed_arguments(call)]
     found = df.select(*[catalyst.column(one).alias(str(index)) for index, one in enumerate(typed)]).schema
@@ -318,7 +424,7 @@ def _after(division: DividedCall, rows: DataFrame, shadow: StructType) -> DataFr
     rows = rows.toDF(*names, ALL)
     return rows.select(
         *[
-            F.col(name).alias(field.name, metadata=field.metadata)
+            F.col(name).alias(field.name, metadata=_without_watermark(field))
             for name, field in zip(names, shadow.fields, strict=True)
         ]
     )

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from dataflow import InputSource
 from dataflow.testing.trial import Trial
-from spark_integration.stateful import INPUT, OUTPUT, Aggregation, divided
+from spark_integration.stateful import INPUT, OUTPUT, Aggregation, StatefulCall, divided
 
 DDL = (
     "k string, a int, b bigint, v double, f float, d decimal(10,2), s string, flag boolean, ts timestamp,"
@@ -248,7 +248,7 @@ def divide_case(df: DataFrame, case: Case) -> Aggregation:
     return divided(df, columns, results, df.groupBy(*keys).agg(*results))
 
 
-def output_of_trial(call: Aggregation) -> DataFrame:
+def output_of_trial(call: StatefulCall) -> DataFrame:
     """Return the output of the region's operators for `before`: two workers, several steps, a crash."""
     spark = call.before.sparkSession
     spec = call.graph("trial", delay=None).plan().specs[INPUT]

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,7 @@ def test_refusals_name_the_call_and_the_remedy(df: DataFrame, monkeypatch: pytes
         r"transformWithState of a frame.*dos\.through": lambda: given.groupBy("k").transformWithState(
             None, ""
         ),
-        r"distinct is not computed": given.distinct,
+        r"dropDuplicatesWithinWatermark is not computed": given.dropDuplicatesWithinWatermark,
         r"union with a frame that has a stateful call.*other\.df\(\)": lambda: given.union(sold),
         r"withWatermark after a stateful call": lambda: sold.withWatermark("count", "1 day"),
         r"no stateful call that could be named": lambda: given.named("x"),
@@ -237,3 +238,76 @@ def test_names_of_the_state_follow_from_what_it_is_not_from_where_it_is(df: Data
     name = dos.frame(df).groupBy(F.window("ts", "90 minutes"), "k").count()._call
     assert name is not None
     assert name.divided.name == "aggregate_by_k_90m"
+
+
+class Rerun:
+    """A streaming program that is started again on files that are added, with and without the line."""
+
+    def __init__(self, spark: SparkSession, folder: Path, store: str) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._store = store
+
+    def add(self, minutes: list[int], number: int) -> None:
+        rows = [
+            (START + timedelta(minutes=minute, seconds=index), f"k{index % 3}", float(minute + index))
+            for minute in minutes
+            for index in range(7)
+        ]
+        rows_df = self._spark.createDataFrame(rows, "at timestamp, k string, v double").coalesce(1)
+        rows_df.write.parquet(f"{self._folder}/in/{number}")
+
+    def run(self, program: Callable[[DataFrame], DataFrame], *, framed: bool) -> list[Any]:
+        """Run the program on all files that are there, to its end, and return the rows of its output."""
+        name = "framed" if framed else "plain"
+        source = self._spark.readStream.schema("at timestamp, k string, v double")
+        given = source.parquet(f"{self._folder}/in/*")
+        if framed:
+            given = dos.frame(given, store=self._store, workers=2)
+        writer = program(given).writeStream.option("checkpointLocation", f"{self._folder}/{name}-checkpoint")
+        query = writer.trigger(availableNow=True).format("parquet").start(f"{self._folder}/{name}")
+        query.awaitTermination()
+        return table(self._spark.read.parquet(f"{self._folder}/{name}"))
+
+
+def test_a_stream_has_sparks_rows_over_restarts_and_late_rows(
+    spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path
+) -> None:
+    rerun = Rerun(spark, tmp_path, servers.url)
+    names = spark.createDataFrame([("k0", "zero"), ("k1", "one")], "k string, name string")
+
+    def program(given: DataFrame) -> DataFrame:
+        words = given.withWatermark("at", "5 minutes").join(names, "k", "left")
+        counted = words.groupBy(F.window("at", "10 minutes"), "k", "name").agg(
+            (F.sum("v") / F.count("*")).alias("mean"), F.count("*").alias("n")
+        )
+        return counted.filter(counted["n"] > 2).select("window.start", "k", "name", "mean", "n")
+
+    sizes = []
+    for number, minutes in enumerate([[*range(0, 25, 2)], [3, *range(20, 50, 3), 75]]):  # 3 is late
+        rerun.add(minutes, number)
+        expected, found = rerun.run(program, framed=False), rerun.run(program, framed=True)
+        assert found == expected
+        sizes.append(len(found))
+    assert 0 < sizes[0] < sizes[1]
+
+
+def test_a_stream_drops_sparks_duplicates_and_late_rows(
+    spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path
+) -> None:
+    rerun = Rerun(spark, tmp_path, servers.url)
+
+    def program(given: DataFrame) -> DataFrame:
+        marked = given.withWatermark("at", "5 minutes").select(
+            "at", "k", F.round(F.col("v") / 100).alias("v")
+        )
+        return marked.dropDuplicates(["k", "at"]).withColumn("more", F.col("v") + 1)
+
+    sizes = []
+    # In the second run 30 to 32 minutes come again; 20 is late, and 27, whose last row is at the watermark.
+    for number, minutes in enumerate([[0, 30, 30, 31, 32], [20, 27, 28, 30, 31, 32, 33]]):
+        rerun.add(minutes, number)
+        expected, found = rerun.run(program, framed=False), rerun.run(program, framed=True)
+        assert found == expected
+        sizes.append(len(found))
+    assert sizes == [4 * 7, 6 * 7]

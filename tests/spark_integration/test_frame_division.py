@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from spark_integration.core.dividing import COMPUTED, OTHER_AGGREGATES, FrameError
+from spark_integration.stateful import deduplicated
 from tests.spark_integration.frame_cases import (
     Case,
     RandomResults,
@@ -56,6 +58,24 @@ def test_random_expressions_over_aggregates_are_equal_to_sparks(df: DataFrame, s
 def test_an_aggregation_without_keys_of_no_rows_is_one_row(df: DataFrame) -> None:
     call = divide_case(df.where("false"), computed()["global"])
     assert table(call.after(output_of_trial(call))) == table(call.shadow) == [(None, 0, 0)]
+
+
+def test_duplicates_are_those_of_spark(df: DataFrame) -> None:
+    few = df.select("k", "flag", "a", F.lit(1).alias("one"))
+    call = deduplicated(few, None, few.distinct())
+    assert call.name == "dedup"
+    assert table(call.after(output_of_trial(call))) == table(call.shadow)
+    by_key = deduplicated(few, ["K", "flag"], few.dropDuplicates(["K", "flag"]))
+    assert (by_key.name, by_key.keys) == ("dedup_by_k_flag", ("k", "flag"))
+    found = by_key.after(output_of_trial(by_key))
+    assert table(found.select("k", "flag")) == table(by_key.shadow.select("k", "flag"))
+    assert {*table(found)} <= {*table(few)}, "each is one of the rows"
+    for wrong, text in [
+        (few.select("k", "a", "k"), "several columns named 'k'"),
+        (df.select("xs"), "cannot be computed"),
+    ]:
+        with pytest.raises(FrameError, match=text):
+            deduplicated(wrong, None, wrong.distinct())
 
 
 def test_what_a_region_cannot_compute_is_refused_by_name(df: DataFrame) -> None:
