@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pyspark.sql import SparkSession
 from spark_others import register_others
-from spark_session import session
+from spark_session import SLOTS, session
 from spark_stored import running_store
 
 from spark_integration import register
@@ -32,7 +32,7 @@ Part: TypeAlias = Callable[[Bench], Iterator[dict[str, Any]]]
 """A function that measures, and yields the record of each measurement."""
 
 
-def run(parts: Mapping[str, Part], doc: str | None) -> None:
+def run(parts: Mapping[str, Part], doc: str | None, *, slots: int = SLOTS) -> None:
     """Parse the command line, measure, print each record, and end at once, without waiting for the JVM."""
     options = _options(parts, doc)
     folder = Path(tempfile.mkdtemp(prefix="dos-spark-", dir=options.folder))
@@ -41,7 +41,7 @@ def run(parts: Mapping[str, Part], doc: str | None) -> None:
             os.environ["PYTHONPATH"] = str(
                 Path(__file__).parent
             )  # Spark's Python workers import spark_others
-            spark = session(folder)
+            spark = session(folder, f"local[{slots}]")
             register(spark)
             register_others(spark)
             for record in parts[options.part](Bench(options, spark, url, folder)):

@@ -2,20 +2,26 @@
 
 benchmarks/spark_through.py through FOLDER [--rounds N] [--rows N]
 
-backlog a stream of Parquet files, read as fast as possible; counted by key in a region, whose output Spark
-reads paced 1,000 rows per second through a region that passes them on, each with the time when it was due
+backlog a stream of Parquet files, read as fast as possible and counted by key: in a region (dos), and by
+Spark's own count (spark); rows/s, and processor seconds of all processes
+paced 1,000 rows per second, each with the time when it was sent, until foreachBatch has it: two queries at the
+same time, one through a region (through), one through a Python function that returns the rows (floor)
 
-The region has one worker, because a session of two slots leaves the other one to the stream. Prints a line
-of JSON per measurement.
+The region has one worker, and the session a slot for it and for each query. Prints a line of JSON per measurement.
 """
 
+import itertools
+import os
+import socket
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from dataflow_meter import cpu_seconds, tree
+from pyspark.sql import DataFrame, functions
 from spark_program import Bench, run
 from spark_writing import made
 
@@ -24,104 +30,211 @@ from dataflow import Count, Graph, InputSource, LogSink
 
 FILES = 20
 RATE = 1_000
-ROUNDS_MAX = 3
 FILES_A_BATCH = 2
 SHARE = 2
 """A backlog has 1/SHARE of the rows of a batch."""
-PACED_S = 10.0
-WARM_ROWS = 6_000
-"""The first paced rows are ignored: Spark's first micro-batches take seconds."""
+PACED_S = 40.0
+WARM_BATCHES = 20
+"""The first micro-batches are ignored: they take seconds."""
 PAUSE_S_MAX = 60.0
+WINDOW_S = 5.0
+COLUMNS = "sent double, key string, n bigint"
 
 
 def through(bench: Bench) -> Iterator[dict[str, Any]]:
-    """Measure rounds, each with a region of its own."""
+    """Measure rounds, each with regions of its own."""
     parquet = bench.folder / "backlog"
     count = bench.options.rows // SHARE
     frame = made(bench.spark, count).selectExpr("substr(key, 6) AS key", "number")
     frame.repartition(FILES).write.parquet(str(parquet))
     files = bench.spark.readStream.schema(frame.schema).option("maxFilesPerTrigger", FILES_A_BATCH)
-    for number in range(min(bench.options.rounds, ROUNDS_MAX)):
-        figures = backlog(bench, files.parquet(str(parquet)), count, number)
-        yield {"system": "backlog", "round": number, **figures}
-        yield {"system": "paced", "round": number, **paced(bench, number)}
+    for number in range(bench.options.rounds):
+        systems = [("dos", in_region), ("spark", by_spark)]
+        for system, make in systems if number % 2 else systems[::-1]:
+            figures = backlog(bench, make(bench, files.parquet(str(parquet)), number), count)
+            yield {"system": f"backlog {system}", "round": number, **figures}
+        yield from paced(bench, number)
 
 
-def backlog(bench: Bench, frame: DataFrame, wanted: int, number: int) -> dict[str, Any]:
-    """Measure from the first output until all rows are counted in the output."""
+# --- a backlog --------------------------------------------------------------------------------------------
+
+
+def in_region(bench: Bench, frame: DataFrame, number: int) -> DataFrame:
+    """Count by key in a region."""
     graph = Graph(f"backlog{number}")
     rows = graph.source("rows", InputSource("rows", "key string, number bigint"))
-    totals = rows.key_by("by_key", "key").aggregate("totals", rows=Count())
-    totals.sink("out", LogSink())
+    rows.key_by("by_key", "key").aggregate("totals", rows=Count()).sink("out", LogSink())
+    return dos.through(frame, graph, workers=1, store=bench.url)
+
+
+def by_spark(bench: Bench, frame: DataFrame, number: int) -> DataFrame:
+    """Count by key in Spark."""
+    del bench, number
+    return frame.groupBy("key").count()
+
+
+def backlog(bench: Bench, frame: DataFrame, wanted: int) -> dict[str, Any]:
+    """Measure from the end of the first micro-batch until all rows are counted in the output."""
+    looks: list[tuple[float, float]] = []
     newest: dict[str, int] = {}
-    looks: list[tuple[float, int]] = []
 
     def take(batch: DataFrame, _: int) -> None:
-        for key, count in batch.groupBy("key").agg({"rows": "max"}).collect():
-            newest[key] = max(count, newest.get(key, 0))
-        if newest:
-            looks.append((time.perf_counter(), sum(newest.values())))
+        newest.update(batch.toDF("key", "rows").groupBy("key").agg({"rows": "max"}).collect())
+        looks.append((time.perf_counter(), cpu_seconds(tree(os.getpid()))))
 
-    def done() -> int:
-        return wanted - (looks[-1][1] if looks else 0)
+    place = bench.folder / f"checkpoint{time.monotonic_ns()}"
+    writing = frame.writeStream.outputMode("update").foreachBatch(take).trigger(availableNow=True)
+    writing.option("checkpointLocation", str(place)).start().awaitTermination()
+    stop(frame)
+    if sum(newest.values()) != wanted:
+        raise RuntimeError(f"{sum(newest.values()):,} of {wanted:,} rows were counted")
+    (begun, cpu_begun), (ended, cpu_ended) = looks[0], looks[-1]
+    rows = wanted * (len(looks) - 1) // len(looks)
+    return {
+        "rows": wanted,
+        "rows_per_s": round(rows / (ended - begun), 1),
+        "cpu_s": round(cpu_ended - cpu_begun, 2),
+    }
 
-    run_through(bench, frame, graph, take, done)
-    (begun, first), (ended, last) = looks[0], looks[-1]
-    if last == first:
-        raise RuntimeError(f"all {wanted:,} rows came out at once: give more --rows")
-    return {"rows": wanted, "rows_per_s": round((last - first) / (ended - begun), 1)}
+
+def stop(frame: DataFrame) -> None:
+    """End the region of a DataFrame, if it has one."""
+    if (region := getattr(frame, "dos", None)) is not None:
+        region.stop()
 
 
-def same(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+# --- rows at a pace ---------------------------------------------------------------------------------------
+
+
+class Feed:
+    """Sends lines over a socket to Spark: the time in ms, a key, a number."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        peer, _ = self._listener.accept()
+        begin, sent = time.time(), 0
+        with peer:
+            while not self._over.wait(0.005):
+                due, now = int((time.time() - begin) * RATE), time.time() * 1000
+                try:
+                    peer.sendall("".join(f"{now},k{n % 100},{n}\n" for n in range(sent, due)).encode())
+                except OSError:
+                    return  # the query has ended
+                sent = due
+
+    def close(self) -> None:
+        """End the feed."""
+        self._over.set()
+        self._thread.join()
+        self._listener.close()
+
+
+def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return the rows unchanged: what any Python function costs."""
+    yield from batches
+
+
+def unchanged(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     """Return the batch unchanged."""
     return {name: batch.column(name) for name in batch.schema.names}
 
 
-def paced(bench: Bench, number: int) -> dict[str, Any]:
-    """Measure from when a row of Spark's rate source is due until the driver receives it."""
-    graph = Graph(f"paced{number}")
-    rows = graph.source("rows", InputSource("rows", "due_ms bigint"))
-    rows.map("same", same, schema="due_ms bigint", takes="batch").sink("out", LogSink())
-    rate = bench.spark.readStream.format("rate").options(rowsPerSecond=str(RATE), numPartitions="1").load()
-    found: list[float] = []
-    wanted = WARM_ROWS + int(PACED_S * RATE)
+class Watched:
+    """A query at a pace, and what it has received."""
 
-    def take(batch: DataFrame, _: int) -> None:
-        dues = [row[0] for row in batch.collect()]
-        now_ms = time.time() * 1000
-        found.extend(now_ms - due for due in dues)
+    def __init__(self, bench: Bench, name: str, make: Callable[[DataFrame], DataFrame]) -> None:
+        self.feed = Feed()
+        reading = bench.spark.readStream.format("socket").options(host="127.0.0.1", port=self.feed.port)
+        parts = functions.split("value", ",")
+        columns = (
+            parts[0].cast("double").alias("sent"),
+            parts[1].alias("key"),
+            parts[2].cast("bigint").alias("n"),
+        )
+        self.frame = make(reading.load().select(*columns))
+        self.found: list[tuple[float, float]] = []
+        """(when a row was received in ms, how late)"""
+        self.batches = 0
+        writing = self.frame.writeStream.foreachBatch(self._take)
+        self.query = writing.option("checkpointLocation", str(bench.folder / name)).start()
 
-    run_through(
-        bench, rate.selectExpr("unix_millis(timestamp) AS due_ms"), graph, take, lambda: wanted - len(found)
-    )
-    late = sorted(found[WARM_ROWS:])
-    return {"p50_ms": round(statistics.median(late), 1), "p99_ms": round(late[int(len(late) * 0.99)], 1)}
+    def _take(self, batch: DataFrame, _: int) -> None:
+        sent = [row["sent"] for row in batch.collect()]
+        now = time.time() * 1000
+        if self.batches >= WARM_BATCHES:
+            self.found += [(now, now - one) for one in sent]
+        self.batches += 1
+
+    def late(self, begin_ms: float, end_ms: float) -> list[float]:
+        """Return how late rows were that were received in this time, sorted."""
+        return sorted(late for at, late in self.found if begin_ms <= at < end_ms)
+
+    def end(self) -> None:
+        """End query, region and feed."""
+        self.query.stop()
+        stop(self.frame)
+        self.feed.close()
 
 
-def run_through(
-    bench: Bench,
-    frame: DataFrame,
-    graph: Graph,
-    take: Callable[[DataFrame, int], None],
-    left: Callable[[], int],
-) -> None:
-    """Run until no rows are left."""
-    place = bench.folder / graph.name
-    out = dos.through(frame, graph, workers=1, store=bench.url)
-    query = out.writeStream.foreachBatch(take).option("checkpointLocation", f"{place}-out").start()
-    moved, before = time.monotonic(), left()
+def paced(bench: Bench, number: int) -> Iterator[dict[str, Any]]:
+    """Measure two queries that run at the same time."""
+
+    def in_region(frame: DataFrame) -> DataFrame:
+        graph = Graph(f"paced{number}")
+        rows = graph.source("rows", InputSource("rows", COLUMNS))
+        rows.map("same", unchanged, schema=COLUMNS, takes="batch").sink("out", LogSink())
+        return dos.through(frame, graph, workers=1, store=bench.url)
+
+    made = {
+        "floor": Watched(bench, f"floor{number}", lambda frame: frame.coalesce(1).mapInArrow(same, COLUMNS)),
+        "through": Watched(bench, f"through{number}", in_region),
+    }
     try:
-        while (now := left()) > 0:
-            time.sleep(0.05)  # a poll for the rows that `take` received
-            failure = out.dos.exception() or query.exception()
-            moved = time.monotonic() if now != before else moved
-            before = now
-            if failure is not None or time.monotonic() - moved > PAUSE_S_MAX:
-                raise RuntimeError(f"{now:,} rows did not come out of {graph.name}: {failure}")
+        deadline = time.monotonic() + PAUSE_S_MAX
+        while any(one.batches <= WARM_BATCHES for one in made.values()):
+            failures = [one.query.exception() for one in made.values()]
+            if any(failures) or time.monotonic() > deadline:
+                raise RuntimeError(f"rows do not come out: {failures}")
+            time.sleep(0.1)  # a poll for the rows that `_take` receives
+        begin = time.time() * 1000
+        time.sleep(PACED_S)  # the time of the measurement
+        end = time.time() * 1000
     finally:
-        query.stop()
-        out.dos.stop()
+        for one in made.values():
+            one.end()
+    late = {name: one.late(begin, end) for name, one in made.items()}
+    for name, found in late.items():
+        yield {
+            "system": f"paced {name}",
+            "round": number,
+            "p50_ms": round(statistics.median(found), 1),
+            "p99_ms": round(found[int(len(found) * 0.99)], 1),
+        }
+    edges = [begin + WINDOW_S * 1000 * n for n in range(int(PACED_S / WINDOW_S) + 1)]
+    windows = [{name: one.late(*edge) for name, one in made.items()} for edge in itertools.pairwise(edges)]
+    ratios = [
+        statistics.median(one["through"]) / statistics.median(one["floor"])
+        for one in windows
+        if all(one.values())
+    ]
+    p99 = [
+        one["through"][int(len(one["through"]) * 0.99)] / one["floor"][int(len(one["floor"]) * 0.99)]
+        for one in windows
+        if all(one.values())
+    ]
+    yield {
+        "system": "paced ratio",
+        "round": number,
+        "p50": round(statistics.median(ratios), 3),
+        "p99": round(statistics.median(p99), 3),
+    }
 
 
 if __name__ == "__main__":
-    run({"through": through}, __doc__)
+    run({"through": through}, __doc__, slots=3)
