@@ -4,10 +4,11 @@ benchmarks/spark_through.py through FOLDER [--rounds N] [--rows N]
 
 backlog a stream of Parquet files, read as fast as possible and counted by key: in a region (dos), and by
 Spark's own count (spark); rows/s, and processor seconds of all processes
-paced 1,000 rows per second, each with the time when it was sent, until foreachBatch has it: two queries at the
+paced 1,000 rows per second, from when a row is sent until foreachBatch has it: two queries at the
 same time, one through a region (through), one through a Python function that returns the rows (floor)
 
-The region has one worker, and the session a slot for it and for each query. Prints a line of JSON per measurement.
+The region has one worker, and the session a slot for it and for each query. Prints a line of JSON per
+measurement.
 """
 
 import itertools
@@ -171,9 +172,13 @@ class Watched:
             self.found += [(now, now - one) for one in sent]
         self.batches += 1
 
-    def late(self, begin_ms: float, end_ms: float) -> list[float]:
-        """Return how late rows were that were received in this time, sorted."""
-        return sorted(late for at, late in self.found if begin_ms <= at < end_ms)
+    def figures(self, begin_ms: float, end_ms: float) -> dict[str, float]:
+        """Return how late the rows were that were received in this time; nothing without any."""
+        found = sorted(late for at, late in self.found if begin_ms <= at < end_ms)
+        if not found:
+            return {}
+        p50, p99 = statistics.median(found), found[int(len(found) * 0.99)]
+        return {"p50_ms": round(p50, 1), "p99_ms": round(p99, 1)}
 
     def end(self) -> None:
         """End query, region and feed."""
@@ -208,32 +213,14 @@ def paced(bench: Bench, number: int) -> Iterator[dict[str, Any]]:
     finally:
         for one in made.values():
             one.end()
-    late = {name: one.late(begin, end) for name, one in made.items()}
-    for name, found in late.items():
-        yield {
-            "system": f"paced {name}",
-            "round": number,
-            "p50_ms": round(statistics.median(found), 1),
-            "p99_ms": round(found[int(len(found) * 0.99)], 1),
-        }
-    edges = [begin + WINDOW_S * 1000 * n for n in range(int(PACED_S / WINDOW_S) + 1)]
-    windows = [{name: one.late(*edge) for name, one in made.items()} for edge in itertools.pairwise(edges)]
-    ratios = [
-        statistics.median(one["through"]) / statistics.median(one["floor"])
-        for one in windows
-        if all(one.values())
-    ]
-    p99 = [
-        one["through"][int(len(one["through"]) * 0.99)] / one["floor"][int(len(one["floor"]) * 0.99)]
-        for one in windows
-        if all(one.values())
-    ]
-    yield {
-        "system": "paced ratio",
-        "round": number,
-        "p50": round(statistics.median(ratios), 3),
-        "p99": round(statistics.median(p99), 3),
-    }
+    floor, ours = (made[name].figures(begin, end) for name in ("floor", "through"))
+    edges = itertools.pairwise(begin + WINDOW_S * 1000 * n for n in range(int(PACED_S / WINDOW_S) + 1))
+    windows = [[made[name].figures(*edge) for name in ("through", "floor")] for edge in edges]
+    for figure in ("p50", "p99"):
+        ratios = [one[f"{figure}_ms"] / other[f"{figure}_ms"] for one, other in windows if one and other]
+        ours[f"{figure}_ratio"] = round(statistics.median(ratios), 3)
+    yield {"system": "paced floor", "round": number, **floor}
+    yield {"system": "paced through", "round": number, **ours}
 
 
 if __name__ == "__main__":

@@ -60,12 +60,21 @@ def test_a_journal_is_told_in_bytes_and_records_and_a_way_through_as_rate_and_la
     found = [read("journal", "dos-journal", 4.0, bytes=10**9), read("journal", "dos", 8.0, bytes=10**9)]
     text = bench.section_of(bench.medians(found), 1)
     assert "1,000 MB, 1,000,000 records | 4.0 s, 250 MB/s, 250,000 records/s |" in text
-    backlog = {"part": "through", "system": "backlog", "rows": 5_000_000, "rows_per_s": 250_000.0}
-    paced = {"part": "through", "system": "paced", "p50_ms": 800.0, "p99_ms": 1900.0}
-    text = bench.section_of(bench.medians([backlog, paced]), 1)
-    assert "5,000,000 rows | 250,000 rows/s | at 1,000 rows/s, from when" in text
-    assert "p50 800 ms, p99 1,900 ms |" in text
-    assert bench.summary_line(found[0]) == "journal, dos-journal: 4.00 s, 250,000 rows/s"
+    sizes = {"part": "through", "rows": 5_000_000}
+    backlogs = [
+        {**sizes, "system": "backlog dos", "rows_per_s": 250_000.0, "cpu_s": 6.0},
+        {**sizes, "system": "backlog spark", "rows_per_s": 200_000.0, "cpu_s": 12.0},
+    ]
+    paced = {"part": "through", "p50_ms": 200.0, "p99_ms": 1900.0}
+    paceds = [
+        {**paced, "system": "paced floor"},
+        {**paced, "system": "paced through", "p50_ratio": 1.25, "p99_ratio": 1.5},
+    ]
+    text = bench.section_of(bench.medians([*backlogs, *paceds]), 1)
+    assert "5,000,000 rows | 250,000 rows/s, 6.0 s of processors | Spark's own count: 200,000 rows/s" in text
+    assert "ratio of processor time 0.50 |" in text
+    assert "p50 200 ms, p99 1,900 ms | a Python function that returns the rows, at the same time" in text
+    assert "ratios in windows 1.25 and 1.50 | ratios 1.2 |" in text
 
 
 def test_what_is_compared_are_the_same_rows() -> None:
