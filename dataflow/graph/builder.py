@@ -514,10 +514,12 @@ class KeyedStream(Stream):
         migrations: Sequence[Migration] = (),
         ttl: timedelta | None = None,
         state_on: StateLocation = "memory",
+        time_zone: str = "UTC",
     ) -> Stream:
         """Call a function written for Spark's `applyInPandasWithState`, unchanged, with (key, DataFrames,
         GroupState) for each row, in event-time order, and after a timeout. docs/state.md lists what is not
-        supported. The other arguments are those of `map_state`.
+        supported. `time_zone`: of the times that the function sees; in Spark that of the session. The other
+        arguments are those of `map_state`.
 
             def numbered(key, frames, state):
                 n = (state.get[0] if state.exists else 0) + sum(map(len, frames))
@@ -540,6 +542,7 @@ class KeyedStream(Stream):
             ttl=ttl,
             state_on=state_on,
             timeout=timeoutConf,
+            time_zone=time_zone,
         )
         return self._then(name, spec)
 
@@ -557,11 +560,13 @@ class KeyedStream(Stream):
         migrations: Sequence[Migration] = (),
         ttl: timedelta | None = None,
         state_on: StateLocation = "memory",
+        time_zone: str = "UTC",
     ) -> Stream:
         """Run a `StatefulProcessor` written for Spark's `transformWithState` (takes="pandas":
         `transformWithStateInPandas`), unchanged. `handleInputRows` is called for each row, in event-time
-        order, `handleExpiredTimer` after a timer has passed. docs/state.md lists what is not supported. The
-        other arguments are those of `map_state`.
+        order, `handleExpiredTimer` after a timer has passed. docs/state.md lists what is not supported.
+        `time_zone`: of the times that it sees; in Spark that of the session. The other arguments are those of
+        `map_state`.
 
             class Numbered:  # a StatefulProcessor, where Spark is installed
                 def init(self, handle):
@@ -592,6 +597,7 @@ class KeyedStream(Stream):
             processor=processor,
             takes=takes,
             timers=timers,
+            time_zone=time_zone,
         )
         return self._then(name, spec)
 

@@ -18,11 +18,12 @@ from dataflow.operators.map_state import Calls, MapStateSpec
 from dataflow.state.key_states import KeyState
 from dataflow.state.processor_states import ProcessorHandle
 from dataflow.values.spark_rows import (
+    UTC_ZONE,
     Frames,
-    Row,
+    SessionTimes,
+    SparkRows,
     Tuples,
     millis,
-    plain,
     refuse,
     rows_of_frames,
     rows_of_rows,
@@ -46,10 +47,8 @@ def check_mode(mode: str) -> None:
 class GroupState:
     """The third argument of the function: Spark's `GroupState`, with event time only."""
 
-    def __init__(
-        self, columns: pa.Schema, state: KeyState, watermark: int, timeout: str, *, out: bool
-    ) -> None:
-        self._tuples = Tuples(columns, naive=True)
+    def __init__(self, tuples: Tuples, state: KeyState, watermark: int, timeout: str, *, out: bool) -> None:
+        self._tuples = tuples
         self._value = state.value
         self._watermark = watermark
         self._timeout = timeout
@@ -89,7 +88,10 @@ class GroupState:
             raise ValueError(
                 f"setTimeoutTimestamp needs timeoutConf 'EventTimeTimeout', not {self._timeout!r}"
             )
-        timeout_ms = millis(timestampMs) if isinstance(timestampMs, datetime) else take_millis(timestampMs)
+        if isinstance(timestampMs, datetime):
+            timeout_ms = self._tuples.times.millis(timestampMs)
+        else:
+            timeout_ms = take_millis(timestampMs)
         if timeout_ms <= self._watermark:
             raise ValueError(f"timeout {timeout_ms} ms must be after the watermark, {self._watermark} ms")
         self.timeout_ms = timeout_ms
@@ -120,14 +122,19 @@ class GroupStateSpec(MapStateSpec):
     """`on_row` is the user's function of (key, DataFrames, GroupState)."""
 
     timeout: str = "NoTimeout"
+    time_zone: str = UTC_ZONE
 
     def __post_init__(self) -> None:
         MapStateSpec.__post_init__(self)
+        SessionTimes(self.time_zone, naive=True).tzinfo()
         if self.timeout not in _TIMEOUTS:
             raise SchemaError(
                 f"timeoutConf {self.timeout!r} is not supported: time here is event time; use"
                 " 'EventTimeTimeout' with setTimeoutTimestamp, or 'NoTimeout'"
             )
+
+    def detail(self) -> str:
+        return _with_time_zone(MapStateSpec.detail(self), self.time_zone)
 
     def calls(self, columns: pa.Schema) -> Calls:
         group = _Group(self, columns)
@@ -137,25 +144,33 @@ class GroupStateSpec(MapStateSpec):
 class _Group:
     def __init__(self, spec: GroupStateSpec, columns: pa.Schema) -> None:
         self._spec = spec
-        self._frames = Frames(columns)
+        self._columns = columns
+        self._times = SessionTimes(spec.time_zone, naive=True)
+        self._frames = Frames(columns, self._times)
+        self._tuples = Tuples(spec.state, self._times)
         self._time = columns.field(spec.time).type
 
     def on_row(self, row: dict[str, Any], state: KeyState) -> Sequence[Any]:
-        key = tuple(plain(row[name]) for name in self._spec.keys)
+        key = self._times.key({name: row[name] for name in self._spec.keys}, self._columns)
         return self._call(key, [self._frames.of(row)], state, millis(row[self._spec.time]) - 1, out=False)
 
     def on_timer(self, key: dict[str, Any], time: Any, state: KeyState) -> Sequence[Any]:
-        return self._call(tuple(map(plain, key.values())), [], state, millis(time), out=True)
+        return self._call(self._times.key(key, self._columns), [], state, millis(time), out=True)
 
     def _call(
         self, key: tuple[Any, ...], frames: list[Any], state: KeyState, watermark: int, *, out: bool
     ) -> Sequence[Any]:
         spec = self._spec
-        group = GroupState(spec.state, state, watermark, spec.timeout, out=out)
-        made = list(rows_of_frames(spec.on_row(key, iter(frames), group), spec.schema))  # type: ignore[call-arg, arg-type]
+        group = GroupState(self._tuples, state, watermark, spec.timeout, out=out)
+        result = spec.on_row(key, iter(frames), group)  # type: ignore[call-arg, arg-type]
+        made = list(rows_of_frames(result, spec.schema, self._times))
         state.value = group.as_value()
         state.timer = None if group.timeout_ms is None else time_of(group.timeout_ms, self._time)
         return made
+
+
+def _with_time_zone(detail: str, zone: str) -> str:
+    return detail if zone == UTC_ZONE else f"{detail} zone {zone}"
 
 
 ProcessorTakes: TypeAlias = Literal["row", "pandas"]
@@ -197,9 +212,9 @@ def check_time_mode(mode: str) -> bool:
     return mode.lower() == "eventtime"
 
 
-def opened(processor: Any, *, timers: bool, naive: bool = False) -> tuple[Any, ProcessorHandle]:
+def opened(processor: Any, *, timers: bool, times: SessionTimes | None = None) -> tuple[Any, ProcessorHandle]:
     """Return a copy of the processor after `init`, and its handle. Raises what `init` raises."""
-    own, handle = copy.deepcopy(processor), ProcessorHandle(timers=timers, naive=naive)
+    own, handle = copy.deepcopy(processor), ProcessorHandle(timers=timers, times=times)
     own.init(handle)
     handle.open = False
     return own, handle
@@ -227,6 +242,14 @@ class ProcessorSpec(MapStateSpec):
     processor: Any = None
     takes: ProcessorTakes = "row"
     timers: bool = False
+    time_zone: str = UTC_ZONE
+
+    def __post_init__(self) -> None:
+        MapStateSpec.__post_init__(self)
+        SessionTimes(self.time_zone, naive=True).tzinfo()
+
+    def detail(self) -> str:
+        return _with_time_zone(MapStateSpec.detail(self), self.time_zone)
 
     def calls(self, columns: pa.Schema) -> Calls:
         running = _Running(self, columns)
@@ -236,16 +259,18 @@ class ProcessorSpec(MapStateSpec):
 class _Running:
     def __init__(self, spec: ProcessorSpec, columns: pa.Schema) -> None:
         self._spec = spec
-        self._frames = Frames(columns)
-        self._time = columns.field(spec.time).type
-        self._processor, self._handle = opened(
-            spec.processor, timers=spec.timers, naive=spec.takes == "pandas"
+        self._columns = columns
+        self._times = SessionTimes(spec.time_zone, naive=spec.takes == "pandas")
+        self._given = (
+            Frames(columns, self._times) if spec.takes == "pandas" else SparkRows(columns, self._times)
         )
+        self._time = columns.field(spec.time).type
+        self._processor, self._handle = opened(spec.processor, timers=spec.timers, times=self._times)
 
     def on_row(self, row: dict[str, Any], state: KeyState) -> Sequence[Any]:
         self._handle.load(state.value)
         key = self._key({name: row[name] for name in self._spec.keys})
-        given = self._frames.of(row) if self._spec.takes == "pandas" else Row.of(row)
+        given = self._given.of(row)
         values = TimerValues(millis(row[self._spec.time]) - 1)
         return self._end(self._processor.handleInputRows(key, iter([given]), values), state)
 
@@ -268,12 +293,12 @@ class _Running:
         return made
 
     def _key(self, key: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple(map(plain, key.values()) if self._spec.takes == "pandas" else key.values())
+        return self._times.key(key, self._columns)
 
     def _end(self, result: Any, state: KeyState) -> Sequence[Any]:
         schema = self._spec.schema
         frames = self._spec.takes == "pandas"
-        made = list(rows_of_frames(result, schema) if frames else rows_of_rows(result, schema.names))
+        made = list((rows_of_frames if frames else rows_of_rows)(result, schema, self._times))
         self._keep(state)
         return made
 

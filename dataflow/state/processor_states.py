@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dataflow.errors import SchemaError
 from dataflow.schema import parse_schema
-from dataflow.values.spark_rows import Tuples, refuse, take_millis
+from dataflow.values.spark_rows import UTC_ZONE, SessionTimes, Tuples, refuse, take_millis
 
 TIMERS: Final = "_timers"
 _V = TypeVar("_V", bound="_Variable")
@@ -35,9 +35,9 @@ class _Variable:
 class ValueState(_Variable):
     """A state variable with one value."""
 
-    def __init__(self, columns: pa.Schema, *, naive: bool = False) -> None:
+    def __init__(self, columns: pa.Schema, times: SessionTimes) -> None:
         super().__init__()
-        self._tuples = Tuples(columns, naive=naive)
+        self._tuples = Tuples(columns, times)
         self.kind = pa.struct(list(columns))
 
     def get(self) -> tuple[Any, ...] | None:
@@ -50,9 +50,9 @@ class ValueState(_Variable):
 class ListState(_Variable):
     """A state variable with a list of values."""
 
-    def __init__(self, columns: pa.Schema, *, naive: bool = False) -> None:
+    def __init__(self, columns: pa.Schema, times: SessionTimes) -> None:
         super().__init__()
-        self._tuples = Tuples(columns, naive=naive)
+        self._tuples = Tuples(columns, times)
         self.kind = pa.list_(pa.struct(list(columns)))
 
     def get(self) -> Iterator[tuple[Any, ...]]:
@@ -72,9 +72,9 @@ class ListState(_Variable):
 class MapState(_Variable):
     """A state variable with values by user key, in order of insertion."""
 
-    def __init__(self, keys: pa.Schema, values: pa.Schema, *, naive: bool = False) -> None:
+    def __init__(self, keys: pa.Schema, values: pa.Schema, times: SessionTimes) -> None:
         super().__init__()
-        self._keys, self._values = Tuples(keys, naive=naive), Tuples(values, naive=naive)
+        self._keys, self._values = Tuples(keys, times), Tuples(values, times)
         entry = [pa.field("key", pa.struct(list(keys))), pa.field("value", pa.struct(list(values)))]
         self.kind = pa.list_(pa.struct(entry))
 
@@ -116,8 +116,8 @@ class MapState(_Variable):
 class ProcessorHandle:
     """The argument of `init`: Spark's `StatefulProcessorHandle`, with event time only."""
 
-    def __init__(self, *, timers: bool, naive: bool = False) -> None:
-        self._naive = naive
+    def __init__(self, *, timers: bool, times: SessionTimes | None = None) -> None:
+        self._times = times or SessionTimes(UTC_ZONE, naive=False)
         self._variables: dict[str, _Variable] = {}
         self._with_timers = timers
         self._timers: list[int] = []
@@ -127,10 +127,10 @@ class ProcessorHandle:
         """The time of the timer for which this call is made."""
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> ValueState:  # noqa: N802,N803
-        return self._new(stateName, ValueState(parse_schema(schema), naive=self._naive), ttlDurationMs)
+        return self._new(stateName, ValueState(parse_schema(schema), self._times), ttlDurationMs)
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> ListState:  # noqa: N802,N803
-        return self._new(stateName, ListState(parse_schema(schema), naive=self._naive), ttlDurationMs)
+        return self._new(stateName, ListState(parse_schema(schema), self._times), ttlDurationMs)
 
     def getMapState(  # noqa: N802
         self,
@@ -139,7 +139,7 @@ class ProcessorHandle:
         valueSchema: Any,  # noqa: N803
         ttlDurationMs: int | None = None,  # noqa: N803
     ) -> MapState:
-        made = MapState(parse_schema(userKeySchema), parse_schema(valueSchema), naive=self._naive)
+        made = MapState(parse_schema(userKeySchema), parse_schema(valueSchema), self._times)
         return self._new(stateName, made, ttlDurationMs)
 
     def _new(self, name: str, variable: _V, ttl: int | None) -> _V:

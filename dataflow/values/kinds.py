@@ -659,7 +659,7 @@ def _map_reader(kind: pa.DataType) -> Take | None:
             return made
 
         return read_map
-    if _is_list(kind):
+    if is_list(kind):
         element = _map_reader(kind.value_type)
         return None if element is None else lambda value: [_read(element, one) for one in value]
     if types.is_struct(kind):
@@ -703,7 +703,7 @@ def _other(kind: pa.DataType) -> ValueRule:
     return ValueRule(take, lambda values: not values)
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
     types = pa.types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
@@ -712,7 +712,7 @@ _makers: Final[Makers] = (
     *SCALARS,
     *TIMES,
     (pa.types.is_map, _map),
-    (_is_list, _list),
+    (is_list, _list),
     (pa.types.is_struct, _struct),
     (pa.types.is_dictionary, _dictionary),
     (pa.types.is_null, _null),

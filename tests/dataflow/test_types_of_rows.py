@@ -6,8 +6,9 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
@@ -20,14 +21,16 @@ from checkpoint.chains.state_blocks import block_schema, make_block
 from checkpoint.errors import EditRefusedError
 from checkpoint.key_hash import hash_keys, hash_rows
 from dataflow import CallSink, Count, CountWindow, Graph, InputSource, Stream, Tumbling
-from dataflow.errors import GraphError, OperatorError, UserFault
+from dataflow.errors import GraphError, OperatorError, SchemaError, UserFault
+from dataflow.schema import parse_schema
 from dataflow.state.given_rows import GivenTable, given_rows
 from dataflow.state.key_index import normalized_key
 from dataflow.state.row_table import in_order
 from dataflow.testing import Trial
 from dataflow.testing.trial import batch_of
 from dataflow.values.columns import column_of
-from dataflow.values.kinds import values_of
+from dataflow.values.kinds import values_of, zone_of
+from dataflow.values.spark_rows import SessionTimes
 from tests.dataflow.sample_values import KINDS, VALUES, shape
 from tests.dataflow.trials import Row, multiset, play_with_trouble, second, timely
 
@@ -357,3 +360,146 @@ def test_a_floating_key_of_state_that_is_edited_is_the_key_that_rows_have() -> N
     assert not np.signbit(rows.keys[0].field(0).to_numpy(zero_copy_only=False)[:2]).any()
     with pytest.raises(EditRefusedError, match="the key occurs twice"):
         given_rows("op", schema, GivenTable([("key", [{"d": 0.0}, {"d": -0.0}])], 2), stored)
+
+
+# --- times of functions written for Spark -------------------------------------------------------------------
+
+ZONES = ["UTC", "Asia/Tokyo", "America/New_York", "Asia/Kathmandu", "Australia/Lord_Howe", "+05:30"]
+TIMED = "at timestamp, key string, ats array<timestamp>, by map<timestamp,bigint>, s struct<t:timestamp>"
+RETURNED = "key string, at timestamp, ats array<timestamp>, s struct<t:timestamp>, hour int"
+_instants = st.integers(-10_000_000, 20_000_000).map(second)
+"""From January to December."""
+
+
+def is_ambiguous(time: datetime, zone: str) -> bool:
+    there = time.astimezone(zone_of(pa.timestamp("us", zone)))
+    return there.fold == 1 or there.replace(fold=1).utcoffset() != there.utcoffset()
+
+
+def naive_times(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+    """It checks what it gets, and returns the times as it got them."""
+    for frame in frames:
+        (row,) = frame.to_dict("records")
+        if state.exists:
+            assert state.get == (row["at"].to_pydatetime(), [*row["ats"]])
+        state.update((row["at"], list(row["ats"])))
+        assert {one.tzinfo for one in (row["at"], *row["ats"], *row["by"], row["s"]["t"])} == {None}
+        out = {"key": key[0], **{name: row[name] for name in ("at", "ats", "s")}, "hour": row["at"].hour}
+        yield pd.DataFrame([out])
+
+
+class AwareTimes:
+    """The same with rows, whose times have the zone."""
+
+    def init(self, handle: Any) -> None:
+        self.last = handle.getValueState("last", "at timestamp, by map<timestamp,bigint>")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], times: Any) -> Iterator[Any]:
+        for row in rows:
+            last = self.last.get()
+            if last is not None:
+                assert last == (row.at, dict(row.by))
+            self.last.update((row.at.replace(tzinfo=None, fold=row.at.fold), row.by))
+            yield key[0], row.at, row.ats, row.s, row.at.hour
+
+
+@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize("shape", ["function", "row"])
+@settings(max_examples=10)
+@given(instants=st.lists(_instants, min_size=1, max_size=4))
+def test_functions_for_spark_get_times_in_the_zone_and_give_them_back(
+    shape: str, zone: str, instants: list[datetime]
+) -> None:
+    if shape == "function":  # a time of a DataFrame cannot say which of two it is
+        instants = [one for one in instants if not is_ambiguous(one, zone)]
+    rows = [
+        {"at": at, "key": f"k{number}", "ats": [at, at], "by": {at: 1}, "s": {"t": at}}
+        for number, at in enumerate(instants)
+    ]
+    graph = Graph("times")
+    timed = graph.source("rows", InputSource("rows", TIMED)).event_time(
+        "timed", "at", lateness=timedelta(days=400)
+    )
+    keyed = timed.key_by("by", "key")
+    if shape == "function":
+        state = "last timestamp, several array<timestamp>"
+        made = keyed.apply_in_pandas_with_state(
+            "made", naive_times, RETURNED, state, "append", time="at", time_zone=zone
+        )
+    else:
+        made = keyed.transform_with_state(
+            "made", AwareTimes(), RETURNED, "append", "none", time="at", time_zone=zone
+        )
+    made.sink("out", CallSink(print))
+    trial = Trial(graph)
+    trial.step({"rows": rows}, checkpoint=True)
+    trial.crash()
+    trial.step({"rows": rows}, end=True)
+    found = sorted(trial.rows("out"), key=lambda row: row["key"])
+    there = zone_of(pa.timestamp("us", zone))
+    expected = [
+        {
+            "key": row["key"],
+            "at": row["at"],
+            "ats": row["ats"],
+            "s": row["s"],
+            "hour": row["at"].astimezone(there).hour,
+        }
+        for row in rows
+        for _ in range(2)
+    ]
+    assert found == expected
+
+
+def test_a_data_frame_has_the_wall_clock_of_its_zone() -> None:
+    schema = parse_schema("at timestamp, ats array<timestamp>, wall timestamp_ntz")
+    wall = datetime(2024, 5, 1, 3)  # noqa: DTZ001
+    batch = pa.RecordBatch.from_pylist([{"at": second(0), "ats": [second(0)], "wall": wall}], schema)
+    (row,) = SessionTimes("Asia/Tokyo", naive=True).batch(batch).to_pylist()
+    there = datetime(2024, 5, 1, 21)  # noqa: DTZ001
+    assert row == {"at": there, "ats": [there], "wall": wall}
+
+
+def returning(value: Any, schema: str, **options: Any) -> Trial:
+    graph = Graph("times")
+    timed = graph.source("rows", InputSource("rows", "at timestamp, key string")).event_time(
+        "timed", "at", lateness=timedelta(0)
+    )
+    made = timed.key_by("by", "key").apply_in_pandas_with_state(
+        "made", lambda key, frames, state: [pd.DataFrame({"t": [value]})], schema, "n int", "append",
+        time="at", **options,
+    )  # fmt: skip
+    made.sink("out", CallSink(print))
+    trial = Trial(graph)
+    trial.step({"rows": [{"at": second(0), "key": "a"}]}, end=True)
+    return trial
+
+
+def test_a_time_that_a_zone_has_twice_is_the_later_one_as_in_spark_and_one_that_it_has_not_is_refused() -> (
+    None
+):
+    twice = returning(pd.Timestamp("2024-11-03 01:30"), "t timestamp", time_zone="America/New_York")
+    assert twice.rows("out") == [{"t": datetime(2024, 11, 3, 6, 30, tzinfo=ZoneInfo("UTC"))}]
+    with pytest.raises(OperatorError, match="a time does not exist in the zone America/New_York"):
+        returning(pd.Timestamp("2024-03-10 02:30"), "t timestamp", time_zone="America/New_York")
+    wall = returning(pd.Timestamp("2024-03-10 02:30"), "t timestamp_ntz", time_zone="America/New_York")
+    assert wall.rows("out") == [{"t": datetime(2024, 3, 10, 2, 30)}]  # noqa: DTZ001
+    day = returning(date(2024, 5, 1), "t timestamp", time_zone="Asia/Tokyo")
+    assert day.rows("out") == [{"t": datetime(2024, 4, 30, 15, tzinfo=ZoneInfo("UTC"))}]
+
+
+def test_a_zone_that_is_not_known_is_refused_and_another_zone_is_another_graph() -> None:
+    with pytest.raises(SchemaError, match="time zone 'Mars/Olympus' is not known"):
+        returning(None, "t timestamp", time_zone="Mars/Olympus")
+    details = []
+    for zone in ("UTC", "Asia/Tokyo"):
+        graph = Graph("times")
+        timed = graph.source("rows", InputSource("rows", TIMED)).event_time(
+            "timed", "at", lateness=timedelta(0)
+        )
+        made = timed.key_by("by", "key").transform_with_state(
+            "made", AwareTimes(), RETURNED, "append", "none", time="at", time_zone=zone
+        )
+        made.sink("out", CallSink(print))
+        details.append(graph.plan().specs["made"].detail())
+    assert details[1] == f"{details[0]} zone Asia/Tokyo"

@@ -37,6 +37,7 @@ from dataflow.testing.trial import batch_of
 from dataflow.values.columns import column_of, fitted_column, taker
 from dataflow.values.kinds import values_of
 from dataflow.values.python_rows import batch_of_result
+from dataflow.values.spark_rows import UTC_ZONE, SessionTimes, Tuples
 from tests.dataflow.sample_values import (
     EAST,
     FIRST,
@@ -380,7 +381,8 @@ def producer(schema: pa.Schema, value: list[Any]) -> Callable[[], Any]:
 
 def group_state(schema: pa.Schema, value: list[Any]) -> Callable[[], Any]:
     def write() -> Any:
-        state = GroupState(schema, KeyState(), 0, "NoTimeout", out=False)
+        tuples = Tuples(schema, SessionTimes(UTC_ZONE, naive=True))
+        state = GroupState(tuples, KeyState(), 0, "NoTimeout", out=False)
         state.update((value[0],))
         return (state.as_value() or {})["c"]
 
