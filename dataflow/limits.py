@@ -129,6 +129,9 @@ snapshot_piece_rows: Final = 64 * 1024
 snapshot_memory_bytes_max: Final = 32 * MIB
 """From this size on, a snapshot that waits to be sent is in the scratch directory instead of memory."""
 
+share_memory_bytes_max: Final = 64 * MIB
+"""Shares of batches that a worker has in memory, of all attempts; the rest is in the scratch directory."""
+
 directory_bytes_ahead: Final = 16 * MIB
 """Changes of an operator's files that are not in their chain yet. The operator blocks beyond that."""
 directory_batch_bytes: Final = 256 * KIB

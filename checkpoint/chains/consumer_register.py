@@ -248,7 +248,7 @@ _CLOCKS = {Op.INPUT: 5, Op.OUTPUT: 1, Op.INPUT_MARK: 6}
 
 class RowsChain(NamedTuple):
     """A chain of rows, as a split, with its segments, the lowest first. last_end: to where its writer may
-    return.
+    return. query: from where on the query that drives its region needs it; None: it has none.
     """
 
     directory: str
@@ -257,6 +257,7 @@ class RowsChain(NamedTuple):
     segments: tuple[Floor, ...]
     end: int
     last_end: int
+    query: int | None = None
 
 
 def segments_of(state: ChainState) -> list[Floor]:
@@ -312,7 +313,11 @@ class TrimPlanner:
         rule = register.rule or self._default
         needs = await needs_of(self._store, register, self._place, chain.split) if rule.by_consumers else {}
         times = await self._first_times(chain) if rule.age_max_s is not None else {}
-        now = ChainNow(chain.segments, chain.end, chain.last_end, times)
+        last_end = chain.last_end
+        if chain.query is not None:
+            needs["the query"] = chain.query
+            last_end = min(last_end, chain.query)  # no limit deletes what a batch may read
+        now = ChainNow(chain.segments, chain.end, last_end, times)
         return trim_floor(now, needs, rule, now_ms)
 
     async def deletes_anything(self) -> bool:

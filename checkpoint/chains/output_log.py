@@ -14,6 +14,7 @@ from checkpoint import limits
 from checkpoint.chains.chain_store import ChainStore, TakenChain
 from checkpoint.chains.consumer_register import KeptSegments, RowsChain, Trimmer, TrimPlanner
 from checkpoint.core.records.outputs import (
+    BatchOutput,
     Output,
     OutputDecision,
     OutputHead,
@@ -47,6 +48,7 @@ class OutputLog(ChainStore):
         below: Position | None,
         history: int,
         workers: int,
+        batches: BatchOutput | None,
     ) -> None:
         super().__init__(restored, writer)
         self._sequence = sequence
@@ -63,6 +65,7 @@ class OutputLog(ChainStore):
         """The lowest segment that anybody needs, as the trimmer found it last."""
         self._voted = 0
         """The position in the last vote."""
+        self._batches = batches
         self._appending = trio.Lock()
 
     @classmethod
@@ -80,14 +83,15 @@ class OutputLog(ChainStore):
         line: int = 0,
         rewound: bool = False,
         workers: int,
+        driven: bool = False,
     ) -> "OutputLog":
         """Open a segment where the log continues.
 
         after_step: the step of the restored checkpoint; at: the end of the log there, None for none.
         released: the floor that the manifest has released. line: the line of history of what follows;
         rewound: it begins here, or the worker is new, so the log goes back to `at` even if later steps are
-        visible. workers: how many make the steps that follow. Raises as `journal.take_over` and
-        `ChainWriter.open`, CorruptDataError.
+        visible. workers: how many make the steps that follow. driven: by the batches of a query. Raises
+        as `journal.take_over` and `ChainWriter.open`, CorruptDataError.
         """
         back = rewound or publish is Publish.CHECKPOINT
         chain_name = output_chain(sink)
@@ -111,7 +115,8 @@ class OutputLog(ChainStore):
                     sequence.add(output.step, output.digest, end)
         writer = await taken.open()
         segments = KeptSegments(taken.state, writer)
-        return cls(restored, writer, sequence, publish, chain_name, segments, at, line, workers)
+        batches = BatchOutput(limits.batch_output_kept_s) if driven else None
+        return cls(restored, writer, sequence, publish, chain_name, segments, at, line, workers, batches)
 
     @property
     def last_step(self) -> int:
@@ -193,7 +198,8 @@ class OutputLog(ChainStore):
                 return
             self._below = None
         end = self._writer.synced
-        now = RowsChain(directory, self._chain, split, self._segments.now(), end, end)
+        query = None if self._batches is None else self._batches.needed_from(trio.current_time())
+        now = RowsChain(directory, self._chain, split, self._segments.now(), end, end, query)
         needed, _ = await trimmer.step(now, wall_time_ms(), allowed=allowed)
         self._needed = max(self._needed, needed)
 
@@ -201,4 +207,13 @@ class OutputLog(ChainStore):
     def vote_floor(self) -> Floor:
         """The lowest segment that the checkpoint of the last `synced` keeps."""
         lowest = max(self._writer.released, _FIRST_SEGMENT)
-        return max(lowest, min(self._needed, self._segments.holding(self._voted) or lowest))
+        end = self._voted
+        if self._batches is not None:
+            # A task reads the output of its batch after the record, and after a restart by that record alone.
+            end = min(end, self._batches.needed_from(trio.current_time()))
+        return max(lowest, min(self._needed, self._segments.holding(end) or lowest))
+
+    def batch_processed(self) -> None:
+        """Note that the checkpoint of the last `synced` is committed, and is that of a batch."""
+        if self._batches is not None:
+            self._batches.processed(self._voted, trio.current_time())

@@ -4,10 +4,9 @@ The link thread holds the shares that tasks have sent, and hands over the one th
 Nothing of a share is recorded: until the checkpoint of the batch is committed, its task keeps the rows.
 """
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, Final, Protocol
 
 import pyarrow as pa
 
@@ -27,8 +26,16 @@ LOCAL_RECOVERY_OF_BATCHES: Final = (
 )
 
 
-Payload: TypeAlias = bytes | bytearray | memoryview
-"""Of a DATA frame: an Arrow IPC stream of one batch."""
+class ShareRows(Protocol):
+    """The rows of a share for one source. They may be more than the memory holds."""
+
+    def __bool__(self) -> bool: ...
+
+    def take(self, schema: pa.Schema) -> tuple[pa.RecordBatch, int]:
+        """Remove and return the next rows, and their size when they were sent. Raises UserFault if the disk
+        fails, ValueError for rows of another schema.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,29 +77,21 @@ class BatchReader(base.SourceReader):
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._number = -1
-        self._waiting: deque[Payload] = deque()
-        self._decode: Callable[[Payload, pa.Schema], pa.RecordBatch] | None = None
+        self._rows: ShareRows | tuple[()] = ()
         self._read = 0
 
-    def begin(
-        self,
-        number: int,
-        payloads: Sequence[Payload],
-        decode: Callable[[Payload, pa.Schema], pa.RecordBatch],
-    ) -> None:
-        """Begin with the share of a batch. payloads: of its frames, which are decoded when they are read."""
+    def begin(self, number: int, rows: ShareRows) -> None:
+        """Begin with the share of a batch."""
         assert not self.has_input, "a batch is opened when the one before is committed"
-        self._number, self._read, self._decode = number, 0, decode
-        self._waiting.extend(payloads)
+        self._number, self._read, self._rows = number, 0, rows
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
         del positions
-        self._waiting.clear()
-        self._number = -1
+        self._rows, self._number = (), -1
 
     @property
     def has_input(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._rows)
 
     @property
     def exhausted(self) -> bool:
@@ -101,11 +100,11 @@ class BatchReader(base.SourceReader):
     def read(self, bytes_max: int) -> base.SourceBatch | None:
         found: list[pa.RecordBatch] = []
         size = 0
-        while self._waiting and size < bytes_max:
-            payload = self._waiting.popleft()
-            assert self._decode is not None
-            found.append(self._decode(payload, self._schema))
-            size += len(payload)
+        # No more is decoded than a step takes.
+        while self._rows and size < bytes_max:
+            batch, sent_bytes = self._rows.take(self._schema)
+            found.append(batch)
+            size += sent_bytes
         if not found:
             return None
         (batch,) = pa.Table.from_batches(found, self._schema).combine_chunks().to_batches()

@@ -72,6 +72,7 @@ from dataflow.worker.messages import (
     ToLinks,
 )
 from dataflow.worker.partitioning import decode_batch, encode_batch, frames_of
+from dataflow.worker.shares import HeldShare
 from dataflow.worker.spec import Clock, Identity
 from dos_protocol.digests import digest64
 from dos_protocol.errors import ClosedError, CorruptDataError, RemoteProtocolError, text_of
@@ -710,14 +711,12 @@ class CircuitIncarnation:
             self._circuit.time.end_batch(marks)
         self._schedule.request_checkpoint(checkpoint, final=final)
 
-    def open_batch(
-        self, order: OpenBatch, rows: Mapping[str, Sequence[bytes | bytearray | memoryview]]
-    ) -> None:
-        """Feed this worker's share of a batch: source -> the payloads of its frames."""
+    def open_batch(self, order: OpenBatch, rows: HeldShare) -> None:
+        """Feed this worker's share of a batch: source -> its rows."""
         self._batch = Batch(order.number, order.time_us // 1000, is_open=True)
         self._circuit.time.begin_batch(order.marks)
         for name, reader in self._fed.items():
-            reader.begin(order.number, rows.get(name, ()), decode_batch)
+            reader.begin(order.number, rows[name])
         self._report_fed()
 
     def pause(self, number: int) -> None:

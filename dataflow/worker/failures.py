@@ -95,6 +95,8 @@ def failure_of(error: Exception) -> Failed:
         )
     if isinstance(error, (StepDiffersError, StepsMissingError)):
         return Failed(kind="reset", message=str(error))
+    if isinstance(error, UserFault) and isinstance(error.__cause__, OperatorFailure):  # of the scratch disk
+        return Failed(kind="reset", message=f"{error}; {error.remedy}")
     if isinstance(error, OperatorError):
         return Failed(
             kind="operator", message=error.cause_text, operator=error.operator, position=error.position

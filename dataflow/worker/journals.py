@@ -312,6 +312,7 @@ class Outputs:
         step.
         """
         self._sinks = {name: spec for name, spec in graph.specs.items() if isinstance(spec, LogSink)}
+        self._driven = bool(graph.fed_by_batches)
         self._exchange = exchange
         self._logs: dict[str, OutputLog] = {}
         self._durable = DurableSteps(peers)
@@ -361,6 +362,7 @@ class Outputs:
                 line=line,
                 rewound=rewound or joins,  # it may have steps of a line that was left before this worker was
                 workers=workers,
+                driven=self._driven,
             )
             self._logs[name] = log
             if joins:
@@ -462,6 +464,11 @@ class Outputs:
                     raise
                 except DosError as error:  # what is needed is unknown now, so nothing more is deleted
                     logger.info("output %s of %s is not trimmed now: %s", name, directory, error)
+
+    def batch_processed(self) -> None:
+        """Note that the checkpoint of the last `synced` is committed, and is that of a batch of a query."""
+        for log in self._logs.values():
+            log.batch_processed()
 
     def floors(self) -> dict[str, Floor]:
         """Return chain -> the lowest segment that the checkpoint of the last `synced` keeps."""

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -18,7 +18,6 @@ from typing import Any
 import trio
 
 from checkpoint import (
-    BatchShare,
     Committed,
     CopiedAhead,
     CopyAhead,
@@ -41,7 +40,6 @@ from checkpoint import (
     WantsCheckpoint,
     WorkerCheckpoint,
     control_frame,
-    decode_share,
     worker_directory,
 )
 from checkpoint.chains.whole_checkpoints import SoundStore, read_part
@@ -59,7 +57,6 @@ from checkpoint.participant import Participant, open_participant
 from dataflow import limits
 from dataflow.errors import UserFault
 from dataflow.limits import WorkerLimits
-from dataflow.sources.batches import Payload
 from dataflow.worker.circuit_thread import CircuitIncarnation, Inbox, LinksEnded, RestoreCircuit, Woken
 from dataflow.worker.directories import Directories, FormerFiles
 from dataflow.worker.exchange import Exchange, PeerSuspected
@@ -89,11 +86,12 @@ from dataflow.worker.messages import (
     ToLinks,
 )
 from dataflow.worker.prefetching import feeds_of
+from dataflow.worker.shares import HeldShares
 from dataflow.worker.spec import WorkerSpec
 from dos_client import Claim, Store, open_store, randomness
 from dos_client.errors import QuorumUnavailableError
 from dos_monitoring import SilentLoopError, answer_of_loop, log_fields
-from dos_protocol.errors import BrokenConnectionError, DosError, RemoteProtocolError
+from dos_protocol.errors import BrokenConnectionError, DosError
 from journal import Scratch
 
 # --- the claim ----------------------------------------------------------------------------------------------
@@ -200,27 +198,6 @@ class PhaseTimer:
         self._last = now
 
 
-# --- shares of batches --------------------------------------------------------------------------------------
-
-
-async def receive_share(link: Link, inputs: Sequence[str]) -> tuple[BatchShare, dict[str, list[Payload]]]:
-    """Receive a whole share of a batch: source -> payloads. Raises LinkClosedError, BrokenConnectionError,
-    ControlMessageError and RemoteProtocolError for what no task sends.
-    """
-    share = decode_share(await link.receive())
-    rows: dict[str, list[Payload]] = {name: [] for name in inputs}
-    received = 0
-    while (frame := await link.receive()).type is FrameType.DATA:
-        if frame.channel >= len(inputs):
-            raise RemoteProtocolError(f"a share has rows of input {frame.channel} of {len(inputs)}")
-        rows[inputs[frame.channel]].append(frame.payload)
-        received += 1
-    # A share that is taken for whole and is not would lose rows: the task keeps none after the record.
-    if frame.type is not FrameType.STEP_END or frame.seq != received:
-        raise RemoteProtocolError(f"a share of {received} frames ends with {frame.type.name} {frame.seq}")
-    return share, rows
-
-
 # --- the incarnation ----------------------------------------------------------------------------------------
 
 logger = logging.getLogger("dos.dataflow")
@@ -289,9 +266,9 @@ class LinkIncarnation:
         self._loaded = trio.Event()
         self._block_room = trio.Semaphore(limits.state_blocks_ahead)
         self._announced_exhausted = False
-        self._batch_inputs = self._plan.fed_by_batches
-        self._shares: dict[tuple[int, int, str], dict[str, list[Payload]]] = {}
-        """(number, time, attempt) -> the whole share of this worker."""
+        self._checkpoint_of_batch = 0
+        """The checkpoint that was requested last for a batch of a query."""
+        self._shares = HeldShares(self._plan.fed_by_batches, spec.scratch_dir)
 
     # --- from outside -------------------------------------------------------------------------------------
 
@@ -321,8 +298,23 @@ class LinkIncarnation:
         divisions = self._journals.divisions(order.replay_until_step)
         self._inbox.call(self.number, CircuitIncarnation.start, divisions)
 
+    def request_checkpoint(self, order: RequestCheckpoint) -> None:
+        """Attach a checkpoint to the next step."""
+        marks = None
+        if order.batch >= 0:
+            marks, self._checkpoint_of_batch = order.marks, order.checkpoint
+        self._inbox.call(
+            self.number,
+            CircuitIncarnation.request_checkpoint,
+            order.checkpoint,
+            final=order.final,
+            marks=marks,
+        )
+
     def committed(self, order: Committed) -> None:
         """Note that a checkpoint is committed and that it released older ones."""
+        if order.checkpoint == self._checkpoint_of_batch:
+            self._outputs.batch_processed()
         self._to_serve.send_nowait(order)
         self._exchange.purge(order.step)
 
@@ -339,11 +331,15 @@ class LinkIncarnation:
         """Take shares of batches from a task, one after the other, until the link or the incarnation ends."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._until_over, nursery.cancel_scope)
-            with suppress(LinkClosedError, BrokenConnectionError):
+            try:
                 while True:
-                    share, rows = await receive_share(link, self._batch_inputs)
-                    self._shares[share.number, share.time_us, share.attempt] = rows
-                    await link.send(control_frame(share))
+                    await link.send(control_frame(await self._shares.receive(link)))
+            except UserFault as error:  # of the scratch disk
+                self.fail(error)
+            except LinkClosedError:
+                pass  # the task has ended, or needs the link no more
+            except DosError as error:  # only this link ends: the task sends its rows again
+                logger.warning("a link with rows of a batch ended: %s", error.args[0])
             nursery.cancel_scope.cancel()
 
     async def _until_over(self, scope: trio.CancelScope) -> None:
@@ -352,10 +348,7 @@ class LinkIncarnation:
 
     def open_batch(self, order: OpenBatch) -> None:
         """Give the circuit the share of an attempt. Shares of other attempts are not needed any more."""
-        # Not before: a share may be the one that is opened, also when the link of its task has ended.
-        rows = self._shares.pop((order.number, order.time_us, order.attempt))
-        self._shares.clear()
-        self._inbox.call(self.number, CircuitIncarnation.open_batch, order, rows)
+        self._inbox.call(self.number, CircuitIncarnation.open_batch, order, self._shares.take(order))
 
     def fail(self, error: Exception) -> None:
         """End the incarnation with this error. Only the first error counts."""
@@ -743,13 +736,7 @@ class Links:
         elif isinstance(order, Host):
             self._host(order.hosted, order.attempt)
         elif isinstance(order, RequestCheckpoint):
-            self._inbox.call(
-                number,
-                CircuitIncarnation.request_checkpoint,
-                order.checkpoint,
-                final=order.final,
-                marks=None if order.batch < 0 else order.marks,
-            )
+            incarnation.request_checkpoint(order)
         elif isinstance(order, OpenBatch):
             incarnation.open_batch(order)
         elif isinstance(order, Committed):

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+import trio.testing
 
 from checkpoint import limits
 from checkpoint.chains.consumer_register import TrimPlanner, read_register
@@ -22,7 +23,7 @@ from checkpoint.core.coordination.vocabulary import (
 )
 from checkpoint.core.records.consumers import RetentionRule, output_register
 from checkpoint.core.records.manifest import SplitPosition, floors_of, gaps_of, retained_with
-from checkpoint.core.records.outputs import OutputDecision, Publish, output_chain
+from checkpoint.core.records.outputs import BatchOutput, OutputDecision, Publish, output_chain
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import InputTrimmedError
 from dataflow.worker.journals import FloorCollector
@@ -53,6 +54,7 @@ class OutputModel:
     """The region that writes, with one worker, and the regions that read."""
 
     place, split = output_register(REGION, SINK), SPLIT
+    rule, driven = RetentionRule(), False
 
     def __init__(self, publish: Publish) -> None:
         self.publish, self.store, self.now_ms = publish, Store(), 1_000
@@ -79,9 +81,10 @@ class OutputModel:
             generation=1,
             released=floors.get(CHAIN, NO_FLOOR),
             workers=1,
+            driven=self.driven,
         )
         self.collecting.release(floors, gaps_of(self.kept, 0))
-        planner = TrimPlanner(self.store, self.place, RetentionRule())
+        planner = TrimPlanner(self.store, self.place, self.rule)
         self.trimmer = self.log.trimmer(planner, partial(self.collecting.permit, CHAIN))
 
     async def make(self) -> None:
@@ -261,3 +264,59 @@ async def test_a_log_stays_short_and_is_not_deleted_without_a_reader(publish: Pu
         counts.append(len(model.bases()))
     assert max(counts[30:]) <= max(counts[10:30]) < 20
     await model.check()
+
+
+class DrivenModel(OutputModel):
+    """A log that the batches of a query fill. `spans`: batch -> where its output is, as its record states."""
+
+    def __init__(self, rule: RetentionRule) -> None:
+        super().__init__(Publish.CHECKPOINT)
+        self.rule, self.driven = rule, True
+        self.spans: list[tuple[int, int, float]] = []
+
+    async def batch(self) -> None:
+        begin = self.spans[-1][1] if self.spans else 0
+        await self.checkpoint()
+        self.log.batch_processed()
+        self.spans.append((begin, self.kept[-1].workers[0].sinks[SINK]["size"], trio.current_time()))
+
+    async def check_readable(self) -> None:
+        """The output of the last two batches is there, and that of younger ones, whatever the rule is."""
+        lowest, now = self.bases()[0], trio.current_time()
+        for index, (begin, end, at) in enumerate(self.spans):
+            if index >= len(self.spans) - 2 or now - at < limits.batch_known_s:
+                assert lowest <= begin, f"batch {index}, from {begin} to {end}, was deleted up to {lowest}"
+
+
+@pytest.mark.parametrize(
+    "rule", [RetentionRule(), RetentionRule(bytes_max=1), RetentionRule(age_max_s=0.001)], ids=str
+)
+def test_the_log_of_a_driven_region_keeps_what_a_batch_may_read_and_deletes_the_rest(
+    rule: RetentionRule,
+) -> None:
+    clock = trio.testing.MockClock()
+
+    async def play() -> None:
+        model = DrivenModel(rule)
+        await model.open()
+        longest = 0
+        for number in range(60):
+            await model.batch()
+            clock.jump(limits.batch_known_s / 6)
+            await model.trim()
+            await model.check_readable()
+            if number % 20 == 19:
+                await model.open()  # its worker has lost what it knew of earlier batches
+            if number > 10:
+                longest = max(longest, len(model.bases()))
+            await model.check()
+        assert model.bases()[0] > 0, "without another reader the output that Spark has committed is deleted"
+        assert longest < 40
+
+    trio.run(play, clock=clock)
+
+
+def test_output_that_is_deleted_at_the_commit_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BatchOutput, "needed_from", lambda self, now: self._ends[-1][0] if self._ends else 0)
+    with pytest.raises(AssertionError, match="was deleted up to"):
+        test_the_log_of_a_driven_region_keeps_what_a_batch_may_read_and_deletes_the_rest(RetentionRule())

@@ -12,6 +12,7 @@ Theory (distributed-dbsp, "Output"). If the log has the output of steps first..l
 | after last + 1 | refused: it would leave a gap |
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import Enum, StrEnum, auto
 from typing import Final, NamedTuple
@@ -126,6 +127,29 @@ def decode_output(ints: Iterable[int], strings: Sequence[bytes], *, where: str, 
     if bool(rows) != bool(strings[1]):
         raise CorruptDataError(where, at, "data if and only if there are rows", f"{rows} rows")
     return Output(step, time_ms, rows, digest, head, strings[1])
+
+
+class BatchOutput:
+    """Which output of a log the batches of a query may still read: that of the last two, and of those that
+    were processed in the last `kept_s` seconds. All of it, as long as this has not seen enough batches.
+    """
+
+    def __init__(self, kept_s: float) -> None:
+        self._kept_s = kept_s
+        self._needed_from = 0
+        self._ends: deque[tuple[int, float]] = deque()
+        """(size of the log at the end of a batch, when its checkpoint was committed), in order."""
+
+    def processed(self, end: int, now: float) -> None:
+        """Note that the checkpoint of a batch is committed, whose output ends at this size of the log."""
+        self._ends.append((end, now))
+
+    def needed_from(self, now: float) -> int:
+        """Return the size of the log from which on it is needed."""
+        # The output of a batch begins at the end of the one before.
+        while len(self._ends) > 2 and now - self._ends[1][1] >= self._kept_s:
+            self._needed_from = self._ends.popleft()[0]
+        return self._needed_from
 
 
 class OutputDecision(Enum):
