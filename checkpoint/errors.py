@@ -123,6 +123,12 @@ class DeletionRefusedError(DosError):
     remedy = "stop the region, and what depends on it, first"
 
 
+class ReleaseRefusedError(DosError):
+    """The region cannot be released from its query; the message has the reason. Nothing was changed."""
+
+    remedy = "stop the query first"
+
+
 class EditRefusedError(DosError):
     """Rows cannot be written into a state: the operator, the key and the rule. Nothing was changed."""
 

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from checkpoint.cli.region import event_time_text
+from checkpoint.cli.region import event_time_text, query_text
 from checkpoint.runtime import wall_time_ms
 from dos_client.cli.kit import (
     REFUSED,
@@ -181,6 +181,8 @@ def _region(view: TopView, reading: Reading) -> RenderResult:
         status = reading["lastReport"]["status"]  # its workers have their last errors
     if status is None:
         return
+    if query := status.get("query"):
+        yield Text(query_text(query), "dim")
     if under_way := status["underWay"]:
         yield from _under_way(under_way)
     yield from (Text(event_time_text(one), "dim") for one in status["eventTimes"])

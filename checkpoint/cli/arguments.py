@@ -33,6 +33,7 @@ from checkpoint.errors import (
     NoRegionError,
     NoSinkError,
     RegionFencedError,
+    ReleaseRefusedError,
     RestoreRefusedError,
     SavepointRefusedError,
 )
@@ -68,6 +69,7 @@ NEGATIVE_ANSWERS: Final = (
     DeletionRefusedError,
     ForkRefusedError,
     RegionFencedError,
+    ReleaseRefusedError,
     RestoreRefusedError,
     SavepointRefusedError,
 )

@@ -122,6 +122,8 @@ def _note(row: dict[str, Any]) -> str:
     notes += [f"savepoint {savepoint}" for savepoint in row.get("savepoints", [])]
     if row["rolledBackTo"]:
         notes.append(f"back to {row['rolledBackTo']}")
+    if row["batch"]:
+        notes.append(f"batch {row['batch']['number']}")
     if row["edit"]:
         notes.append(f"state {'edited' if row['rolledBackTo'] else 'given'} by {row['edit']['by']}")
     return ", ".join(notes)
@@ -156,6 +158,12 @@ def _print_checkpoint(name: str, found: dict[str, Any]) -> None:
     )
     note = _note(found) or "not final"
     print(f"continues checkpoint {found['parent'] or '-'}; graph {found['fingerprint']}; {note}")
+    if batch := found["batch"]:
+        print(
+            f"batch {batch['number']} of query {batch['query']}, planned"
+            f" {clock_text(batch['plannedMicroseconds'] // 1000)}: {batch['rows']} rows; its output is that"
+            f" of steps {batch['afterStep'] + 1} to {batch['step']}"
+        )
     _print_workers(found)
     _print_splits(found)
     sinks = [

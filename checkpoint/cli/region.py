@@ -29,10 +29,12 @@ from checkpoint.cli.arguments import (
 )
 from checkpoint.cli.retention import bytes_of, garbage_json, print_objects
 from checkpoint.core.progress import dropped_text, prometheus_targets, recovery_text, under_way_text
+from checkpoint.core.records.views import batch_json
 from checkpoint.core.requests import Answer
 from checkpoint.core.verbs import VERBS
 from checkpoint.maintenance.deleting import Deletion, delete_region, plan_deletion
 from checkpoint.maintenance.garbage import UnneededObject, collect_stopped, garbage_of
+from checkpoint.maintenance.stopped_region import release_stopped
 from checkpoint.requests.client import RegionReader, RegionReading
 from checkpoint.runtime import wall_time_ms
 from dos_client import Store
@@ -163,6 +165,8 @@ def _notes(found: dict[str, Any]) -> Iterator[str]:
     if lost := dropped_text(found.get("rowsDropped", {})):
         yield lost
     yield from map(event_time_text, found.get("eventTimes", ()))
+    if query := found.get("query"):
+        yield query_text(query)
     if under_way := found.get("underWay"):
         yield under_way_text(under_way)
     if recovery := found.get("recovery"):
@@ -183,6 +187,16 @@ def event_time_text(found: Mapping[str, Any]) -> str:
     at = "has not begun" if time_us is None else f"is at {_utc_text(time_us)}"
     held = f", held by worker {found['worker']}, {found['heldBy']}" if found["heldBy"] else ""
     return f"event time of {found['name']!r} {at}{held}"
+
+
+def query_text(found: Mapping[str, Any]) -> str:
+    """Return one line about the query that drives a region, of its JSON."""
+    last = "no batch so far"
+    if (number := found["lastBatch"]) is not None:
+        planned = clock_text(found["plannedMicroseconds"] // 1000)
+        last = f"last batch {number}, planned {planned}, {found['rows']} rows"
+    waits = f"; {found['waits']}" if found["waits"] else ""
+    return f"driven by query {found['query']}: {last}{waits}"
 
 
 def _utc_text(time_us: int) -> str:
@@ -384,6 +398,29 @@ async def delete(
     )
 
 
+async def release(call: Call, url: StoreUrl, name: RegionName) -> Report:
+    """Release a region that does not run from the Spark query that has driven it.
+
+    A region is driven by one query: its checkpoint states the last micro-batch. If that query is gone for
+    good (its checkpointLocation is lost, or its sources have changed so that Spark refuses it), this appends
+    a checkpoint without a batch. The state stays, and the next query begins with its batch 0: its sources
+    must begin after what the state contains. A fork of the region begins so, without this command.
+
+    Example: dos region release dos://h1,h2,h3 wordcount
+
+    Exit codes: 0 released; 1 refused: it runs, or no query drives it; 2 usage; 3 the store cannot be reached.
+    """
+    async with call.store(url) as store:
+        last = await release_stopped(store, name, patience_s=call.timeout_s)
+    return Report(
+        {"name": name, "released": batch_json(last)},
+        lambda: print(
+            f"region {name} is released from query {last.query}: its state is that after batch {last.number},"
+            f" planned {clock_text(last.time_us // 1000)}"
+        ),
+    )
+
+
 def _of_directories(found: Deletion) -> dict[str, tuple[int, int]]:
     """Return directory -> its objects, and their bytes on all members."""
     sizes: dict[str, tuple[int, int]] = {}
@@ -530,6 +567,7 @@ add(app, "savepoint", waits_s=VERBS["savepoint"].wait_s)(savepoints.savepoint)
 add(app, "savepoints")(savepoints.list_savepoints)
 add(app, "restore", waits_s=VERBS["restore"].wait_s)(savepoints.restore)
 add(app, "fork", asks=True)(savepoints.fork)
+add(app, "release", asks=True)(release)
 add(app, "delete", waits_s=limits.trim_wait_s, wait=DeletionWait)(delete)
 backup.add_backup_commands(app)
 add(app, "scale", waits_s=VERBS["scale"].wait_s)(scale)

@@ -126,6 +126,9 @@ class RegionFigures(Collector):
             ),
             ("standbys", "Processes that wait to become a worker", status.standbys),
         ]
+        if status.query is not None and status.query.last_batch is not None:
+            text = "The number of the last batch of the query that drives the region"
+            values.append(("last_batch", text, status.query.last_batch))
         if recovery is not None:
             values += [
                 ("recovery_seconds", "About how long a recovery would take now", recovery.seconds),

@@ -385,6 +385,20 @@ class UnderWayStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class DrivingQuery:
+    """The Spark query that drives the region, and its last batch."""
+
+    query: str
+    last_batch: int | None = None
+    """None: no batch is in a checkpoint."""
+    planned_us: int = field(metadata={"json": "plannedMicroseconds"}, default=0)
+    """When Spark planned that batch, in microseconds since 1970."""
+    rows: int = 0
+    waits: str = ""
+    """What the batch that is under way waits for; empty if none is."""
+
+
+@dataclass(frozen=True, slots=True)
 class AutoScaleStatus:
     """The state of the policy of `RegionSpec.autoscale`."""
 
@@ -454,6 +468,8 @@ class RegionStatus:
     standbys: int = 0
     under_way: UnderWayStatus | None = None
     """The checkpoint that is under way, None if there is none."""
+    query: DrivingQuery | None = None
+    """The query that drives the region, None if none does."""
     metrics: str = ""
     """The address at which the driver serves the figures of the region; empty if it does not."""
     fell_back: str = ""

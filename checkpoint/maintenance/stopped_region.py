@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from checkpoint import limits
-from checkpoint.chains.manifest_log import ManifestHost, ManifestLog, StoreHost
+from checkpoint.chains.manifest_log import ManifestHost, ManifestLog, StoreHost, read_manifest
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
@@ -32,13 +32,19 @@ from checkpoint.core.records.lines import (
 )
 from checkpoint.core.records.manifest import (
     NO_NOTE,
+    BatchNote,
     Checkpoint,
     SavepointNote,
     check_checkpoint,
     savepoint_why_problem,
 )
-from checkpoint.errors import NoAnswerError, RegionFencedError, SavepointRefusedError
-from checkpoint.requests.client import RequestClient, requester
+from checkpoint.errors import (
+    NoAnswerError,
+    RegionFencedError,
+    ReleaseRefusedError,
+    SavepointRefusedError,
+)
+from checkpoint.requests.client import RequestClient, requester, running_text
 from checkpoint.runtime import this_driver, wall_time_ms
 from dos_client import Store
 
@@ -178,6 +184,32 @@ async def savepoint_stopped(
         check_checkpoint(record, before=last)
         await append_record(held, region, record)
         return wanted or was
+
+
+async def release_stopped(
+    store: Store, region: str, *, patience_s: float = limits.request_patience_s
+) -> BatchNote:
+    """Record that no query drives a region any more, and return the last batch of the one that did. The state
+    stays as it is, and the next query begins with its batch 0.
+
+    patience_s: for an answer of a driver that runs it after all. Raises ReleaseRefusedError, with nothing
+    changed; NoRegionError; RegionFencedError: it may be released or not, as when this is cancelled; and as
+    `hold_manifest`.
+    """
+    await read_manifest(store, region)  # raises NoRegionError before anything is asked
+    if running := await running_text(store, region, patience_s):
+        raise ReleaseRefusedError(running, remedy="stop its query first")
+    async with hold_manifest(StoreHost(store), region) as held:
+        kept, last = held.opened.kept, held.opened.last_checkpoint
+        if last is None or last.batch is None:
+            raise ReleaseRefusedError(
+                f"region {region!r} is driven by no query: its last checkpoint has no batch",
+                remedy="nothing is to be done: any query may drive it, if its graph is fed by one",
+            )
+        record = recorded_again(kept, held.opened.incarnation, last.savepoints, released=True)
+        check_checkpoint(record, before=last)
+        await append_record(held, region, record)
+        return last.batch
 
 
 def _voted(last: Checkpoint, retained: Collection[int]) -> int:

@@ -2,6 +2,7 @@
 and their troubles keep each row exactly once. Each rule that prevents a loss is left out in turn.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from itertools import product
@@ -15,7 +16,9 @@ from checkpoint.core.coordination.batches import Batches, Needed, Recorded, Refu
 from checkpoint.core.coordination.checkpoints import Checkpoints
 from checkpoint.core.coordination.vocabulary import (
     ControlReceived,
+    ManifestOpened,
     MessageRefused,
+    PauseWanted,
     ResetWanted,
     RestoreWanted,
 )
@@ -30,7 +33,10 @@ from checkpoint.core.links.messages import (
     Restored,
     WantsCheckpoint,
 )
-from checkpoint.core.records.manifest import BatchNote
+from checkpoint.core.progress import status_json
+from checkpoint.core.records.lines import recorded_again
+from checkpoint.core.records.manifest import BatchNote, check_checkpoint
+from checkpoint.core.region import DrivingQuery
 from tests.checkpoint.batch_model import LegitRefusalError, ViolationError, walk
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 
@@ -98,7 +104,7 @@ def test_a_refusal_names_the_batches_and_the_remedy() -> None:
     again = judge("wordcount", last, known, asked(41, 31))
     assert isinstance(again, Refused)
     assert "checkpoint lost its newest batches" in again.text
-    assert "dos region restore URL wordcount checkpoint:N" in again.remedy
+    assert "dos region restore URL wordcount --to checkpoint:N" in again.remedy
     old = judge("wordcount", last, known, asked(41, 19))
     assert isinstance(old, Refused)
     assert "a DataFrame of an earlier batch is evaluated" in old.text
@@ -239,6 +245,68 @@ def check_batches_of_a_left_line() -> None:
 
 def test_after_a_restore_a_batch_that_was_taken_back_is_needed_again() -> None:
     check_batches_of_a_left_line()
+
+
+def test_the_status_says_which_query_drives_the_region_and_why_a_batch_waits() -> None:
+    region = driven()
+    assert region.core.status().query is None
+    region.ask(1_000, 0, 5)
+    query = region.core.status().query
+    assert query == DrivingQuery("q", waits="batch 0 waits: its task sends its rows")
+    region.play(PauseWanted(on=True))
+    region.offer(1_000)
+    assert waits(region) == "batch 0 waits: the region is paused"
+    region.play(PauseWanted(on=False))
+    assert waits(region) == "batch 0: 2 workers process it"
+    region.fed(0, 0)
+    assert waits(region) == "batch 0: 1 workers process it"
+    region.fed(1, 0)
+    assert waits(region) == "batch 0: its checkpoint is under way"
+    region.votes(1)
+    region.appended()
+    assert region.core.status().query == DrivingQuery("q", 0, 5, 1)
+    assert json.loads(json.dumps(status_json(region.core.status())))["query"] == {
+        "query": "q",
+        "lastBatch": 0,
+        "plannedMicroseconds": 5,
+        "rows": 1,
+        "waits": "",
+    }
+    region.play(ResetWanted())
+    region.ask(1_001, 1, 6)
+    assert waits(region) == "batch 1 waits: the region is in the phase OPENING"
+
+
+def waits(region: DrivenRegion) -> str:
+    query = region.core.status().query
+    assert query is not None
+    return query.waits
+
+
+def test_a_region_that_was_released_begins_with_the_next_query_and_its_output() -> None:
+    region = driven()
+    region.process(0, 5, 1)
+    region.process(1, 6, 2)
+    released = recorded_again(region.core.run.kept, 9, {}, released=True)
+    check_checkpoint(released, before=region.core.run.last_checkpoint)
+    assert released.batch is None
+    again = DrivenRegion(trigger="operator")
+    again.epoch = 9
+    again.play(ManifestOpened(9, released, (*region.core.run.kept, released)))
+    for worker in (0, 1):
+        again.join(worker)
+    again.receive_from_all(Restored, last_step=20)
+    again.take()
+    again.play(ControlReceived(1_000, asked(2, 7, "new")))
+    assert [message.problem for _, message in again.answers(BatchRefused)] == ["gap"]
+    again.play(ControlReceived(1_001, asked(0, 6, "new")))
+    again.offer(1_001)
+    again.fed(0, 0)
+    again.fed(1, 0)
+    again.votes(4, step=33)
+    batch = again.appended().batch
+    assert batch is not None
+    assert (batch.query, batch.number, batch.after_step, batch.step) == ("new", 0, 20, 33)
 
 
 # --- walks ------------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ repeat all of it. A reset before the record gives the batch up, and its tasks ar
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import NamedTuple, TypeAlias
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple, TypeAlias
 
 from checkpoint import limits
 from checkpoint.core.coordination.checkpoints import Checkpoints
@@ -39,6 +40,9 @@ from checkpoint.core.links.messages import (
 )
 from checkpoint.core.records.lines import taken_back
 from checkpoint.core.records.manifest import BatchNote, Checkpoint
+from checkpoint.core.region import DrivingQuery
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 # --- what is to be done with a batch ------------------------------------------------------------------
 
@@ -112,9 +116,9 @@ def _planned_again(region: str, asked: BatchAsked) -> Refused:
         "planned again",
         f"batch {asked.number} of region {region!r} was processed, and Spark has planned it again at"
         f" {_text(asked.time_us)}: its checkpoint lost its newest batches, or tracks progress asynchronously",
-        f"take the region back to the state before it: dos region checkpoints URL {region} shows the"
-        f" checkpoint of batch {asked.number - 1}, and dos region restore URL {region} checkpoint:N restores"
-        " it. Do not set asyncProgressTrackingEnabled",
+        f"take the region back to the state before it: dos checkpoint ls URL {region} shows the checkpoint"
+        f" of batch {asked.number - 1}, and dos region restore URL {region} --to checkpoint:N restores it. Do"
+        " not set asyncProgressTrackingEnabled",
     )
 
 
@@ -131,8 +135,10 @@ def _goes_back(region: str, last: BatchNote, asked: BatchAsked) -> Refused:
 
 
 def _text(time_us: int) -> str:
-    seconds, micros = divmod(time_us, 1_000_000)
-    return f"{seconds}.{micros // 1000:03d} s"
+    try:
+        return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="milliseconds")
+    except OverflowError:  # after the year 9999
+        return f"{time_us} us"
 
 
 def _of_records(kept: tuple[Checkpoint, ...]) -> Iterable[BatchNote]:
@@ -206,6 +212,35 @@ class Batches:
             return []
         recent = [one.note for one in self._recent if taken_back(last, one.line, one.step) is None]
         return [*_of_records(self._run.kept), *reversed(recent)]
+
+    @property
+    def status(self) -> DrivingQuery | None:
+        """The query that drives the region; None if none has."""
+        last, asked = self._run.last_checkpoint, [task.asked for task in self._tasks.values()]
+        note = None if last is None else last.batch
+        if note is not None:
+            return DrivingQuery(note.query, note.number, note.time_us, note.rows, self._waits())
+        return DrivingQuery(asked[0].query, waits=self._waits()) if asked else None
+
+    def _waits(self) -> str:
+        """Return why no task has its output yet, empty if none waits."""
+        run, checkpoints = self._run, self._checkpoints
+        if self._open is not None and run.batch_open:
+            number, missing = self._open.asked.number, len(run.roster) - len(self._open.marks)
+            what = f"{missing} workers process it" if missing else "its checkpoint is under way"
+            return f"batch {number}: {what}"
+        if not self._tasks:
+            return ""
+        task = min(self._tasks.values(), key=lambda one: one.offer is None)
+        if run.phase is not CoordinatorPhase.RUNNING:
+            why = f"the region is in the phase {run.phase.name}"
+        elif task.offer is None:
+            why = "its task sends its rows"
+        elif checkpoints.pause:
+            why = "the region is paused"
+        else:
+            why = "the workers are changed" if run.changing else "another checkpoint is under way"
+        return f"batch {task.asked.number} waits: {why}"
 
     def on_asked(self, link: int, message: BatchAsked) -> Refusal | None:
         """Take the question of a task. `advance` answers it."""

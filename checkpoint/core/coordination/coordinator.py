@@ -197,12 +197,14 @@ class StatusReporter:
         rounds: Recovery,
         changes: Changes,
         autoscaling: Autoscaling,
+        batches: Batches,
     ) -> None:
         self._run = run
         self._checkpoints = checkpoints
         self._rounds = rounds
         self._changes = changes
         self._autoscaling = autoscaling
+        self._batches = batches
         self._store_waiting = ""
         """What the manifest waits for at the store, empty if it does not wait."""
         self._now = 0.0
@@ -280,6 +282,7 @@ class StatusReporter:
             scaling=self._scaling(),
             under_way=self._under_way(),
             autoscale=self._autoscaling.status,
+            query=self._batches.status,
             fell_back=self._checkpoints.fell_back,
             metrics=run.spec.metrics,
         )
@@ -386,7 +389,7 @@ class Coordinator:
         falling_back = FallingBack(run, checkpoints, gathering)
         self._losses = losses = Losses(run, checkpoints, rounds, take_overs, falling_back)
         self._manifest = manifest = ManifestClaim(run, checkpoints, rounds, changes, falling_back)
-        self._reporter = StatusReporter(run, checkpoints, rounds, changes, self._autoscaling)
+        self._reporter = StatusReporter(run, checkpoints, rounds, changes, self._autoscaling, self._batches)
         self._last_tick = 0.0
         self._on_event: Final[dict[type[Any], Callable[[Any, float], None]]] = {
             v.Begin: self._on_begin,

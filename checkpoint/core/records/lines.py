@@ -278,10 +278,13 @@ def recorded_again(
     incarnation: int,
     savepoints: dict[str, int],
     notes: Mapping[str, SavepointNote] = MappingProxyType({}),
+    *,
+    released: bool = False,
 ) -> Checkpoint:
     """Return the last of these checkpoints again, under the next number and with other savepoints.
 
-    Restoring it restores the positions of the last one. Everything that is retained stays retained.
+    Restoring it restores the positions of the last one. Everything that is retained stays retained. released:
+    no query drives the region any more, and the next one begins with its batch 0.
     """
     last = kept[-1]
     return repeated(
@@ -291,6 +294,7 @@ def recorded_again(
         retained=(*(checkpoint.number for checkpoint in kept), last.number + 1),
         savepoints=savepoints,
         notes={name: note for name, note in {**last.notes, **notes}.items() if name in savepoints},
+        batch=None if released else last.batch,
     )
 
 

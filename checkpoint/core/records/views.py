@@ -10,6 +10,7 @@ from typing import Any
 
 from checkpoint.core.records.lines import republished
 from checkpoint.core.records.manifest import (
+    BatchNote,
     ChainDamage,
     Checkpoint,
     Edit,
@@ -40,6 +41,7 @@ def checkpoint_row(
         "rolledBackTo": checkpoint.rolled_back_to,
         "line": checkpoint.line,
         "edit": _edit(checkpoint.edit),
+        "batch": None if checkpoint.batch is None else batch_json(checkpoint.batch),
         "stateBytes": sum(part.state.size for part in checkpoint.workers.values()),
         "workerStateBytes": [checkpoint.workers[index].state.size for index in sorted(checkpoint.workers)],
         "splits": sum(
@@ -53,6 +55,18 @@ def _edit(edit: Edit | None) -> dict[str, Any] | None:
     if edit is None:
         return None
     return {"by": edit.by, "timeMs": edit.wall_time_ms, "why": edit.why, "tables": edit.tables}
+
+
+def batch_json(batch: BatchNote) -> dict[str, Any]:
+    """Return the last batch of the query that drives a region."""
+    return {
+        "query": batch.query,
+        "number": batch.number,
+        "plannedMicroseconds": batch.time_us,
+        "rows": batch.rows,
+        "afterStep": batch.after_step,
+        "step": batch.step,
+    }
 
 
 def savepoint_row(
