@@ -64,6 +64,8 @@ class Schedule:
     """done[k] is the last step that stage k has run, for k >= 1; done[0] equals `produced`."""
     wanted: Barrier = NO_CHECKPOINT
     """Requested by the coordinator and not yet sent with a STEP_END of this worker."""
+    wanted_from: int = 0
+    """The first step whose STEP_END may carry it."""
     paused: bool = False
     """No step is begun for input, only for a peer, for a checkpoint or to replay."""
     ended: bool = False
@@ -82,10 +84,12 @@ class Schedule:
         """
         return self.done[-1]
 
-    def request_checkpoint(self, checkpoint: int, *, final: bool) -> None:
-        """Take a request of the coordinator. A number not above the last checkpoint is obsolete."""
+    def request_checkpoint(self, checkpoint: int, *, final: bool, step: int = 0) -> None:
+        """Take a request of the coordinator: not before this step. A number not above the last checkpoint is
+        obsolete.
+        """
         if checkpoint > self.last_checkpoint and checkpoint > self.wanted.checkpoint:
-            self.wanted = Barrier(checkpoint, final)
+            self.wanted, self.wanted_from = Barrier(checkpoint, final), step
 
     def next_action(
         self, is_complete: Callable[[int, int], bool], *, input_waits: bool, room: bool, peers_at: int
@@ -135,6 +139,8 @@ class Schedule:
             if self.wanted.checkpoint <= recorded.checkpoint:
                 self.wanted = NO_CHECKPOINT  # the checkpoint was attached before this process began
             return recorded
+        if self.produced < self.wanted_from:
+            return NO_CHECKPOINT
         barrier, self.wanted = self.wanted, NO_CHECKPOINT
         return barrier
 

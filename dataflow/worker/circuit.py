@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -126,7 +127,9 @@ class CircuitTime:
         self._to_send: dict[int, dict[int, Watermark]] = defaultdict(dict)
         self._now: dict[int, StepTime] = {}
         self._batch: dict[str, Watermark] | None = {} if graph.fed_by_batches else None
-        """`event_time` -> its watermark now, in a region that a query drives; None for any other one."""
+        """`event_time` -> its watermark in a batch, in a region that a query drives; None for any other."""
+        self._batch_ends: tuple[float, Mapping[str, Watermark]] = (inf, {})
+        """The step with whose end the batch ends, and the watermarks from then on."""
         self.held: dict[str, HeldWatermark] = {}
         """`event_time` -> what holds its watermark since the last step that was not replayed."""
         self._fed: dict[tuple[str, str], bool] = {}
@@ -145,7 +148,7 @@ class CircuitTime:
 
     def begin_batch(self, marks: Mapping[str, Watermark]) -> None:
         """Begin a batch. marks: `event_time` -> its watermark after the batch before."""
-        self._batch = dict(marks)
+        self._batch, self._batch_ends = dict(marks), (inf, {})
         for timing in self._timing.values():
             timing.splits = SplitWatermarks()
 
@@ -154,9 +157,12 @@ class CircuitTime:
         reached = {name: timing.splits.highest() for name, timing in self._timing.items()}
         return {name: watermark for name, watermark in reached.items() if is_time(watermark)}
 
-    def end_batch(self, marks: Mapping[str, Watermark]) -> None:
-        """All workers have fed their shares. marks: `event_time` -> its watermark after the batch."""
-        self._batch = dict(marks)
+    def end_batch(self, step: int, marks: Mapping[str, Watermark]) -> None:
+        """All rows of the batch are in steps before this one. marks: `event_time` -> its watermark after the
+        batch.
+        """
+        # Not from now on: this worker may be steps behind others, and their rows in these steps are not late.
+        self._batch_ends = step, marks
 
     # --- splits ---------------------------------------------------------------------------------------------
 
@@ -239,8 +245,8 @@ class CircuitTime:
         for channel, watermarks_of_channel in watermarks.items():
             if channel in self._exchanges:
                 name = self._exchanges[channel]
-                # With a query, a sender that does not know the end of the batch yet has sent the former mark.
-                # It has no row left: the largest counts.
+                # With a query, a sender that does not know yet that the batch ends has made the step for a
+                # peer, with the former watermark; it has no rows in it. The largest counts.
                 self._watermarks[step][name] = (
                     combined(watermarks_of_channel)
                     if self._batch is None
@@ -279,7 +285,8 @@ class CircuitTime:
     def _least(self, step: int, name: str) -> Watermark:
         """Return the watermark of an `event_time`, from the recorded division or from the current splits."""
         if self._batch is not None:
-            return self._batch.get(name, UNKNOWN)
+            ends, after = self._batch_ends
+            return (self._batch if step < ends else after).get(name, UNKNOWN)
         now, timing = self._now.get(step, StepTime({})), self._timing[name]
         for (source, split), ends_unit in self._fed.items():
             if ends_unit and source in self._sources[name]:

@@ -704,12 +704,14 @@ class CircuitIncarnation:
     # --- orders and peers ---------------------------------------------------------------------------------
 
     def request_checkpoint(
-        self, checkpoint: int, *, final: bool, marks: Mapping[str, Watermark] | None = None
+        self, checkpoint: int, *, final: bool, step: int = 0, marks: Mapping[str, Watermark] | None = None
     ) -> None:
-        """Attach this checkpoint to the next STEP_END. marks: it ends a batch (`CircuitTime.end_batch`)."""
+        """Attach this checkpoint to the next STEP_END, or to that of `step`. marks: it ends a batch
+        (`CircuitTime.end_batch`).
+        """
         if marks is not None:
-            self._circuit.time.end_batch(marks)
-        self._schedule.request_checkpoint(checkpoint, final=final)
+            self._circuit.time.end_batch(step, marks)
+        self._schedule.request_checkpoint(checkpoint, final=final, step=step)
 
     def open_batch(self, order: OpenBatch, rows: HeldShare) -> None:
         """Feed this worker's share of a batch: source -> its rows."""

@@ -308,6 +308,7 @@ class LinkIncarnation:
             CircuitIncarnation.request_checkpoint,
             order.checkpoint,
             final=order.final,
+            step=order.step,
             marks=marks,
         )
 

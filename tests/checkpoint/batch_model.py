@@ -25,6 +25,7 @@ from checkpoint.core.links.messages import (
     BatchRefused,
     Failed,
     OpenBatch,
+    RequestCheckpoint,
     Restore,
     WantsCheckpoint,
 )
@@ -316,6 +317,10 @@ class BatchModel(RegionModel):
             circuit.left, circuit.open, circuit.fed = list(circuit.shares[key]), order, False
             circuit.shares.clear()
             return
+        if isinstance(order, RequestCheckpoint):
+            # The next step of the worker that receives it first, which may be behind others.
+            key = process.incarnation, order.checkpoint
+            self.checkpoint_steps.setdefault(key, max(process.step + 1, order.step))
         if isinstance(order, Restore) and self.directories[process.worker] < order.epoch:
             # Before the first vote, and in the turn of the claim, which fences the former writer of the log.
             part = None if order.restore is None else order.restore.workers[process.worker]

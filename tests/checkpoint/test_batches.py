@@ -187,13 +187,13 @@ def test_the_checkpoint_of_a_batch_follows_the_last_worker_and_takes_the_largest
     region.fed(0, 0, at=70, other=3)
     region.fed(0, 0, at=90)  # repeated: it does not count for the other worker
     assert not region.sent(RequestCheckpoint)
-    region.fed(1, 0, at=60)
+    region.receive(1, WantsCheckpoint, step=7, batch=0, marks={"at": 60})
     requests = [message for _, message in region.sent(RequestCheckpoint)]
-    assert [(one.batch, one.marks) for one in requests] == [(0, {"at": 70, "other": 3})] * 2
-    region.votes(1, step=3)
+    assert [(one.batch, one.step, one.marks) for one in requests] == [(0, 8, {"at": 70, "other": 3})] * 2
+    region.votes(1, step=8)
     first = region.appended().batch
     assert first is not None
-    assert (first.number, first.after_step, first.step, first.marks) == (0, 0, 3, {"at": 70, "other": 3})
+    assert (first.number, first.after_step, first.step, first.marks) == (0, 0, 8, {"at": 70, "other": 3})
     (recorded,) = region.answers(BatchProcessed)
     assert recorded[1].batch == first
     region.process(1, 6, 2)
@@ -423,6 +423,16 @@ def one_worker_that_has_fed_its_share_suffices():
         return true_fed(self, worker, message, now)
 
     return mock.patch.object(Batches, "on_fed", wrong)
+
+
+@planted(walks)
+def the_checkpoint_of_a_batch_may_be_that_of_the_next_step_of_any_worker():
+    true = Checkpoints.request_for_batch
+
+    def wrong(self, batch, after_step, now):
+        true(self, batch, -1, now)
+
+    return mock.patch.object(Checkpoints, "request_for_batch", wrong)
 
 
 @planted(walks)

@@ -8,8 +8,8 @@ the batch in the last checkpoint record.
    Known are the batches whose output is still readable (`Batches.known`). Number L + 1 is NEEDED: the task
    sends each worker a share, and then offers it.
 2. The first offer of this incarnation is opened: all workers feed their shares of that attempt.
-3. When *all* workers have, the checkpoint of the batch is requested. **Its record commits the batch**, with
-   the state and the output.
+3. When *all* workers have, the checkpoint of the batch is requested, after the last step with a row of it.
+   **Its record commits the batch**, with the state and the output.
 4. The task reads the output from the logs. Spark asks for L + 1 only after it has committed L. So the state
    is always that of the last batch that Spark committed, or of the one after it; and older output may be
    deleted. A DataFrame of an earlier batch may still be evaluated, so the last two stay, and younger ones.
@@ -170,6 +170,8 @@ class _Open:
     offer: BatchOffered
     marks: dict[int, Mapping[str, int]] = field(default_factory=dict)
     """Worker that has fed its share -> its marks (`WantsCheckpoint.marks`)."""
+    step: int = 0
+    """The last step with rows of the batch, of the workers in `marks`."""
 
     def combined(self, before: Mapping[str, int]) -> dict[str, int]:
         """Return the largest mark of each operator: rows of a batch have no order, and a mark never falls."""
@@ -278,6 +280,7 @@ class Batches:
             return Refusal("UNEXPECTED", f"worker {worker.index} has fed batch {message.batch} twice")
         worker.step = max(worker.step, message.step)
         opened.marks[worker.index] = message.marks
+        opened.step = max(opened.step, message.step)
         # Of all, not of one: a record without the share of a worker would have a part of the batch, and Spark
         # never sends the rest.
         if len(opened.marks) == len(run.roster):
@@ -289,7 +292,7 @@ class Batches:
                 rows=opened.offer.rows,
                 marks=opened.combined(self._marks),
             )
-            self._checkpoints.request_for_batch(note, now)
+            self._checkpoints.request_for_batch(note, opened.step, now)
         return None
 
     @property

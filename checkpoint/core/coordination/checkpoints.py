@@ -316,12 +316,18 @@ class Checkpoints:
         if self.can_checkpoint:
             self._request(now, final=final)
 
-    def request_for_batch(self, batch: BatchNote, now: float) -> None:
-        """Request the checkpoint that commits the open batch: all workers have fed their shares."""
+    def request_for_batch(self, batch: BatchNote, after_step: int, now: float) -> None:
+        """Request the checkpoint that commits the open batch: all workers have fed their shares, in steps up
+        to this one.
+        """
         assert self._pending is None, "no checkpoint is requested while a batch is open"
-        self._request(now, batch=batch)
+        # A worker without rows may be steps behind: with its next STEP_END, the checkpoint would lack rows
+        # that others have fed after that, and the query never sends them again.
+        self._request(now, batch=batch, step=after_step + 1)
 
-    def _request(self, now: float, *, final: bool = False, batch: BatchNote | None = None) -> None:
+    def _request(
+        self, now: float, *, final: bool = False, batch: BatchNote | None = None, step: int = 0
+    ) -> None:
         run = self._run
         number = run.last_number + 1
         self._pending = PendingCheckpoint(
@@ -333,7 +339,9 @@ class Checkpoints:
         self.set_checkpoint_time(now)
         which, marks = (-1, {}) if batch is None else (batch.number, batch.marks)
         run.send_all(
-            RequestCheckpoint(**run.address, checkpoint=number, final=final, batch=which, marks=marks)
+            RequestCheckpoint(
+                **run.address, checkpoint=number, final=final, step=step, batch=which, marks=marks
+            )
         )
 
     def set_checkpoint_time(self, now: float) -> None:

@@ -408,10 +408,11 @@ class Start(ControlMessage, frozen=True, kw_only=True):
 
 class RequestCheckpoint(ControlMessage, frozen=True, kw_only=True):
     """Request it with the next STEP_END. A worker that already took that checkpoint ignores it. `batch`: it
-    commits this batch, -1 for none.
+    commits this batch, -1 for none. `step`: only with that of this step or a later one.
     """
 
     final: bool = False
+    step: int = 0
     batch: int = -1
     marks: dict[str, int] = {}
     """`event_time` operator -> its watermark at the end of the batch, on all workers."""
