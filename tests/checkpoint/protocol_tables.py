@@ -78,8 +78,12 @@ def control_messages() -> str:
     kinds = [
         *(("worker", kind) for kind in get_args(m.ToCoordinator)),
         *(("coordinator", kind) for kind in get_args(m.ToWorker)),
+        ("task, to the desk of the driver", m.RegionAsked),
         *(("task", kind) for kind in get_args(m.FromTask)),
-        *(("coordinator, to a task", kind) for kind in get_args(m.ToTask)),
+        *(
+            ("coordinator, to a task" if kind is not m.RegionAt else "desk, to a task", kind)
+            for kind in get_args(m.ToTask)
+        ),
         ("task, and worker in return", m.BatchShare),
     ]
     for sender, kind in kinds:
