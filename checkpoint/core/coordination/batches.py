@@ -20,8 +20,7 @@ repeat all of it. A reset before the record gives the batch up, and its tasks ar
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from checkpoint import limits
 from checkpoint.core.coordination.checkpoints import Checkpoints
@@ -41,8 +40,6 @@ from checkpoint.core.links.messages import (
 from checkpoint.core.records.lines import taken_back
 from checkpoint.core.records.manifest import BatchNote, Checkpoint
 from checkpoint.core.region import DrivingQuery
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 # --- what is to be done with a batch ------------------------------------------------------------------
 
@@ -135,10 +132,9 @@ def _goes_back(region: str, last: BatchNote, asked: BatchAsked) -> Refused:
 
 
 def _text(time_us: int) -> str:
-    try:
-        return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="milliseconds")
-    except OverflowError:  # after the year 9999
-        return f"{time_us} us"
+    """Return the time of day."""
+    seconds, micros = divmod(time_us, 1_000_000)
+    return f"{seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{micros // 1000:03} UTC"
 
 
 def _of_records(kept: tuple[Checkpoint, ...]) -> Iterable[BatchNote]:
