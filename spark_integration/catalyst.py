@@ -233,8 +233,9 @@ _STATEFUL_PLANS: Final = frozenset(
 )
 
 
-def stateful_below(df: DataFrame) -> str:
-    """Return the name of a part of a stream's plan that keeps state in Spark; "" if there is none."""
+def stateful_parts(df: DataFrame) -> list[str]:
+    """Return the names of the parts of a stream's plan that keep state in Spark."""
+    found = []
     given: Any = df
     waiting = [given._jdf.queryExecution().analyzed()]  # noqa: SLF001
     while waiting:
@@ -244,9 +245,9 @@ def stateful_below(df: DataFrame) -> str:
         streams = [one for one in below if one.isStreaming()]
         two_sided = name in ("Join", "Intersect", "Except")
         if name in _STATEFUL_PLANS and len(streams) > two_sided:
-            return name
+            found.append(name)
         waiting += streams
-    return ""
+    return found
 
 
 def check_output_mode(df: DataFrame, mode: str) -> None:

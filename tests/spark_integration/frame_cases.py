@@ -46,7 +46,7 @@ def rows(count: int = 200, seed: int = 7) -> list[tuple[Any, ...]]:
 
 
 def typed(spark: SparkSession) -> DataFrame:
-    df = spark.createDataFrame(rows(), DDL).withColumn("s.b", F.col("a") * 100)
+    df = spark.createDataFrame(rows(), DDL).withColumn("st.x", F.col("a") * 100)
     return df.coalesce(1).cache()
 
 
@@ -145,7 +145,7 @@ def computed() -> dict[str, Case]:
         "function of the user as a key": ([plus("a").alias("x"), "a"], [F.count("*"), times("a").alias("y")]),
         "function of the user over aggregates": (["k"], [times(F.sum("a").cast("int")).alias("n")]),
         "count of a null literal": (["k"], [F.count(F.lit(None))]),
-        "field s.b and column `s.b`": (["k"], [F.sum("st.x").alias("p"), F.sum("`s.b`").alias("q")]),
+        "field st.x and column `st.x`": (["k"], [F.sum("st.x").alias("p"), F.sum("`st.x`").alias("q")]),
         "key with the name of its column": ([(c("a") % 2).alias("a")], [F.sum("a").alias("n")]),
         "key inside and outside": (["a"], [(F.sum("a") + c("a")).alias("n")]),
         "literal only": (["k"], [F.lit(1).alias("one"), F.count("*").alias("n")]),
@@ -282,7 +282,7 @@ class RandomResults:
     def number(self, depth: int) -> Column:
         rng = self._rng
         if depth == 0 or rng.random() < 0.3:
-            return F.col(rng.choice(["a", "b", "v", "f", "st.x", "`s.b`"]))
+            return F.col(rng.choice(["a", "b", "v", "f", "st.x", "`st.x`"]))
         one, two = self.number(depth - 1), self.number(depth - 1)
         return rng.choice(
             [

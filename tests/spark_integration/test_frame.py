@@ -1,6 +1,7 @@
 """`frame`: programs of Spark, and the same programs with one changed line."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +27,7 @@ from spark_integration.frame_class import (
 from tests.spark_integration.frame_cases import START, table, typed
 from tests.support.examples import run_example
 
+SOURCE = Path(inspect.getfile(dos.RegionFrame)).read_text(encoding="utf-8")
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 
@@ -124,6 +126,11 @@ def test_each_public_name_of_a_dataframe_is_in_one_class_and_defined_by_the_fram
         assert isinstance(ours, property) == isinstance(parent, property), name
         if METHODS[name] not in (MethodClass.STATEFUL, MethodClass.OWN) and not isinstance(parent, property):
             assert inspect.signature(ours) == inspect.signature(parent)
+    returning = {MethodClass.ROW, MethodClass.TWO_SIDED, MethodClass.WHOLE, MethodClass.TIME}
+    typed_names = re.findall(
+        r'def (\w+)\(self, \*args: Any, \*\*kwargs: Any\) -> "RegionFrame": \.\.\.', SOURCE
+    )
+    assert {*typed_names} == {name for name, kind in METHODS.items() if kind in returning}
     grouped = {name for name in dir(GroupedData) if not name.startswith("_")}
     assert grouped <= vars(FrameGroupedData).keys()
     writer = {name for name in dir(DataStreamWriter) if not name.startswith("_")}
@@ -247,6 +254,8 @@ class Rerun:
         self._spark = spark
         self._folder = folder
         self._store = store
+        self.observed: dict[str, int] = {}
+        """Of the last run that observed rows under the name `seen`."""
 
     def add(self, minutes: list[int], number: int) -> None:
         rows = [
@@ -267,6 +276,9 @@ class Rerun:
         writer = program(given).writeStream.option("checkpointLocation", f"{self._folder}/{name}-checkpoint")
         query = writer.trigger(availableNow=True).format("parquet").start(f"{self._folder}/{name}")
         query.awaitTermination()
+        observed = (query.lastProgress or {"observedMetrics": {}})["observedMetrics"]
+        if observed:
+            self.observed[name] = observed["seen"]["rows"]
         return table(self._spark.read.parquet(f"{self._folder}/{name}"))
 
 
