@@ -184,6 +184,9 @@ class _Parser:
 
     def _type(self) -> pa.DataType:
         name = self._take().lower()
+        if name == "string" and self._peek().lower() == "collate":
+            self._take()
+            self._collation(self._take())
         if name in _SIMPLE:
             return _SIMPLE[name]
         nested = {"decimal": self._decimal, "array": self._array, "map": self._map, "struct": self._struct}
@@ -194,6 +197,14 @@ class _Parser:
             "array, "
             "map, struct)"
         )
+
+    def _collation(self, name: str) -> None:
+        if name.upper() != "UTF8_BINARY":
+            raise SchemaError(
+                f"schema {self._text!r} has a string with the collation {name}, by which Spark takes"
+                " different texts for equal; here texts are compared by their bytes. Convert it before:"
+                " cast(column as string collate UTF8_BINARY), of lower(column) for one without case"
+            )
 
     def _decimal(self) -> pa.DataType:
         if self._peek() != "(":

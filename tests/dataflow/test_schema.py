@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from dataflow.errors import SchemaError
 from dataflow.schema import parse_schema, schema_text
@@ -60,6 +61,14 @@ def test_the_ddl_of_spark_is_understood() -> None:
     assert schema.field("tags").type == pa.list_(pa.struct([("a", pa.int32()), ("b", pa.decimal128(5, 2))]))
 
 
+def test_a_collation_of_spark_that_compares_other_than_bytes_is_refused_by_name() -> None:
+    collated = StructType([StructField("k", StringType("UTF8_LCASE")), StructField("n", LongType())])
+    with pytest.raises(SchemaError, match="by which Spark takes different texts for equal; here texts"):
+        parse_schema(collated)
+    assert parse_schema(StructType([StructField("k", StringType("UTF8_BINARY"))])).types == [pa.string()]
+    assert parse_schema("k string collate utf8_binary, n int").types == [pa.string(), pa.int32()]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -73,6 +82,8 @@ def test_the_ddl_of_spark_is_understood() -> None:
         ("d decimal(50,2)", "outside 1..38"),
         ("w string; drop", "cannot be parsed at character 8"),
         ("a array<int", "expected '>'"),
+        ("k string collate UTF8_LCASE", "a string with the collation UTF8_LCASE"),
+        ("a array<string collate UNICODE_CI>", "a string with the collation UNICODE_CI"),
     ],
 )
 def test_a_bad_schema_is_refused_with_the_place_and_an_example(text: str, words: str) -> None:
