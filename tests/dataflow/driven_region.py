@@ -22,6 +22,7 @@ from dataflow.worker.circuit_thread import CircuitIncarnation
 from dataflow.worker.layout_change import LayoutChange
 from dataflow.worker.messages import OutputMade, SourceWaits, ToLinks
 from dataflow.worker.partitioning import encode_batch
+from dataflow.worker.shares import HeldRows
 from journal import ORIGIN
 from tests.dataflow.region_in_one_thread import Choose, OneThreadRegion, WorkerState
 
@@ -69,12 +70,11 @@ class DrivenRegion(OneThreadRegion):
 
     def begin(self, rows: Mapping[str, Rows]) -> None:
         """Open the next batch, and deal its rows to the workers."""
-        dealt: list[dict[str, list[memoryview]]] = [{} for _ in self.sides]
+        dealt = [{source: HeldRows() for source in self.schemas} for _ in self.sides]
         for source, given in rows.items():
             for row in given:
                 batch = pa.RecordBatch.from_pylist([row], self.schemas[source])
-                share = dealt[self.choose(self.workers)]
-                share.setdefault(source, []).append(encode_batch(batch))
+                dealt[self.choose(self.workers)][source].keep(encode_batch(batch))
         for worker, share in enumerate(dealt):
             order = OpenBatch(
                 job="r",
