@@ -34,9 +34,10 @@ class LogSink(SinkSpec):
     upstream operators to be deterministic: a replay whose rows differ from visible ones stops the region.
 
     retain: "all" deletes nothing unless a limit is set. "unread" deletes what every registered consumer (a
-    region that reads with `LogSource`) has read, once there is one. max_bytes, max_age: of each worker's log,
-    keep the newest bytes, and rows younger than this many seconds; what exceeds a limit is deleted even if a
-    consumer needs it. `dos output retain` replaces all three.
+    region that reads with `LogSource`) has read, once there is one. In a region that a query drives
+    (`through`), "all" is as "unread", and the query, which has the rows in its own sink, is a consumer.
+    max_bytes, max_age: of each worker's log, keep the newest bytes, and rows younger than this many seconds;
+    what exceeds a limit is deleted even if a consumer needs it. `dos output retain` replaces all three.
 
     time: the column with the event time of the rows; of several, the later one counts. Readers then learn how
     far the output is (its *mark*), and replicas of the region can be merged. A row that is not later than

@@ -30,6 +30,7 @@ from checkpoint import (
     OutputDecision,
     Publish,
     Restore,
+    RetentionRule,
     Rolling,
     SplitPosition,
     WorkerCheckpoint,
@@ -449,7 +450,7 @@ class Outputs:
         directory, split = worker_directory(region, worker), split_of(worker)
         trimmers = {
             name: log.trimmer(
-                TrimPlanner(store, output_register(region, name), self._sinks[name].rule),
+                TrimPlanner(store, output_register(region, name), self._rule_of(name)),
                 partial(collecting.permit, output_chain(name)),
             )
             for name, log in self._logs.items()
@@ -464,6 +465,12 @@ class Outputs:
                     raise
                 except DosError as error:  # what is needed is unknown now, so nothing more is deleted
                     logger.info("output %s of %s is not trimmed now: %s", name, directory, error)
+
+    def _rule_of(self, sink: str) -> RetentionRule:
+        """Return the rule of a log, unless a person has set one."""
+        rule = self._sinks[sink].rule
+        # The query takes the output back, and its sink keeps it: the log would only grow.
+        return msgspec.structs.replace(rule, by_consumers=True) if self._driven else rule
 
     def batch_processed(self) -> None:
         """Note that the checkpoint of the last `synced` is committed, and is that of a batch of a query."""

@@ -3,15 +3,19 @@
 import random
 from collections import Counter
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pytest
 
-from dataflow import Count, FileSource, Graph, GraphError, LogSink, autonomous, consistent
+from checkpoint import RetentionRule
+from dataflow import Count, FileSource, Graph, GraphError, InputSource, LogSink, autonomous, consistent
 from dataflow.core.regions import Autonomous, Consistent
 from dataflow.limits import WorkerLimits
 from dataflow.local import run_local
 from dataflow.sources.batches import BatchSource
+from dataflow.worker.exchange import Exchange
+from dataflow.worker.journals import Outputs
 from tests.dataflow.driven_region import DrivenRegion
 
 WORDS = pa.schema([("word", pa.string())])
@@ -100,3 +104,16 @@ def test_the_record_of_a_batch_has_all_of_its_rows_however_far_a_worker_is_behin
         if rng.random() < 0.3:
             region.rescale(rng.randint(1, 3))
     region.close()
+
+
+@pytest.mark.parametrize("retain", ["all", "unread"])
+def test_the_log_of_a_driven_region_does_not_grow_for_ever(retain: str) -> None:
+    def rule(graph: Graph) -> RetentionRule:
+        return Outputs(graph.plan(), cast("Exchange", None), 0, gates=False, durable=lambda _: None)._rule_of(
+            "out"
+        )
+
+    assert rule(driven(LogSink(retain=retain, max_age=60.0))) == RetentionRule(age_max_s=60.0)
+    plain = Graph("words")
+    plain.source("lines", InputSource("lines", WORDS)).sink("out", LogSink(retain=retain))
+    assert rule(plain).by_consumers == (retain == "unread")

@@ -166,6 +166,8 @@ def test_an_input_stays_as_small_as_the_slowest_region_allows(one_server: Server
                 until_trimmed(lambda: input_.on_disk() < 60_000, left, right)
                 running = dos("input", "forget", url, "shop", "numbers", "right", "--apply")
                 assert (running.exit_code, "region 'right' is running" in running.stderr) == (1, True)
+                running = dos("region", "release", url, "right")
+                assert (running.exit_code, "region 'right' is running" in running.stderr) == (1, True)
             for name in ("left", "right"):
                 table = collect_output(url, name, "shown")
                 assert table is not None
