@@ -60,7 +60,9 @@ class WorkerState:
 
     blocks: list[tuple[int, str, bytes]] = field(default_factory=list)
     divisions: dict[int, Division] = field(default_factory=dict)
-    """Durable ones."""
+    """Durable ones, also those that an incarnation before has divided and this one will divide anew."""
+    durable_step: int = 0
+    """The last step whose division of this incarnation, or that it replays, is durable."""
     recorded: deque[Division] = field(default_factory=deque)
     """Not durable yet: a reset may lose them."""
     shared: Shared = field(default_factory=Shared)
@@ -158,6 +160,7 @@ class OneThreadRegion:
             assert side.run is not None
             divisions = tuple(side.divisions[n] for n in range(step + 1, until + 1))
             self.steps_replayed += len(divisions)
+            side.durable_step = until
             side.run.start(divisions)
         self._tell_durable()
 
@@ -236,6 +239,7 @@ class OneThreadRegion:
         for later in [step for step in side.divisions if step >= division.step]:
             del side.divisions[later]
         side.divisions[division.step] = division
+        side.durable_step = division.step
         for one in self.sides:
             self._show(one)
         self._tell_durable()
@@ -244,15 +248,14 @@ class OneThreadRegion:
 
     def _tell_durable(self) -> None:
         """Divisions are durable at all workers."""
-        begin = self.checkpoint.step if self.checkpoint else 0
-        step = min(self._last_recorded(side, begin) for side in self.sides)
+        step = min(side.durable_step for side in self.sides)
         for side in self.sides:
             assert side.run is not None
             side.run.divisions_durable(step)
 
     def _show(self, side: WorkerState) -> None:
         """Output by step, as far as divisions are durable at all workers."""
-        while side.unpublished and all(side.unpublished[0].step in one.divisions for one in self.sides):
+        while side.unpublished and all(side.unpublished[0].step <= one.durable_step for one in self.sides):
             output = side.unpublished.popleft()
             assert side.line is not None
             if side.line.judge(output.step, output.digest) is OutputDecision.APPEND:
@@ -280,7 +283,7 @@ class OneThreadRegion:
         for number in sorted(self.votes):
             votes = self.votes[number]
             sides = [(self.sides[index], vote) for index, vote in votes.items()]
-            ready = all(vote.step in side.divisions and not side.unpublished for side, vote in sides)
+            ready = all(vote.step <= side.durable_step and not side.unpublished for side, vote in sides)
             if len(votes) == self.workers and ready:
                 del self.votes[number]
                 self._commit(number, votes)
