@@ -4,6 +4,10 @@ Each of the two runs in its own process. First all keys are inserted once, in ra
 keys are read and changed. Values are a number, a time and 100 bytes of text. The state and the calls are
 measured, in steps of 10,000 rows, without checkpoints. Prints keys per second, also of CPU time, and the
 memory of the process: its own (RssAnon), and pages of the file, which the kernel can reclaim (RssFile).
+
+`--functions`: instead, milliseconds of CPU time per row of functions written for Spark, with a call for each
+row or for the rows of a key and step, at 1, 10 and 100 rows of each key in a step. Medians of 5 alternating
+rounds. The functions sum a column; those with DataFrames return one.
 """
 
 import argparse
@@ -15,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from dataflow import CallSink, Graph, InputSource, KeyState
@@ -86,6 +91,75 @@ def measure(place: str, keys: int, touches: int) -> None:
             begin, begin_cpu = time.perf_counter(), time.process_time()
 
 
+def summed(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    n, total = state.get if state.exists else (0, 0.0)
+    for frame in frames:
+        n, total = n + len(frame), total + float(frame["v"].sum())
+    state.update((n, total))
+    yield pd.DataFrame({"k": [key[0]], "n": [n], "total": [total]})
+
+
+class Summed:
+    """The same as a processor of rows."""
+
+    def init(self, handle: Any) -> None:
+        self.state = handle.getValueState("sum", "n bigint, total double")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], values: Any) -> Iterator[Any]:  # noqa: N802
+        del values
+        n, total = self.state.get() or (0, 0.0)
+        for row in rows:
+            n, total = n + 1, total + row.v
+        self.state.update((n, total))
+        yield key[0], n, total
+
+
+def functions_trial(function: Any, calls: Any) -> Trial:
+    graph = Graph("sums")
+    rows = graph.source("rows", InputSource("rows", "k bigint, t timestamp, v double"))
+    keyed = rows.event_time("timed", "t", lateness=timedelta(0)).key_by("by_key", "k")
+    made = "k bigint, n bigint, total double"
+    if function is summed:
+        summed_up = keyed.apply_in_pandas_with_state(
+            "sums", summed, made, "n bigint, total double", "append", time="t", calls=calls
+        )
+    else:
+        summed_up = keyed.transform_with_state(
+            "sums", Summed(), made, "append", "none", time="t", calls=calls
+        )
+    summed_up.sink("out", CallSink(print))
+    return Trial(graph)
+
+
+def milliseconds(function: Any, calls: Any, rows_per_key: int, rows: int) -> float:
+    """Return the CPU time of a row in the second of two steps: the first has made the keys."""
+    trial, keys = functions_trial(function, calls), rows // rows_per_key
+    for step in range(2):
+        times = (1 + step) * 10_000_000 + np.arange(rows)
+        batch = {
+            "k": pa.array(np.arange(rows) % keys),
+            "t": pa.array(times).cast(pa.timestamp("us", "UTC")),
+            "v": pa.array(np.arange(rows) / 7),
+        }
+        begin = time.process_time()
+        trial.step({"rows": pa.record_batch(batch)}, end=step == 1)
+    return 1_000 * (time.process_time() - begin) / rows
+
+
+def measure_functions(rows: int) -> None:
+    pa.set_cpu_count(1)
+    cases = [
+        (function, calls, per_key)
+        for function in (summed, Summed)
+        for per_key in (1, 10, 100)
+        for calls in ("row", "group")
+    ]
+    found = [[milliseconds(*case, rows) for case in cases] for _ in range(5)]
+    for (function, calls, per_key), spent in zip(cases, zip(*found, strict=True), strict=True):
+        name = "DataFrames" if function is summed else "rows"
+        print(f"{name:10} {per_key:3} rows per key and step, calls={calls:5} {sorted(spent)[2]:8.4f} ms/row")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -93,7 +167,11 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--touches", type=int, default=200_000)
     parser.add_argument("--place", action="append", choices=["memory", "disk"], help="default: both of them")
+    parser.add_argument("--functions", action="store_true", help="measure functions written for Spark")
     given = parser.parse_args()
+    if given.functions:
+        measure_functions(2_000)
+        return
     for place in given.place or ["memory", "disk"]:
         child = multiprocessing.get_context("spawn").Process(
             target=measure, args=(place, given.keys, given.touches)

@@ -73,9 +73,11 @@ from dataflow.operators.map_state import MapStateSpec, OnRow, OnTimer
 from dataflow.operators.routing import KeyBySpec, SideOutputSpec, UnionSpec
 from dataflow.operators.sorting import SortSpec, TopKSpec
 from dataflow.operators.spark_functions import (
+    CallsPer,
     GroupStateSpec,
     ProcessorSpec,
     ProcessorTakes,
+    check_calls,
     check_mode,
     check_time_mode,
     state_columns,
@@ -510,6 +512,7 @@ class KeyedStream(Stream):
         timeoutConf: str = "NoTimeout",  # noqa: N803
         *,
         time: str,
+        calls: CallsPer = "row",
         state_version: int = 1,
         migrations: Sequence[Migration] = (),
         ttl: timedelta | None = None,
@@ -517,8 +520,9 @@ class KeyedStream(Stream):
         time_zone: str = "UTC",
     ) -> Stream:
         """Call a function written for Spark's `applyInPandasWithState`, unchanged, with (key, DataFrames,
-        GroupState) for each row, in event-time order, and after a timeout. docs/state.md lists what is not
-        supported. `time_zone`: of the times that the function sees; in Spark that of the session. The other
+        GroupState) for each row, in event-time order, and after a timeout. calls="group": for all rows of a
+        key that a step releases. docs/state.md has the difference, and what is not supported. `time_zone`: of
+        the times that the function sees; in Spark that of the session. The other
         arguments are those of `map_state`.
 
             def numbered(key, frames, state):
@@ -543,6 +547,7 @@ class KeyedStream(Stream):
             state_on=state_on,
             timeout=timeoutConf,
             time_zone=time_zone,
+            grouped=check_calls(calls),
         )
         return self._then(name, spec)
 
@@ -556,6 +561,7 @@ class KeyedStream(Stream):
         *,
         time: str,
         takes: ProcessorTakes = "row",
+        calls: CallsPer = "row",
         state_version: int = 1,
         migrations: Sequence[Migration] = (),
         ttl: timedelta | None = None,
@@ -564,9 +570,9 @@ class KeyedStream(Stream):
     ) -> Stream:
         """Run a `StatefulProcessor` written for Spark's `transformWithState` (takes="pandas":
         `transformWithStateInPandas`), unchanged. `handleInputRows` is called for each row, in event-time
-        order, `handleExpiredTimer` after a timer has passed. docs/state.md lists what is not supported.
-        `time_zone`: of the times that it sees; in Spark that of the session. The other arguments are those of
-        `map_state`.
+        order, `handleExpiredTimer` after a timer has passed. calls="group": for all rows of a key that a step
+        releases. docs/state.md has the difference, and what is not supported. `time_zone`: of the times that
+        it sees; in Spark that of the session. The other arguments are those of `map_state`.
 
             class Numbered:  # a StatefulProcessor, where Spark is installed
                 def init(self, handle):
@@ -598,6 +604,7 @@ class KeyedStream(Stream):
             takes=takes,
             timers=timers,
             time_zone=time_zone,
+            grouped=check_calls(calls),
         )
         return self._then(name, spec)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 from operator import itemgetter
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from checkpoint import declared_state
 from dataflow.core.event_time import END, Watermark, is_time
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
-from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
+from dataflow.operators.base import OperatorContext, OperatorSpec, ReplicaProblem, StateTable
 from dataflow.operators.event_time import LATE, TimedOperator, check_time_column, micros_of, times_of
 from dataflow.operators.functions import Emitter
 from dataflow.schema import check_schema
@@ -43,7 +43,7 @@ from dataflow.state.key_states import (
 from dataflow.state.keyed_table import KeyedTable
 from dataflow.state.migration import Migration, StateHistory, columns_text
 from dataflow.state.processor_states import TIMERS
-from dataflow.state.row_table import RowTable, check_order, check_stored, in_order
+from dataflow.state.row_table import Rows, RowTable, check_order, check_stored, in_order
 from dataflow.values.columns import taker
 from dataflow.values.python_rows import FAULTS, batch_of_rows, micros_of_time, rows_of, several, time_reader
 from dos_protocol.errors import text_of
@@ -58,12 +58,52 @@ OnTimer: TypeAlias = Callable[[Row, Any, KeyState], Any] | Callable[[Row, Any, K
 _rows_per_slice: Final = 4_096
 
 
+class Given(Protocol):
+    """The rows of a key that one call gets."""
+
+    end: int
+    """The index of the first row that it does not get: valid after the call."""
+
+
+def _batch_of_rows(made: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
+    return batch_of_rows(made, range(len(made)), schema)
+
+
 class Calls(NamedTuple):
     """The functions that an operator calls; `close` is called when the operator is closed."""
 
-    on_row: OnRow
+    on_row: OnRow | Callable[[Any, KeyState], Any]
     on_timer: OnTimer | None
     close: Callable[[], Any] = lambda: None
+    batch_of: Callable[[Sequence[Any], pa.Schema], pa.RecordBatch] = _batch_of_rows
+    """Converts what all calls returned. `row` of its UserFault is an index into that."""
+    give: Callable[[pa.RecordBatch, Sequence[int]], Callable[[int, int], Given]] | None = None
+    """From rows and their times to a function that returns those of one call, from an index up to another:
+    the argument of `on_row`. None: it gets each row as a dict.
+    """
+
+
+class CallGroups(NamedTuple):
+    """The rows of a punctuation, divided into calls."""
+
+    rows: Slots
+    """Their indices, those of a call together. Within a call they are in the order of time."""
+    begins: Slots
+    """Where each call begins in `rows`. Calls are in the order of their first rows."""
+
+
+def call_groups(slots: Slots, times: npt.NDArray[np.int64], *, grouped: bool, ttl: int | None) -> CallGroups:
+    """Divide rows, which are in order, into calls for each row; if `grouped`, for the rows of each slot."""
+    if not grouped:
+        return CallGroups(np.arange(len(slots)), np.arange(len(slots)))
+    by_slot = np.argsort(slots, kind="stable")
+    slots, times = slots[by_slot], times[by_slot]
+    begins = np.diff(slots, prepend=-1) != 0
+    if ttl is not None:  # the value that a row left is over before the next row
+        begins |= np.diff(times, prepend=times[:1]) >= ttl
+    firsts = by_slot[np.flatnonzero(begins)][np.cumsum(begins) - 1]
+    order = np.argsort(firsts, kind="stable")
+    return CallGroups(by_slot[order], np.flatnonzero(np.diff(firsts[order], prepend=-1) != 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +127,10 @@ class MapStateSpec(OperatorSpec):
     """Where states are held. Not part of the fingerprint: a checkpoint can be restored to either of them."""
     side_outputs: tuple[tuple[str, pa.Schema], ...] = field(default=(), kw_only=True)
     """Port and columns of each side output that the functions write."""
+    grouped: bool = field(default=False, kw_only=True)
+    """Whether a call gets all rows of a key that a step releases. Like the functions, it is not part of the
+    fingerprint.
+    """
 
     def __post_init__(self) -> None:
         check_state_location(self.state_on)
@@ -148,8 +192,14 @@ class MapStateSpec(OperatorSpec):
         del columns
         return Calls(self.on_row, self.on_timer)
 
-    def replica_problem(self, inputs: Sequence[pa.Schema]) -> None:
-        del inputs  # calls are in the order of time, equal times by all columns
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
+        del inputs
+        if not self.grouped:
+            return None  # calls are in the order of time, equal times by all columns
+        return ReplicaProblem(
+            "gets the rows of a key that a step releases in one call, and the steps of replicas differ",
+            'use calls="row"',
+        )
 
     def open(self, context: OperatorContext) -> "MapStateOperator":
         return MapStateOperator(self, context.inputs[0], context.scratch)
@@ -278,7 +328,10 @@ class MapStateOperator(TimedOperator):
         keys = [rows.batch.column(name) for name in self._spec.keys]
         slots = self._table.find_or_add(keys, rows.hashes)
         run = _Run(self, watermark, self._due(watermark))
-        run.rows(_each(rows.batch), rows.times.tolist(), slots.tolist())
+        if self.calls.give is None:
+            run.rows(_each(rows.batch), rows.times.tolist(), slots.tolist())
+        else:
+            run.groups(rows, slots)
         run.timers_before(watermark if watermark == END else watermark + 1, at_end=watermark == END)
         self._table.take_touched()
         over = self._states.expire(watermark)
@@ -411,8 +464,9 @@ class _Run:
         states = operator.states
         self._begin, self._end = states.begin, states.end
         self.made: list[Any] = []
+        """What the calls returned."""
         self._made_by: list[tuple[int, int, int]] = []
-        """For each call that made rows: how many there are after it, its slot, its time."""
+        """For each call that made rows: the length of `made` after it, its slot, its time."""
         self.called: set[int] = set()
         self.fired: list[int] = []
         """The slots whose timers fired. They differ from the last checkpoint even if no row arrived."""
@@ -428,6 +482,36 @@ class _Run:
             if timers and timers[0][0] < time:
                 self.timers_before(time)
             call(slot, time, on_row, (row,))
+
+    def groups(self, rows: Rows, slots: Slots) -> None:
+        """Call the row function for each group of rows, and fire the timers that precede its first row."""
+        operator, timers = self._operator, self._timers
+        assert operator.calls.give is not None
+        self.called.update(slots.tolist())
+        groups = call_groups(slots, rows.times, grouped=operator.spec.grouped, ttl=operator.states.ttl)
+        order, begins = groups.rows.tolist(), groups.begins.tolist()
+        times, slot_of = rows.times[groups.rows].tolist(), slots[groups.rows].tolist()
+        give = operator.calls.give(rows.batch.take(pa.array(groups.rows)), times)
+        on_row: Callable[..., Any] = operator.calls.on_row
+        called_until, set_ = operator.states.called_until, self._set
+        waiting = [
+            (order[begin], begin, end) for begin, end in zip(begins, [*begins[1:], len(order)], strict=False)
+        ]
+        # Sorted by the first row, so it is a heap: the rest of a group comes at its place among the others.
+        while waiting:
+            _, begin, end = heapq.heappop(waiting)
+            slot, time = slot_of[begin], times[begin]
+            if timers and timers[0][0] < time:
+                self.timers_before(time)
+            # The timer comes before the rows that are later, as if each row had its call. NONE is after all.
+            timer: int = set_.item(slot)
+            until = end if timer >= times[end - 1] else bisect_right(times, timer, begin, end)
+            assert until > begin, "a timer before the first row has fired"
+            given = give(begin, until)
+            self._call(slot, time, on_row, (given,))
+            called_until(slot, times[given.end - 1])
+            if given.end < end:
+                heapq.heappush(waiting, (order[given.end], given.end, end))
 
     def _call(
         self,
@@ -467,7 +551,7 @@ class _Run:
         if not self.made:
             return ()
         try:
-            return [batch_of_rows(self.made, range(len(self.made)), self._operator.spec.schema)]
+            return [self._operator.calls.batch_of(self.made, self._operator.spec.schema)]
         except UserFault as fault:
             _, slot, time = self._made_by[bisect_right(self._made_by, fault.row or 0, key=itemgetter(0))]
             raise self._named(fault, slot, time) from fault.__cause__

@@ -1,15 +1,17 @@
 """Functions for Spark's `applyInPandasWithState` and classes written as `StatefulProcessor`, unchanged.
 
-They are called once per row, in event-time order: Spark does not define how many rows a call gets, and one is
-the only number that does not depend on how the rows arrived. The watermark during a call is 1 ms before the
-row's time, or the time of the timer.
+They are called in event-time order, once per row: Spark does not define how many rows a call gets, and one is
+the only number that does not depend on how the rows arrived. With `calls="group"` a call gets all rows of its
+key that a step releases, except that no call has rows from both sides of a timer or of the end of a time to
+live. The watermark during a call is 1 ms before the row's time, or the time of the timer.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal, TypeAlias
+from itertools import islice
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 
@@ -17,21 +19,25 @@ from dataflow.errors import SchemaError
 from dataflow.operators.map_state import Calls, MapStateSpec
 from dataflow.state.key_states import KeyState
 from dataflow.state.processor_states import ProcessorHandle
+from dataflow.values.python_rows import rows_of
 from dataflow.values.spark_rows import (
     UTC_ZONE,
     Frames,
+    InSlices,
     SessionTimes,
     SparkRows,
     Tuples,
+    batch_of_cells,
+    cells_of_frames,
     millis,
     refuse,
-    rows_of_frames,
     rows_of_rows,
     take_millis,
     time_of,
 )
 from dos_protocol.errors import text_of
 
+CallsPer: TypeAlias = Literal["row", "group"]
 _TIMEOUTS: Final = ("NoTimeout", "EventTimeTimeout")
 _MODES: Final = ("append", "update")
 
@@ -42,6 +48,16 @@ def check_mode(mode: str) -> None:
         raise SchemaError(
             f"output mode {mode!r} is not supported: rows are emitted as they are produced; use 'append'"
         )
+
+
+def check_calls(calls: str) -> bool:
+    """Return whether a call gets all rows of a key that a step releases. Raises SchemaError."""
+    if calls not in get_args(CallsPer):
+        raise SchemaError(
+            f"calls must be 'row', a call for each row, or 'group', one for the rows of a key that a step"
+            f" releases, not {calls!r}"
+        )
+    return calls == "group"
 
 
 class GroupState:
@@ -137,49 +153,22 @@ class GroupStateSpec(MapStateSpec):
         return _with_time_zone(MapStateSpec.detail(self), self.time_zone)
 
     def calls(self, columns: pa.Schema) -> Calls:
-        group = _Group(self, columns)
-        return Calls(group.on_row, group.on_timer)
-
-
-class _Group:
-    def __init__(self, spec: GroupStateSpec, columns: pa.Schema) -> None:
-        self._spec = spec
-        self._columns = columns
-        self._times = SessionTimes(spec.time_zone, naive=True)
-        self._frames = Frames(columns, self._times)
-        self._tuples = Tuples(spec.state, self._times)
-        self._time = columns.field(spec.time).type
-
-    def on_row(self, row: dict[str, Any], state: KeyState) -> Sequence[Any]:
-        key = self._times.key({name: row[name] for name in self._spec.keys}, self._columns)
-        return self._call(key, [self._frames.of(row)], state, millis(row[self._spec.time]) - 1, out=False)
-
-    def on_timer(self, key: dict[str, Any], time: Any, state: KeyState) -> Sequence[Any]:
-        return self._call(self._times.key(key, self._columns), [], state, millis(time), out=True)
-
-    def _call(
-        self, key: tuple[Any, ...], frames: list[Any], state: KeyState, watermark: int, *, out: bool
-    ) -> Sequence[Any]:
-        spec = self._spec
-        group = GroupState(self._tuples, state, watermark, spec.timeout, out=out)
-        result = spec.on_row(key, iter(frames), group)  # type: ignore[call-arg, arg-type]
-        made = list(rows_of_frames(result, spec.schema, self._times))
-        state.value = group.as_value()
-        state.timer = None if group.timeout_ms is None else time_of(group.timeout_ms, self._time)
-        return made
+        running = _Function(self, columns)
+        return Calls(
+            running.on_rows,
+            running.on_timer,
+            batch_of=batch_of_cells,
+            give=lambda batch, times: _GivenFrames(batch, times, self.keys, running.times).of,
+        )
 
 
 def _with_time_zone(detail: str, zone: str) -> str:
     return detail if zone == UTC_ZONE else f"{detail} zone {zone}"
 
 
-ProcessorTakes: TypeAlias = Literal["row", "pandas"]
-_TIME_MODES: Final = ("none", "eventtime")
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TimerValues:
-    """The watermark of a call."""
+    """The watermark of a call: 1 ms before the row that was read last."""
 
     watermark: int
 
@@ -190,6 +179,113 @@ class TimerValues:
     def getCurrentProcessingTimeInMs(self) -> int:  # noqa: N802
         """Raise NotImplementedError: processing time is not supported."""
         refuse("getCurrentProcessingTimeInMs", "a replay would not repeat it, use getCurrentWatermarkInMs")
+
+
+@dataclass(slots=True)
+class Group:
+    """The rows of one key for one call."""
+
+    key: tuple[Any, ...]
+    rows: Iterator[Any]
+    """`Row`s, or DataFrames."""
+    values: TimerValues
+    end: int
+
+
+class _GivenFrames:
+    """The rows of a punctuation as DataFrames, for one call after the other."""
+
+    def __init__(
+        self, batch: pa.RecordBatch, times: Sequence[int], keys: Sequence[str], session: SessionTimes
+    ) -> None:
+        self._slices = InSlices(batch, lambda part: Frames(part, session))
+        self._keys = InSlices(batch.select(keys), rows_of)
+        self._schema = batch.schema
+        self._times = times
+        self._session = session
+
+    def of(self, begin: int, end: int) -> Group:
+        """Return the rows from `begin` up to `end`. Each DataFrame has at most `InSlices.rows_max`."""
+        rows, at = self._keys.of(begin, begin + 1)
+        key = self._session.key(rows[at], self._schema)
+        frames = (slice_.of(first, last) for slice_, first, last in self._slices.each(begin, end))
+        return Group(key, frames, TimerValues(_just_before(self._times[begin])), end)
+
+
+class _GivenRows:
+    """The rows of a punctuation as `Row`s, for one call after the other."""
+
+    def __init__(
+        self, batch: pa.RecordBatch, times: Sequence[int], keys: Sequence[str], running: "_Running"
+    ) -> None:
+        self._slices = InSlices(batch, rows_of)
+        self._rows = SparkRows(batch.schema, running.times)
+        self._schema = batch.schema
+        self._times = times
+        self._keys = keys
+        self._running = running
+
+    def of(self, begin: int, end: int) -> Group:
+        """Return the rows from `begin` up to `end`, or up to the first one that a timer precedes which the
+        processor has set when it reads this row: a call for each row would be after that timer.
+        """
+        rows, at = self._slices.of(begin, begin + 1)
+        key = self._running.times.key({name: rows[at][name] for name in self._keys}, self._schema)
+        values = TimerValues(_just_before(self._times[begin]))
+        if end - begin == 1:
+            return Group(key, iter((self._rows.of(rows[at]),)), values, end)
+        group = Group(key, iter(()), values, end)
+        group.rows = self._read(group, begin)
+        return group
+
+    def _read(self, group: Group, begin: int) -> Iterator[Any]:
+        at = begin
+        for rows, first, last in self._slices.each(begin, group.end):
+            for row in islice(rows, first, last):
+                time, timer = self._times[at], self._running.handle.first_timer
+                if at > begin and timer is not None and timer * 1_000 < time:
+                    group.end = at
+                    return
+                group.values.watermark = _just_before(time)
+                yield self._rows.of(row)
+                at += 1
+
+
+def _just_before(time: int) -> int:
+    """Return the watermark, in milliseconds, of a call for a row of this time in microseconds."""
+    return time // 1_000 - 1
+
+
+class _Function:
+    """The user's function."""
+
+    def __init__(self, spec: GroupStateSpec, columns: pa.Schema) -> None:
+        self._spec = spec
+        self._columns = columns
+        self.times = SessionTimes(spec.time_zone, naive=True)
+        self._tuples = Tuples(spec.state, self.times)
+        self._time = columns.field(spec.time).type
+
+    def on_rows(self, given: Group, state: KeyState) -> Sequence[Any]:
+        return self._call(given.key, given.rows, state, given.values.watermark, out=False)
+
+    def on_timer(self, key: dict[str, Any], time: Any, state: KeyState) -> Sequence[Any]:
+        return self._call(self.times.key(key, self._columns), iter(()), state, millis(time), out=True)
+
+    def _call(
+        self, key: tuple[Any, ...], frames: Iterator[Any], state: KeyState, watermark: int, *, out: bool
+    ) -> Sequence[Any]:
+        spec = self._spec
+        group = GroupState(self._tuples, state, watermark, spec.timeout, out=out)
+        result = spec.on_row(key, frames, group)  # type: ignore[call-arg, arg-type]
+        made = list(cells_of_frames(result, spec.schema, self.times))
+        state.value = group.as_value()
+        state.timer = None if group.timeout_ms is None else time_of(group.timeout_ms, self._time)
+        return made
+
+
+ProcessorTakes: TypeAlias = Literal["row", "pandas"]
+_TIME_MODES: Final = ("none", "eventtime")
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,58 +349,58 @@ class ProcessorSpec(MapStateSpec):
 
     def calls(self, columns: pa.Schema) -> Calls:
         running = _Running(self, columns)
-        return Calls(running.on_row, running.on_timer, running.close)
+        calls = Calls(running.on_rows, running.on_timer, running.close)
+        if self.takes == "pandas":
+            return calls._replace(
+                batch_of=batch_of_cells,
+                give=lambda batch, times: _GivenFrames(batch, times, self.keys, running.times).of,
+            )
+        return calls._replace(give=lambda batch, times: _GivenRows(batch, times, self.keys, running).of)
 
 
 class _Running:
     def __init__(self, spec: ProcessorSpec, columns: pa.Schema) -> None:
         self._spec = spec
         self._columns = columns
-        self._times = SessionTimes(spec.time_zone, naive=spec.takes == "pandas")
-        self._given = (
-            Frames(columns, self._times) if spec.takes == "pandas" else SparkRows(columns, self._times)
-        )
+        self.times = SessionTimes(spec.time_zone, naive=spec.takes == "pandas")
         self._time = columns.field(spec.time).type
-        self._processor, self._handle = opened(spec.processor, timers=spec.timers, times=self._times)
+        self._processor, self.handle = opened(spec.processor, timers=spec.timers, times=self.times)
 
-    def on_row(self, row: dict[str, Any], state: KeyState) -> Sequence[Any]:
-        self._handle.load(state.value)
-        key = self._key({name: row[name] for name in self._spec.keys})
-        given = self._given.of(row)
-        values = TimerValues(millis(row[self._spec.time]) - 1)
-        return self._end(self._processor.handleInputRows(key, iter([given]), values), state)
+    def on_rows(self, given: Group, state: KeyState) -> Sequence[Any]:
+        self.handle.load(state.value)
+        return self._end(self._processor.handleInputRows(given.key, given.rows, given.values), state)
 
     def on_timer(self, key: dict[str, Any], time: Any, state: KeyState) -> Sequence[Any]:
-        self._handle.load(state.value)
+        self.handle.load(state.value)
         # At the end of all sources every timer fires once, and this is the only call for the key.
-        due = list(self._handle.listTimers()) if state.at_end else [millis(time)]
+        due = list(self.handle.listTimers()) if state.at_end else [millis(time)]
         made: list[Any] = []
         for expiry in due:
-            if expiry not in self._handle.listTimers():
+            if expiry not in self.handle.listTimers():
                 continue  # the previous timer deleted it, or its time to live expired
-            self._handle.deleteTimer(expiry)
-            self._handle.fired = expiry
+            self.handle.deleteTimer(expiry)
+            self.handle.fired = expiry
             values, info = TimerValues(expiry), ExpiredTimerInfo(expiry)
             expired = getattr(self._processor, "handleExpiredTimer", None)
             if expired is not None:
                 made += self._end(expired(self._key(key), values, info), state)
-        self._handle.fired = None
+        self.handle.fired = None
         self._keep(state)
         return made
 
     def _key(self, key: dict[str, Any]) -> tuple[Any, ...]:
-        return self._times.key(key, self._columns)
+        return self.times.key(key, self._columns)
 
     def _end(self, result: Any, state: KeyState) -> Sequence[Any]:
         schema = self._spec.schema
         frames = self._spec.takes == "pandas"
-        made = list((rows_of_frames if frames else rows_of_rows)(result, schema, self._times))
+        made = list((cells_of_frames if frames else rows_of_rows)(result, schema, self.times))
         self._keep(state)
         return made
 
     def _keep(self, state: KeyState) -> None:
-        state.value = self._handle.store()
-        first = self._handle.first_timer
+        state.value = self.handle.store()
+        first = self.handle.first_timer
         state.timer = None if first is None else time_of(first, self._time)
 
     def close(self) -> None:

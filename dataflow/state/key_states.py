@@ -175,7 +175,8 @@ class KeyStates(SlotValues):
         self._history = history
         self._normalise = history.normalise
         self._schema = history.columns
-        self._ttl = ttl
+        self.ttl = ttl
+        """Time to live in microseconds, None for ever."""
         self._values = MemoryValueStore(history.columns) if values is None else values
         self._slots = 0
         self.timers = SlotNumbers(np.int64, NONE)
@@ -185,7 +186,7 @@ class KeyStates(SlotValues):
         """Whether values without a call time were restored, from a version without a time to live."""
 
     def fields(self) -> list[pa.Field]:
-        numbers = [TIMER] if self._ttl is None else [TIMER, CALLED]
+        numbers = [TIMER] if self.ttl is None else [TIMER, CALLED]
         return [*self._schema, pa.field(IS_SET, pa.bool_()), *(pa.field(one, pa.int64()) for one in numbers)]
 
     def reach(self, slots: int) -> None:
@@ -206,7 +207,7 @@ class KeyStates(SlotValues):
         self._called.keep(slots)
 
     def store(self, slots: Slots) -> list[pa.Array]:
-        numbers = [self.timers] if self._ttl is None else [self.timers, self._called]
+        numbers = [self.timers] if self.ttl is None else [self.timers, self._called]
         columns = [*self._values.store(slots), pa.array(self._values.has(slots))]
         return [*columns, *(pa.array(one.values[slots]) for one in numbers)]
 
@@ -214,7 +215,7 @@ class KeyStates(SlotValues):
         width = len(self._schema)
         is_set = columns[width].to_numpy(zero_copy_only=False)
         self.timers.values[slots] = columns[width + 1].to_numpy()
-        if self._ttl is not None:
+        if self.ttl is not None:
             self._called.values[slots] = columns[width + 2].to_numpy()
         rows = pa.array(np.flatnonzero(is_set))
         self._values.load(slots[is_set], [column.take(rows) for column in columns[:width]])
@@ -237,9 +238,9 @@ class KeyStates(SlotValues):
     # --- time to live ---------------------------------------------------------------------------------------
 
     def begin(self, slot: int, time: int) -> KeyState:
-        if self._ttl is not None:
+        if self.ttl is not None:
             called = int(self._called.values[slot])
-            if called != NONE and called + self._ttl <= time:
+            if called != NONE and called + self.ttl <= time:
                 return KeyState()
         return KeyState(self._values.get(slot))
 
@@ -249,16 +250,21 @@ class KeyStates(SlotValues):
         """
         value = state.value
         self._values.put(slot, None if value is None else self._normalise(value))
-        if self._ttl is not None:
+        if self.ttl is not None:
             self._called.values[slot] = NONE if value is None else time
+
+    def called_until(self, slot: int, time: int) -> None:
+        """Note that the last of the rows that the previous call of `end` was for has this time."""
+        if self.ttl is not None and self._called.values[slot] != NONE:
+            self._called.values[slot] = time
 
     def expire(self, watermark: Watermark) -> Slots:
         """Delete the values that no call after `watermark` would find; return their slots."""
-        if self._ttl is None:
+        if self.ttl is None:
             return np.empty(0, np.int64)
         called = self._called.values[: self._slots]
         begin = watermark if watermark == END else watermark + 1
-        over: Slots = np.flatnonzero((called != NONE) & (called <= begin - self._ttl))
+        over: Slots = np.flatnonzero((called != NONE) & (called <= begin - self.ttl))
         self._values.clear(over)
         self._called.clear(over)
         return over
@@ -289,7 +295,7 @@ class KeyStates(SlotValues):
         keys = pa.schema([block.schema.field(name) for name in key_columns(block.schema)])
         schema = block_schema(keys, pa.schema(self.fields()), state_version=self._history.version)
         made = dict(zip(self._schema.names, columns_of(values, self._schema), strict=True))
-        if self._ttl is not None and CALLED not in block.schema.names:
+        if self.ttl is not None and CALLED not in block.schema.names:
             made[CALLED] = pa.array(np.full(block.num_rows, NONE))
             self._undated = True
         columns = [made[name] if name in made else block.column(name) for name in schema.names]

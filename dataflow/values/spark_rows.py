@@ -5,25 +5,28 @@ with it in rows. Where Spark uses the zone of the machine, as for states of proc
 in that zone, so that nothing depends on the machine.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Final, NoReturn, TypeAlias
+from itertools import groupby
+from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dataflow.errors import SchemaError, UserFault
-from dataflow.values.columns import taker
-from dataflow.values.kinds import is_list, named, plain, values_of, zone_of
-from dataflow.values.python_rows import batch_of_result, columns_of_frame, micros_of_time, rows_of
+from dataflow.values.columns import column_of, fitted_column, one_array, taker
+from dataflow.values.kinds import is_bytes, is_list, named, plain, values_of, zone_of
+from dataflow.values.python_rows import column_of_series, micros_of_time
 
 Convert: TypeAlias = Callable[[Any], Any]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
+_T = TypeVar("_T")
 
 
 def refuse(call: str, remedy: str) -> NoReturn:
@@ -287,14 +290,57 @@ def time_of(ms: int, column: pa.DataType) -> datetime:
 
 
 class Frames:
-    """Converts a row to a DataFrame as Spark does for these columns: numpy types, times without a zone."""
+    """DataFrames of consecutive rows of a batch, as Spark makes them from those rows alone: numpy types,
+    times without a zone.
+    """
 
-    def __init__(self, columns: pa.Schema, times: SessionTimes) -> None:
-        self._columns = columns
-        self._times = times
+    # Slices of one conversion of all rows take a twentieth of the time of a conversion for each. But the type
+    # of a column may depend on nulls in other rows: integers become doubles, which hold fewer of them. Rows
+    # without such nulls are slices of a conversion without nulls, others of one in which these columns have
+    # them.
+    def __init__(self, batch: pa.RecordBatch, times: SessionTimes) -> None:
+        # The categories of a batch would depend on its other rows, and Spark has none.
+        plain_batch = pa.RecordBatch.from_arrays(
+            [
+                column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+                for column in batch.columns
+            ],
+            batch.schema.names,
+        )
+        self._batch = times.batch(plain_batch)
+        arrays = self._batch.columns
+        self._nulls = {
+            index: np.cumsum(np.concatenate([[0], column.is_null().to_numpy(zero_copy_only=False)]))
+            for index, column in enumerate(arrays)
+            if column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type))
+        }
+        """For each column whose type depends on nulls, how many there are before each row."""
+        self._alone = any(_depends_on_others(column) for column in arrays)
+        self._converted: dict[tuple[int, ...], Any] = {}
+        """By the columns that have nulls."""
 
-    def of(self, row: Mapping[str, Any]) -> Any:
-        return frame_of(self._times.batch(pa.RecordBatch.from_pylist([row], self._columns)))
+    def of(self, begin: int, end: int) -> Any:
+        """Return the rows from `begin` up to `end`, with an index that begins at 0."""
+        if not self._alone:
+            nulls = tuple(at for at, before in self._nulls.items() if before[end] > before[begin])
+            frame = self._converted.get(nulls)
+            if frame is None:
+                try:
+                    frame = self._converted[nulls] = frame_of(self._filled(nulls))
+                except pa.ArrowException:
+                    self._alone = True  # a value has no place in a DataFrame: the call for its row fails
+            if frame is not None:
+                return _rows_of_frame(frame, begin, end)
+        return frame_of(self._batch.take(pa.array(range(begin, end))))
+
+    def _filled(self, nulls: tuple[int, ...]) -> pa.RecordBatch:
+        """Return the rows with zeros for nulls in columns other than these."""
+        filled = self._nulls.keys() - set(nulls)
+        arrays = [
+            column.fill_null(pa.scalar(0).cast(column.type)) if at in filled else column
+            for at, column in enumerate(self._batch.columns)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, self._batch.schema.names)
 
 
 def frame_of(batch: pa.RecordBatch) -> Any:
@@ -342,24 +388,145 @@ class SparkRows:
         return Row.of({name: _unless_none(converts.get(name, _same), value) for name, value in row.items()})
 
 
-def rows_of_frames(
+def _rows_of_frame(frame: Any, begin: int, end: int) -> Any:
+    # In half of the time of `reset_index`, which copies. No other call gets these rows, so the function may
+    # write into them, and pandas need not warn that they are part of others.
+    rows = frame.iloc[begin:end]
+    rows.index = frame.index[: end - begin]
+    rows._is_copy = None  # noqa: SLF001
+    return rows
+
+
+def _depends_on_others(column: pa.Array) -> bool:
+    """Return whether the form of a value in a DataFrame may depend on other rows, except for the nulls of
+    integers and booleans.
+    """
+    kind, types = column.type, pa.types
+    if not types.is_nested(kind):
+        return False
+    if types.is_map(kind):
+        parts = [column.keys, column.items]
+    elif types.is_struct(kind):
+        parts = column.flatten()
+    else:
+        parts = [column.flatten()]
+    return any(part.null_count or _depends_on_others(part) for part in parts)
+
+
+class InSlices(Generic[_T]):
+    """Converts rows of a batch a limited number at a time, to bound memory."""
+
+    rows_max: Final = 4_096
+
+    def __init__(self, batch: pa.RecordBatch, convert: Callable[[pa.RecordBatch], _T]) -> None:
+        self._batch = batch
+        self._convert = convert
+        self._begin = self._end = 0
+        self._converted: _T | None = None
+
+    def of(self, begin: int, end: int) -> tuple[_T, int]:
+        """Return converted rows, and how many of them are before `begin`; those up to `end` are there if they
+        are at most `rows_max`.
+        """
+        if begin < self._begin:  # the rest of a call: the next call is not there
+            return self._convert(self._batch.slice(begin, end - begin)), 0
+        if self._converted is None or min(end, begin + self.rows_max) > self._end:
+            self._converted = self._convert(self._batch.slice(begin, self.rows_max))
+            self._begin, self._end = begin, begin + self.rows_max
+        return self._converted, begin - self._begin
+
+    def each(self, begin: int, end: int) -> Iterator[tuple[_T, int, int]]:
+        """Yield the rows from `begin` up to `end` in parts: converted rows, begin and end of a part."""
+        for first in range(begin, end, self.rows_max):
+            last = min(first + self.rows_max, end)
+            converted, at = self.of(first, last)
+            yield converted, at, at + last - first
+
+
+_Cells: TypeAlias = "npt.NDArray[Any] | pa.Array"
+"""The values of one column of a DataFrame."""
+
+
+def cells_of_frames(
     frames: Iterable[Any] | None, schema: pa.Schema, times: SessionTimes
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of DataFrames that a function returned or yields. A DataFrame without columns is none,
+) -> Iterator[list[_Cells]]:
+    """Yield the columns of each DataFrame that a function returned or yields. One without columns is none,
     as in Spark. Raises UserFault.
     """
+    wanted = schema.names
     for frame in frames or ():
-        if len(getattr(frame, "columns", schema.names)) == 0:
+        if len(getattr(frame, "columns", wanted)) == 0:
             continue
         names = [str(name) for name in getattr(frame, "columns", ())]
-        if set(names) != set(schema.names):
+        if set(names) != set(wanted):
             returned = ", ".join(names) if names else type(frame).__name__
-            raise UserFault(
-                f"it must return DataFrames of {', '.join(schema.names)}, and returned {returned}"
-            )
-        columns = columns_of_frame(frame)
-        given = {name: times.column(column, schema.field(name).type) for name, column in columns.items()}
-        yield from rows_of(batch_of_result(given, schema))
+            raise UserFault(f"it must return DataFrames of {', '.join(wanted)}, and returned {returned}")
+        if len(names) != len(wanted):
+            raise UserFault(f"a DataFrame has a column twice: {', '.join(names)}")
+        if len(frame):
+            # Not `items()`: each Series that it makes takes twice the time of everything else here.
+            arrays = dict(zip(names, frame._iter_column_arrays(), strict=True))  # noqa: SLF001
+            changed = _fields_with_times(times, schema)
+            yield [
+                _cells_with_times(arrays[field.name], field, times)
+                if field.name in changed
+                else _cells(arrays[field.name], field)
+                for field in schema
+            ]
+
+
+@lru_cache(maxsize=256)
+def _fields_with_times(times: SessionTimes, schema: pa.Schema) -> frozenset[str]:
+    return frozenset(field.name for field in schema if times.from_user(field.type) is not None)
+
+
+def _cells_with_times(array: Any, field: pa.Field, times: SessionTimes) -> pa.Array:
+    import pandas as pd  # imported late, because only graphs with such functions need pandas
+
+    column = times.column(column_of_series(pd.Series(array)), field.type)
+    return column_of(column, field) if isinstance(column, list) else fitted_column(column, field)
+
+
+def _cells(array: Any, field: pa.Field) -> _Cells:
+    """Copy the values of an array of pandas: the function may go on to change it."""
+    kind = array.dtype.kind if isinstance(array.dtype, np.dtype) else ""
+    if kind == "O" and (pa.types.is_nested(field.type) or is_bytes(field.type)):
+        return column_of([*array], field)
+    if kind and kind in "biufmMO":
+        copied: npt.NDArray[Any] = np.array(array)
+        return copied
+    import pandas as pd  # imported late, because only graphs with such functions need pandas
+
+    converted = one_array(pa.array(pd.Series(array), from_pandas=False))
+    return converted.dictionary_decode() if pa.types.is_dictionary(converted.type) else converted
+
+
+def batch_of_cells(frames: Sequence[Sequence[_Cells]], schema: pa.Schema) -> pa.RecordBatch:
+    """Convert the columns of DataFrames to a batch. Raises UserFault with the index of a DataFrame."""
+    try:
+        arrays = [_column([frame[at] for frame in frames], field) for at, field in enumerate(schema)]
+    except UserFault:
+        for index, frame in enumerate(frames) if len(frames) > 1 else ():
+            try:
+                batch_of_cells([frame], schema)
+            except UserFault as fault:
+                raise UserFault(str(fault), row=index, remedy=fault.remedy) from fault.__cause__
+        raise
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _column(parts: Sequence[_Cells], field: pa.Field) -> pa.Array:
+    """Join the values of one column. Values of different types are converted one type after the other."""
+    arrays = []
+    for _, run in groupby(parts, lambda part: part.dtype if isinstance(part, np.ndarray) else part.type):
+        cells = [*run]
+        if not isinstance(cells[0], np.ndarray):
+            arrays.append(fitted_column(pa.concat_arrays(cells), field))
+        elif cells[0].dtype == object:
+            arrays.append(column_of(np.concatenate(cells).tolist(), field))
+        else:
+            arrays.append(fitted_column(pa.array(np.concatenate(cells), from_pandas=False), field))
+    return pa.concat_arrays(arrays) if len(arrays) != 1 else arrays[0]
 
 
 def rows_of_rows(rows: Iterable[Any] | None, schema: pa.Schema, times: SessionTimes) -> Iterator[Any]:

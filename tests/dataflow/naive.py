@@ -370,6 +370,90 @@ def keyed_function(told: Stream, wait: int, ttl: int | None) -> Made:
     return Made(given, ordered.late)
 
 
+class KeyValue(NamedTuple):
+    """What a function written for Spark keeps of a key."""
+
+    rows: int
+    timers: tuple[int, ...]
+    called: int
+
+
+class SparkCalls:
+    """The functions and processors of `operator_programs`: (key, time, rows so far, rows of the call,
+    watermark), with 0 rows for a timer.
+    """
+
+    def __init__(self, wait: int, ttl: int | None, *, grouped: bool, shape: str) -> None:
+        """grouped: a call gets the rows of its key that the step releases, up to the timer that was set
+        before it, and while what a row leaves is there for the next one. The shape "each row" reads them one
+        after the other, up to one that a timer precedes which it has set, and so gives the same as without.
+        """
+        self.wait, self.ttl, self.shape = wait, ttl, shape
+        self.grouped = grouped and shape != "each row"
+        self.kept: dict[str | None, KeyValue] = {}
+        self.due: dict[str | None, int] = {}
+        self.made: list[tuple[str | None, int, int, int, int]] = []
+
+    def of(self, told: Stream) -> Made:
+        given: list[list[Any]] = []
+        ordered = released(told)
+        for rows, watermark in zip(ordered.rows, told.watermarks, strict=True):
+            left, self.made = list(rows), []
+            while left:
+                self.fire(left[0]["t"] - 1)
+                called = self.next_call(left)
+                left = [row for row in left if not any(row is one for one in called)]
+                self.call(called)
+            self.fire(watermark, at_end=watermark == END)
+            given.append(self.made)
+        return Made(given, ordered.late)
+
+    def next_call(self, left: Sequence[Row]) -> list[Row]:
+        key, rows = left[0]["k"], [left[0]]
+        for row in left[1:] if self.grouped else ():
+            if row["k"] == key:
+                over = self.ttl is not None and row["t"] - rows[-1]["t"] >= self.ttl
+                if over or row["t"] > self.due.get(key, END):
+                    break
+                rows.append(row)
+        return rows
+
+    def call(self, rows: Sequence[Row]) -> None:
+        key, first, last = rows[0]["k"], rows[0]["t"], rows[-1]["t"]
+        before, x = self.value_of(key, first), rows[-1]["x"] or 0
+        timers = set() if self.shape == "function" or x in (-1, 2) else set(before.timers)
+        if x > 0:
+            timers.add(last + self.wait)
+        mark = (last if self.shape == "rows" else first) - 1
+        self.made.append((key, first, before.rows + len(rows), len(rows), mark))
+        self.keep(key, before.rows + len(rows), timers, last)
+
+    def fire(self, end: int, *, at_end: bool = False) -> None:
+        """At the end of all sources every timer comes once, those of a key together."""
+        while found := sorted(((time, key) for key, time in self.due.items() if time <= end), key=by_window):
+            for time, key in found if at_end else found[:1]:
+                before = self.value_of(key, time)
+                over = before.timers if at_end else before.timers[:1]
+                self.made += [(key, one, before.rows, 0, one) for one in over]
+                if self.shape == "function" and not before.rows:
+                    self.made.append((key, time, 0, 0, time))  # a timeout is not part of the value
+                self.keep(key, before.rows, set(before.timers) - set(over), time)
+
+    def value_of(self, key: str | None, time: int) -> KeyValue:
+        found = self.kept.get(key)
+        if found is None or (self.ttl is not None and time >= found.called + self.ttl):
+            return KeyValue(0, (), time)
+        return found
+
+    def keep(self, key: str | None, rows: int, timers: Iterable[int], called: int) -> None:
+        self.kept[key] = KeyValue(rows, tuple(sorted(timers)), called)
+        self.due.pop(key, None)
+        if timers := self.kept[key].timers:
+            self.due[key] = timers[0]
+        if not rows:
+            del self.kept[key]
+
+
 # --- two streams --------------------------------------------------------------------------------------------
 
 

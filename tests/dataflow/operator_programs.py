@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
+import pandas as pd
 import pyarrow as pa
 from hypothesis import strategies as st
 
@@ -34,17 +35,17 @@ def micro(number: int) -> timedelta:
     return timedelta(microseconds=number)
 
 
-def outside(row: Row) -> Row:
-    return {**row, "t": EPOCH + micro(row["t"])}
+MICRO, MILLI = micro(1), micro(1000)
 
 
-def plain(rows: Sequence[Row]) -> list[Row]:
-    """With times as microseconds."""
+def outside(row: Row, unit: timedelta = MICRO) -> Row:
+    return {**row, "t": EPOCH + row["t"] * unit}
+
+
+def plain(rows: Sequence[Row], unit: timedelta = MICRO) -> list[Row]:
+    """With times as numbers of this unit."""
     return [
-        {
-            name: (cell - EPOCH) // micro(1) if isinstance(cell, datetime) else cell
-            for name, cell in row.items()
-        }
+        {name: (cell - EPOCH) // unit if isinstance(cell, datetime) else cell for name, cell in row.items()}
         for row in rows
     ]
 
@@ -57,7 +58,11 @@ class Operator(NamedTuple):
     """Of a division, and of the sources above each `event_time` with its lateness."""
     in_order: bool = True
     """Whether the rows of a key come in an order that is promised."""
+    of_all_keys: bool = False
+    """Whether the rows of all keys on one worker do."""
     ports: tuple[str, ...] = ("late",)
+    unit: timedelta = MICRO
+    """Of the times of the naive evaluator."""
 
 
 Draw = st.DrawFn
@@ -141,6 +146,108 @@ def map_state(draw: Draw) -> Operator:
     return keyed(
         lambda stream: stream.map_state("made", on_row, on_timer=on_timer, time="t", **options),
         lambda rows: naive.keyed_function(rows, wait, ttl),
+        of_all_keys=True,
+    )
+
+
+SPARK_COLUMNS = ["k", "t", "n", "rows", "mark"]
+
+
+def spark_function(wait: int) -> Callable[..., Iterator[pd.DataFrame]]:
+    """Counts rows, and sets its timeout `wait` ms after the last row of a call if the x of it is above 0."""
+
+    def counted(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+        mark = state.getCurrentWatermarkMs()
+        n = state.get[0] if state.exists else 0
+        if state.hasTimedOut:
+            made = (key[0], EPOCH + mark * MILLI, n, 0, mark)
+        else:
+            rows = pd.concat([*frames], ignore_index=True)
+            state.update((n + len(rows),))
+            if rows["x"].iloc[-1] > 0:
+                state.setTimeoutTimestamp(int(rows["t"].iloc[-1].timestamp() * 1000) + wait)
+            made = (key[0], rows["t"].iloc[0], n + len(rows), len(rows), mark)
+        yield pd.DataFrame([made], columns=SPARK_COLUMNS)
+
+    return counted
+
+
+class SparkProcessor:
+    """The same with timers: x above 0 sets one, 2 instead of the others, and -1 deletes all."""
+
+    def __init__(self, wait: int) -> None:
+        self.wait = wait
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.n = handle.getValueState("n", "n bigint")
+
+    def _count(self, rows: int) -> int:
+        n: int = (self.n.get() or (0,))[0] + rows
+        self.n.update((n,))
+        return n
+
+    def _set_timer(self, x: Any, time: datetime) -> None:
+        for one in self.handle.listTimers() if x in (-1, 2) else ():
+            self.handle.deleteTimer(one)
+        if x is not None and x > 0:
+            self.handle.registerTimer((time - EPOCH) // MILLI + self.wait)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], values: Any) -> Iterator[Any]:
+        given = list(rows)
+        self._set_timer(given[-1].x, given[-1].t)
+        yield key[0], given[0].t, self._count(len(given)), len(given), values.getCurrentWatermarkInMs()
+
+    def handleExpiredTimer(self, key: Any, values: Any, info: Any) -> Iterator[Any]:
+        mark = values.getCurrentWatermarkInMs()
+        yield key[0], EPOCH + mark * MILLI, (self.n.get() or (0,))[0], 0, info.getExpiryTimeInMs()
+
+
+class RowByRow(SparkProcessor):
+    """Reads one row after the other, so that it gives the same however rows are divided into calls."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], values: Any) -> Iterator[Any]:
+        for row in rows:
+            self._set_timer(row.x, row.t)
+            yield key[0], row.t, self._count(1), 1, values.getCurrentWatermarkInMs()
+
+
+class OfFrames(SparkProcessor):
+    def handleInputRows(self, key: Any, rows: Iterator[Any], values: Any) -> Iterator[Any]:
+        table = pd.concat([*rows], ignore_index=True)
+        assert key[0] is None or set(table["k"]) == {key[0]}
+        self._set_timer(table["x"].iloc[-1], table["t"].iloc[-1].to_pydatetime().replace(tzinfo=UTC))
+        made = (key[0], table["t"].iloc[0], self._count(len(table)), len(table))
+        yield pd.DataFrame([(*made, values.getCurrentWatermarkInMs())], columns=SPARK_COLUMNS)
+
+    def handleExpiredTimer(self, key: Any, values: Any, info: Any) -> Iterator[Any]:
+        for one in super().handleExpiredTimer(key, values, info):
+            yield pd.DataFrame([one], columns=SPARK_COLUMNS)
+
+
+def spark_calls(draw: Draw) -> Operator:
+    shape = draw(st.sampled_from(["function", "pandas", "rows", "each row"]))
+    calls, wait = draw(st.sampled_from(["row", "group", "group"])), draw(st.integers(0, 3))
+    ttl = draw(st.sampled_from([None, None, 1, 2, 3]))
+    schema = "k string, t timestamp, n bigint, rows bigint, mark bigint"
+    options: dict[str, Any] = {"time": "t", "calls": calls, "ttl": None if ttl is None else ttl * MILLI}
+    processors = {"pandas": OfFrames, "rows": SparkProcessor, "each row": RowByRow}
+
+    def added(stream: Any) -> Stream:
+        if shape == "function":
+            given = (spark_function(wait), schema, "n bigint", "append", "EventTimeTimeout")
+            made: Stream = stream.apply_in_pandas_with_state("made", *given, **options)
+        else:
+            takes = "pandas" if shape == "pandas" else "row"
+            processor = (processors[shape](wait), schema, "append", "eventTime")
+            made = stream.transform_with_state("made", *processor, takes=takes, **options)
+        return made
+
+    return keyed(
+        added,
+        lambda rows: naive.SparkCalls(wait, ttl, grouped=calls == "group", shape=shape).of(rows),
+        of_all_keys=shape != "each row",
+        unit=MILLI,
     )
 
 
@@ -250,7 +357,7 @@ def program_of(operator: Operator, form: str, lateness: Sequence[int], *, side_o
         streams, groups = [streams[0].union("all", streams[1])], [sources]
     timed = dict(zip(groups, lateness, strict=False))
     streams = [
-        stream.event_time(f"timed_{'_'.join(group)}", "t", lateness=micro(timed[group]))
+        stream.event_time(f"timed_{'_'.join(group)}", "t", lateness=timed[group] * operator.unit)
         for stream, group in zip(streams, groups, strict=True)
     ]
     if form == "union of times":

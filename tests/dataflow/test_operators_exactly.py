@@ -6,6 +6,7 @@ Times are microseconds of a tiny range, so that rows meet window ends, watermark
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from itertools import chain
 from typing import Any
 from unittest import mock
@@ -31,6 +32,7 @@ from tests.dataflow.operator_programs import (
     program_of,
     programs,
     sort,
+    spark_calls,
     top_k,
     windows,
 )
@@ -46,6 +48,21 @@ def test_an_operator_gives_what_the_naive_evaluator_gives(
     program = data.draw(programs(kind), label="program")
     sources = [source for group in program.timed for source in group]
     compare(program, data.draw(divisions(sources), label="division"))
+
+
+@settings(max_examples=120)
+@given(data=st.data())
+def test_each_call_of_a_function_for_spark_gets_the_rows_that_the_naive_evaluator_gives_it(
+    data: st.DataObject,
+) -> None:
+    """With a call for each row or each group; the same calls in replayed steps, also on other workers."""
+    program = data.draw(programs(spark_calls), label="program")
+    sources = [source for group in program.timed for source in group]
+    division = data.draw(divisions(sources, crowded=True), label="division")
+    if division.done is None:  # such rows have no split: event time depends on which worker reads them
+        compare(program, division)
+    else:
+        compare(program, division, lambda _: data.draw(st.integers(1, 4), label="workers from now on"))
 
 
 @pytest.mark.parametrize(
@@ -102,6 +119,11 @@ EDGES: dict[str, tuple[Callable[[Draw], Operator], list[Any], Division]] = {
         [2, None, "memory"],
         read({"a": [at(1, x=1), at(2, "b")]}, {"a": [at(6, "b")]}, checkpoints=[0, 1], crashes=[1]),
     ),
+    "a call ends at a timer, and its rest comes at its place among the other calls": (
+        spark_calls,
+        ["function", "group", 2, None],
+        read({"a": [at(1, x=1), at(2, "b")]}, {"a": [at(3), at(9), at(5, "c"), at(12, "b")]}),
+    ),
     "rows that were released before a checkpoint do not come again": (
         sort, [], read({"a": [at(1), at(2)]}, {"a": [at(6)]}, checkpoints=[0, 1], crashes=[1])
     ),
@@ -144,12 +166,12 @@ def rows_up_to(time: int) -> st.SearchStrategy[Row]:
 
 
 @st.composite
-def divisions(draw: Draw, sources: Sequence[str]) -> Division:
-    """Any rows, read in any way, with trouble anywhere."""
-    workers, count = draw(st.sampled_from([1, 1, 2, 3])), draw(st.integers(2, 7))
+def divisions(draw: Draw, sources: Sequence[str], *, crowded: bool = False) -> Division:
+    """Any rows, read in any way, with trouble anywhere. crowded: many rows in each step, few of them late."""
+    workers, count = draw(st.sampled_from([1, 1, 2, 3])), draw(st.integers(2, 4 if crowded else 7))
     steps: list[dict[str, list[Batch]]] = [{} for _ in range(count)]
-    most, newest = draw(st.sampled_from([(1, 4), (2, 4), (2, 8), (4, 12)]))
-    some = st.lists(rows_up_to(newest), max_size=most)
+    most, newest = draw(st.sampled_from([(8, 12)] if crowded else [(1, 4), (2, 4), (2, 8), (4, 12)]))
+    some = st.lists(rows_up_to(newest), min_size=most // 2 if crowded else 0, max_size=most)
     done: dict[str, dict[str, int]] | None = {} if draw(st.booleans()) else None
     for source in sources:
         if done is None:
@@ -164,6 +186,9 @@ def divisions(draw: Draw, sources: Sequence[str]) -> Division:
             for step in steps[: last + 1]:
                 if rows := draw(some):
                     step.setdefault(source, []).append(Batch(f"s{index}", index % workers, rows))
+    for index, step in enumerate(steps if crowded else ()):
+        for row in (row for batches in step.values() for batch in batches for row in batch.rows):
+            row["t"] += 6 * index
     checkpoints = frozenset(step for step in range(count) if draw(st.booleans()))
     crashes = draw(st.lists(st.integers(0, count - 2), max_size=2))
     return Division(
@@ -171,17 +196,22 @@ def divisions(draw: Draw, sources: Sequence[str]) -> Division:
     )
 
 
-def compare(program: Program, division: Division) -> None:
-    """Run it, and compare every step with the naive evaluator, also when it is replayed."""
+def compare(
+    program: Program, division: Division, workers_from: Callable[[int], int] = lambda workers: workers
+) -> None:
+    """Run it, and compare every step with the naive evaluator, also when it is replayed. `workers_from`: the
+    number of workers after a crash, if there is a checkpoint.
+    """
     expected = program.operator.naive(division, program.timed)
     side_outputs = {"late": expected.late, "late_right": expected.late_right}
     trial = Trial(program.graph, workers=division.workers, splits=division.done)
-    crashes, step = list(division.crashes), 0
+    crashes, step, workers = list(division.crashes), 0, division.workers
     while step < len(division.steps):
         known = {sink: len(trial.rows(sink)) for sink in trial.sinks}
-        feed(trial, division, step)
-        found = {sink: plain(trial.rows(sink)[known[sink] :]) for sink in trial.sinks}
-        check_rows(program.operator, found["out"], expected.rows[step])
+        feed(trial, division, step, program.operator.unit)
+        unit = program.operator.unit
+        found = {sink: plain(trial.rows(sink)[known[sink] :], unit) for sink in trial.sinks}
+        check_rows(program.operator, found["out"], expected.rows[step], workers=workers)
         for port in program.operator.ports:
             if program.side_outputs_read:
                 assert unordered(found[f"{port}_out"]) == unordered(side_outputs[port][step]), port
@@ -189,14 +219,17 @@ def compare(program: Program, division: Division) -> None:
         step += 1
         if step - 1 in crashes:
             crashes.remove(step - 1)
-            step = trial.crash()
+            before = workers
+            if any(one < step for one in division.checkpoints):
+                workers = workers_from(workers)
+            step = trial.crash() if workers == before else trial.rescale(workers)
 
 
-def feed(trial: Trial, division: Division, step: int) -> None:
+def feed(trial: Trial, division: Division, step: int, unit: timedelta) -> None:
     given = {
-        source: [[outside(row) for row in batch.rows] for batch in batches]
+        source: [[outside(row, unit) for row in batch.rows] for batch in batches]
         if division.done is None
-        else {batch.split: [outside(row) for row in batch.rows] for batch in batches}
+        else {batch.split: [outside(row, unit) for row in batch.rows] for batch in batches}
         for source, batches in division.steps[step].items()
     }
     trial.step(
@@ -211,9 +244,11 @@ def feed(trial: Trial, division: Division, step: int) -> None:
     )
 
 
-def check_rows(operator: Operator, found: list[Row], expected: Sequence[Any]) -> None:
+def check_rows(operator: Operator, found: list[Row], expected: Sequence[Any], *, workers: int = 2) -> None:
     if expected and isinstance(expected[0], tuple):
         expected = [dict(zip(found[0] if found else "", row, strict=True)) for row in expected]
+    if operator.of_all_keys and workers == 1:
+        assert found == [*expected]
     keys = {row["k"] for row in [*found, *expected]}
     for key in keys:
         rows, wanted = ([row for row in part if row["k"] == key] for part in (found, expected))

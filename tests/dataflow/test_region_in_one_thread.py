@@ -5,10 +5,13 @@ failures.
 import itertools
 import random
 from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -122,24 +125,73 @@ def test_output_published_by_step_is_made_again_as_it_was(first: int, tmp_path: 
         rng = random.Random(seed)
         words = [" ".join(rng.choices(["a", "b", "cc", "the", "fox"], k=5)) for _ in range(60)]
         paths = write_files(tmp_path, ["\n".join(words[index::3]) for index in range(3)])
-        region = OneThreadRegion(shown_word_count(paths), 2, rng.randrange)
-        region.restore()
-        for _ in range(8):
-            for _ in range(rng.randrange(60)):
-                region.turn()
-            if rng.random() < 0.4:
-                region.request_checkpoint()
-            else:
-                region.restore()
-        region.finish()  # OutputDiffersError, on the way here, says what was made otherwise
-        for side in region.sides:
-            steps = [output.step for output in side.shown]
-            assert steps == list(range(1, len(steps) + 1)), "no hole, none twice"
         last: dict[str, int] = {}
-        for row in (row for side in region.sides for row in rows_shown(side.shown)):
+        for row in shown_in_spite_of_resets(shown_word_count(paths), rng):
             assert row["count"] > last.get(row["word"], 0)
             last[row["word"]] = row["count"]
         assert last == dict(true_counts(paths, repeat=2))
+
+
+def shown_in_spite_of_resets(graph: Graph, rng: random.Random) -> list[dict[str, Any]]:
+    """Run the graph with checkpoints and resets; OutputDiffersError says what a replay made otherwise."""
+    region = OneThreadRegion(graph, 2, rng.randrange)
+    region.restore()
+    for _ in range(8):
+        for _ in range(rng.randrange(60)):
+            region.turn()
+        if rng.random() < 0.4:
+            region.request_checkpoint()
+        else:
+            region.restore()
+    region.finish()
+    for side in region.sides:
+        steps = [output.step for output in side.shown]
+        assert steps == list(range(1, len(steps) + 1)), "no hole, none twice"
+    return [row for side in region.sides for row in rows_shown(side.shown)]
+
+
+def counted_in_groups(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    """Tells how many rows each call gets, and when its timer comes between them."""
+    n = state.get[0] if state.exists else 0
+    numbers = [number for frame in frames for number in frame["n"]]
+    state.update((n + len(numbers),))
+    if numbers and numbers[-1] % 3 == 0:
+        state.setTimeoutTimestamp(1000 * numbers[-1] + 2500)
+    yield pd.DataFrame({"word": key[0], "count": [n + len(numbers)], "rows": [len(numbers)]})
+
+
+def shown_groups(paths: list[Path]) -> Graph:
+    """Each line is a number, which is its time in seconds, and a word."""
+
+    def parsed(row: dict[str, Any]) -> Any:
+        number, word = row["line"].split()
+        return datetime.fromtimestamp(int(number), UTC), word, int(number)
+
+    graph = Graph("groups")
+    lines = graph.source("lines", FileSource(paths))
+    rows = lines.map("parsed", parsed, schema="at timestamp, word string, n bigint")
+    keyed = rows.event_time("timed", "at", lateness=timedelta(seconds=3)).key_by("by_word", "word")
+    keyed.apply_in_pandas_with_state(
+        "counted", counted_in_groups, "word string, count bigint, rows bigint", "n bigint", "append",
+        "EventTimeTimeout", time="at", calls="group",
+    ).sink("shown", LogSink(publish="step"))  # fmt: skip
+    return graph
+
+
+# EVIDENCE-OF: P-7
+def test_a_replayed_step_calls_a_function_with_the_groups_that_it_had(tmp_path: Path) -> None:
+    """`rows` is in the output, and a replay that divides rows otherwise is OutputDiffersError."""
+    groups = 0
+    for seed in range(12):
+        rng = random.Random(seed)
+        words = rng.choices("abc", k=240)
+        lines = [f"{number} {word}" for number, word in enumerate(words)]
+        paths = write_files(tmp_path, ["\n".join(lines[index::3]) for index in range(3)])
+        shown = shown_in_spite_of_resets(shown_groups(paths), rng)
+        called = Counter(word for row in shown for word in [row["word"]] * row["rows"])
+        assert called == Counter(words)
+        groups += sum(row["rows"] > 1 for row in shown)
+    assert groups > 100, "most calls get several rows"
 
 
 def rows_shown(outputs: list[OutputMade]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -112,6 +113,11 @@ def ranked(batch: pa.RecordBatch) -> dict[str, Any]:
     return {"t": batch.column("t"), "rank": pa.array(range(batch.num_rows))}
 
 
+def counted(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    for frame in frames:
+        yield pd.DataFrame({"t": frame["t"].iloc[:1], "n": [len(frame)]})
+
+
 def read_by(added: Callable[[Stream, Any], Stream]) -> Case:
     """An operator that reads a broadcast table, made from the right stream."""
 
@@ -211,6 +217,16 @@ DIFFER: dict[str, Refused] = {
         r"map 'op' has a function of batches",
         'use takes="row"; or declare replica_consistent=True',
         STEPS,
+    ),
+    "a call for a group": Refused(
+        keyed(
+            lambda s: s.apply_in_pandas_with_state(
+                "op", counted, "t timestamp, n bigint", "n bigint", "append", time="t", calls="group"
+            )
+        ),
+        r"map_state 'op' gets the rows of a key that a step releases in one call",
+        'use calls="row"',
+        [[step_of(ONE, TWO, mark(2))], [step_of(ONE, mark(1)), step_of(TWO, mark(2))]],
     ),
     "an aggregate that depends on the order": Refused(
         keyed(lambda s: s.aggregate("op", Tumbling("t", SIZE), first=First("x")), "window_end"),

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,9 +16,11 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from dataflow import CallSink, Graph, InputSource, SchemaError
-from dataflow.errors import OperatorError
+from dataflow.errors import OperatorError, UserFault
+from dataflow.schema import parse_schema
 from dataflow.testing import Trial
-from dataflow.values.spark_rows import millis
+from dataflow.values.python_rows import batch_of_result, columns_of_frame
+from dataflow.values.spark_rows import Frames, InSlices, SessionTimes, batch_of_cells, cells_of_frames, millis
 from tests.dataflow.trials import SCHEMA, multiset, play_with_trouble, row, second, timely
 from tests.dataflow.trials import Row as AnyRow
 
@@ -83,7 +88,10 @@ def graph_of(shape: str, lateness: timedelta = timedelta(0), **given: Any) -> Gr
     mode, schema = given.get("mode", "append"), given.get("schema", SESSIONS)
     if shape == "function":
         function, timeout = given.get("function", sessions), given.get("timeout", "EventTimeTimeout")
-        made = keyed.apply_in_pandas_with_state("s", function, schema, STATE, mode, timeout, time="at")
+        calls = given.get("calls", "row")
+        made = keyed.apply_in_pandas_with_state(
+            "s", function, schema, STATE, mode, timeout, time="at", calls=calls
+        )
     else:
         processor = given.get("processor", Sessions() if shape == "row" else SessionsOfFrames())
         options = {"takes": shape, "time": "at", **given.get("options", {})}
@@ -342,3 +350,138 @@ def test_the_watermark_of_a_call_is_just_before_its_row() -> None:
     trial.step({"rows": [row(2), row(1)]})
     trial.step({}, end=True)
     assert watermarks == [millis(second(1)) - 1, millis(second(2)) - 1]
+
+
+# --- rows that are converted together and given to calls in parts -------------------------------------------
+
+KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "big": (pa.int64(), [None, 0, 2**53 + 1, -(2**63)]),
+    "small": (pa.uint8(), [None, 0, 255]),
+    "flag": (pa.bool_(), [None, False, True]),
+    "x": (pa.float64(), [None, -0.0, 0.5]),
+    "text": (pa.string(), [None, "", "a"]),
+    "at": (pa.timestamp("us", "Europe/Berlin"), [None, second(0), second(1.5)]),
+    "day": (pa.date32(), [None, second(0).date()]),
+    "cents": (pa.decimal128(5, 2), [None, Decimal("1.50")]),
+    "list": (pa.list_(pa.int64()), [None, [], [2**53 + 1], [1, None]]),
+    "struct": (pa.struct([("n", pa.int64())]), [None, {"n": 2**53 + 1}, {"n": None}]),
+    "word": (pa.dictionary(pa.int32(), pa.string()), [None, "a", "b"]),
+}
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_the_dataframe_of_a_call_does_not_depend_on_the_rows_of_other_calls(data: st.DataObject) -> None:
+    """Integers become doubles if one of them is null: only if it is in the same call."""
+    names = data.draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=4, unique=True))
+    count = data.draw(st.integers(1, 8))
+    columns = {
+        name: pa.array(data.draw(st.lists(st.sampled_from(values), min_size=count, max_size=count)), kind)
+        for name, (kind, values) in KINDS.items()
+        if name in names
+    }
+    frames = Frames(pa.record_batch(columns), SessionTimes("UTC", naive=True))
+    for _ in range(4):
+        begin = data.draw(st.integers(0, count - 1))
+        end = data.draw(st.integers(begin + 1, count))
+        alone = {
+            name: pa.array(
+                column.slice(begin, end - begin).to_pylist(), pa.string() if name == "word" else column.type
+            )
+            for name, column in columns.items()
+        }
+        expected = pa.record_batch(alone).to_pandas(coerce_temporal_nanoseconds=True)
+        if "at" in names:
+            expected["at"] = expected["at"].dt.tz_convert("UTC").dt.tz_localize(None)
+        found = frames.of(begin, end)
+        assert repr(found.to_dict("list")) == repr(expected.to_dict("list"))
+        assert [*found.dtypes] == [*expected.dtypes]
+        assert [*found.index] == [*expected.index]
+
+
+LIST = pa.list_(pa.int64())
+
+
+def frames_of(column: list[Any]) -> list[pd.DataFrame]:
+    return [pd.DataFrame({"n": cells, "m": cells}) for cells in column]
+
+
+@pytest.mark.parametrize(
+    ("kind", "cells"),
+    [
+        ("bigint", [[1], np.array([2**53 + 1]), pd.array([None, 3], "Int64"), [], pd.Categorical([4])]),
+        ("bigint", [[1, None], [2.0], [2**62], [True]]),
+        ("double", [[0.5, float("nan")], [1], pd.array([None], "Float64"), np.array([1.5], np.float32)]),
+        ("string", [["a"], [None, "b"], pd.array(["c", None], "string"), pd.Categorical(["d", "e"])]),
+        ("timestamp", [pd.to_datetime(["2024-05-01", None]), [second(0)], pd.to_datetime([second(0)])]),
+        ("array<bigint>", [[[1, 2]], [None, np.array([3])], pd.Series([[4]], dtype=pd.ArrowDtype(LIST))]),
+        ("binary", [[b"a", None], [bytearray(b"b")]]),
+        ("decimal(9,2)", [[Decimal("1.5")], [2], [None]]),
+    ],
+)  # fmt: skip
+def test_dataframes_that_are_returned_give_what_each_gives_alone(kind: str, cells: list[Any]) -> None:
+    schema = parse_schema(f"n {kind}, m {kind}")
+    results: list[Any] = []
+    for convert in (together, alone):
+        try:
+            results.append(convert(frames_of(cells), schema).to_pylist())
+        except UserFault as fault:
+            results.append(str(fault))
+    assert repr(results[0]) == repr(results[1])
+
+
+def together(frames: list[pd.DataFrame], schema: pa.Schema) -> pa.RecordBatch:
+    taken = []
+    for frame in frames:
+        taken += cells_of_frames([frame], schema, SessionTimes("UTC", naive=True))
+        for name in frame.columns:
+            frame[name] = frame[name].iloc[::-1].to_numpy()  # what the function does with it afterwards
+    return batch_of_cells(taken, schema)
+
+
+def alone(frames: list[pd.DataFrame], schema: pa.Schema) -> pa.RecordBatch:
+    batches = [batch_of_result(columns_of_frame(frame), schema) for frame in frames]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def test_a_value_that_does_not_fit_is_told_with_the_call_that_returned_it() -> None:
+    def function(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            yield pd.DataFrame({"key": [key[0]], "n": [1]})
+            yield pd.DataFrame({"key": [key[0]], "n": [frame["x"].iloc[0]]})
+
+    trial = Trial(graph_of("function", function=function))
+    with pytest.raises(OperatorError) as caught:
+        trial.step({"rows": [row(1), row(2, "b", 0.5), row(3)]})
+    assert "column 'n' is bigint" in str(caught.value)
+    assert "in the call for key 'b' at 2024-05-01T12:00:02" in str(caught.value)
+
+
+def test_a_call_gets_more_rows_than_one_dataframe_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InSlices, "rows_max", 3)
+    given: list[tuple[Any, ...]] = []
+
+    def function(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> None:
+        given.append((key[0], state.hasTimedOut))
+        for frame in frames:
+            given[-1] += (list(frame["x"]),)
+            frame.loc[0, "x"] = -1.0  # its own rows, so neither another call nor a warning follows
+            frame["mine"] = frame["at"].max()
+        if key[0] == "b" and state.getCurrentWatermarkMs() < millis(second(4)):
+            state.setTimeoutTimestamp(millis(second(4)))
+
+    trial = Trial(graph_of("function", function=function, calls="group"))
+    trial.step({"rows": [row(0, "b"), row(1, "b", 2.0)]})
+    trial.step({"rows": [row(2 + n, "ab"[n % 2], float(n)) for n in range(10)]}, end=True)
+    assert given == [
+        ("b", False, [1.0]),
+        ("b", False, [2.0, 1.0]),  # up to the timer for second 4, which this call sets again
+        ("a", False, [0.0, 2.0, 4.0], [6.0, 8.0]),
+        ("b", True),
+        ("b", False, [3.0, 5.0, 7.0], [9.0]),
+    ]
+
+
+def test_an_unknown_division_into_calls_is_refused() -> None:
+    with pytest.raises(SchemaError, match=r"calls must be .row., a call for each row, or .group.*not .key."):
+        graph_of("function", calls="key")
