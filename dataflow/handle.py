@@ -208,6 +208,10 @@ class RegionHandle:
         """The port on which the coordinator listens in this process."""
         return self._control.address[1]
 
+    def batches_wait_in_vain(self, text: str, remedy: str) -> None:
+        """End the tasks of batches that hold the slots which workers need to start."""
+        self._control.batches_wait_in_vain(text, remedy)
+
     @property
     def status(self) -> RegionStatus:
         """A snapshot: state and its reason, incarnation, last checkpoint, workers, resets."""

@@ -107,6 +107,7 @@ if TYPE_CHECKING:
     from spark_integration import QueryListener as QueryListener
     from spark_integration import RegionFrame as RegionFrame
     from spark_integration import RegionListener as RegionListener
+    from spark_integration import each_batch as each_batch
     from spark_integration import frame as frame
     from spark_integration import register as register
     from spark_integration import run as run

@@ -2,7 +2,7 @@
 
 - `run(spark, graph, ...)` starts a graph and returns a handle like Spark's `StreamingQuery`.
 - `register(spark)` enables `spark.read.format("dos")` and the other formats.
-- `through(df, graph, ...)` passes a DataFrame through a graph.
+- `through(df, graph, ...)` passes a DataFrame through a graph; `each_batch(function)` is for `foreachBatch`.
 - `frame(df)` is a DataFrame whose stateful calls run in a region.
 
 The names are imported on first use: executors import this package only for `worker_task`, which needs neither
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from spark_integration.core.dividing import FrameError
     from spark_integration.data_source import register
     from spark_integration.frame_class import RegionFrame, frame
-    from spark_integration.frames import through
+    from spark_integration.frames import each_batch, through
     from spark_integration.query_listener import QueryListener
     from spark_integration.runner import run
 
@@ -27,6 +27,7 @@ __all__ = [
     "RegionFrame",
     "RegionHandle",
     "RegionListener",
+    "each_batch",
     "frame",
     "register",
     "run",
@@ -35,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("RegionFrame", "FrameError", "frame", "run", "register", "through"):
+    if name in ("RegionFrame", "FrameError", "each_batch", "frame", "run", "register", "through"):
         from spark_integration.on_executor import check_packages
         from spark_integration.versions import check_versions
 
@@ -49,6 +50,10 @@ def __getattr__(name: str) -> Any:
         from spark_integration.data_source import register
 
         return register
+    if name == "each_batch":
+        from spark_integration.frames import each_batch
+
+        return each_batch
     if name == "through":
         from spark_integration.frames import through
 

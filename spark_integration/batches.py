@@ -19,6 +19,7 @@ task of Spark fails. What is done with a batch, and why each row counts once, is
 
 import itertools
 import logging
+import math
 import os
 import secrets
 import tempfile
@@ -50,6 +51,7 @@ from checkpoint import (
     Peer,
     RegionAsked,
     RegionAt,
+    RegionState,
     control_frame,
     decode_region_asked,
     decode_share,
@@ -69,7 +71,13 @@ from dos_client.blocking import Portal
 from dos_protocol.errors import BrokenConnectionError, DosError
 from journal import ChainFollower, Op, Position
 from spark_integration import limits
-from spark_integration.errors import BatchGapError, BatchPlannedAgainError, NoBatchError, OtherQueryError
+from spark_integration.errors import (
+    BatchGapError,
+    BatchPlannedAgainError,
+    NoBatchError,
+    NotEnoughSlotsError,
+    OtherQueryError,
+)
 from spark_integration.spark_api import spark_schema
 
 logger: Final = logging.getLogger("dos.spark_integration")
@@ -78,6 +86,7 @@ _ERRORS: Final[dict[BatchProblem, type[DosError]]] = {
     "gap": BatchGapError,
     "planned again": BatchPlannedAgainError,
     "other query": OtherQueryError,
+    "no slot": NotEnoughSlotsError,
     "ended": RegionFailedError,
 }
 
@@ -93,16 +102,18 @@ class Desk:
         self,
         region: str,
         start: Callable[[bytes], RegionHandle],
+        lacks_slot: Callable[[], bool],
         *,
         host: str,
         ports: Sequence[int] = (0,),
     ) -> None:
-        """start: starts the region with this key of its links. host: to listen on. Raises
-        BrokenConnectionError if no port is free.
+        """start: starts the region with this key of its links. lacks_slot: whether no worker can start now.
+        host: to listen on. Raises BrokenConnectionError if no port is free.
         """
         self.key: Final = secrets.token_bytes(limits.DESK_KEY_BYTES)
         self._name = region
         self._start = start
+        self._lacks_slot = lacks_slot
         self._lock = threading.Lock()
         self._region: RegionHandle | None = None
         self._query_run = ""
@@ -123,6 +134,13 @@ class Desk:
         """The region; None before the first batch."""
         return self._region
 
+    def has_processed(self, query: str, batch: int) -> bool:
+        """Return whether a batch of a query is in a checkpoint of the region."""
+        driving = None if self._region is None else self._region.status.query
+        if driving is None or driving.last_batch is None:
+            return False
+        return driving.query == query and driving.last_batch >= batch
+
     def stop(self) -> None:
         """Stop the region after a last checkpoint. No query starts it again."""
         with self._lock:
@@ -135,8 +153,34 @@ class Desk:
     async def _serving(self, host: str, ports: Sequence[int]) -> AsyncGenerator[tuple[str, int]]:
         async with trio.open_nursery() as nursery:
             serve = partial(serve_links, self._serve, job=self._name, key=self.key, host=host, ports=ports)
-            yield await nursery.start(serve)
+            address = await nursery.start(serve)
+            nursery.start_soon(self._watch_slots)
+            yield address
             nursery.cancel_scope.cancel()
+
+    async def _watch_slots(self) -> None:
+        """End waiting tasks once workers have lacked a slot for too long. Never returns."""
+        # Evaluations of a batch that come before the replacement of a lost worker take its slot, and wait for
+        # it: only the end of a task gives it one.
+        since = math.inf
+        while True:
+            await trio.sleep(limits.SLOTS_LOOK_S)
+            waits = self._is_waiting() and await trio.to_thread.run_sync(self._lacks_slot)
+            since = min(since, trio.current_time()) if waits else math.inf
+            if trio.current_time() - since >= limits.BATCH_SLOTS_S and self._region is not None:
+                since = math.inf
+                self._region.batches_wait_in_vain(
+                    f"a worker of region {self._name!r} has had no slot for {limits.BATCH_SLOTS_S:.0f} s:"
+                    " tasks of this micro-batch hold the last ones, and wait for the worker",
+                    "evaluate the DataFrame in fewer threads at a time, or use a master with more slots",
+                )
+
+    def _is_waiting(self) -> bool:
+        """Return whether tasks wait for a region that does not run yet."""
+        if self._region is None:
+            return False
+        status = self._region.status
+        return status.state is not RegionState.RUNNING and bool(status.query and status.query.waits)
 
     async def _serve(self, link: Link) -> None:
         try:

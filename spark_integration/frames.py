@@ -10,8 +10,10 @@ input handle of the region, the region, and the source `dos` (`reading/`) on its
 """
 
 import atexit
+import functools
 import threading
 import uuid
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +48,7 @@ from spark_integration.runner import (
     UsedStore,
     check_run,
     choose_store,
+    lacks_slot,
     start_checked,
     wait_for_slots,
 )
@@ -220,6 +223,33 @@ def through(
         raise
 
 
+_DESKS: "weakref.WeakSet[Desk]" = weakref.WeakSet()
+"""Of the streams of this driver."""
+
+
+def each_batch(function: Callable[[DataFrame, int], object]) -> Callable[[DataFrame, int], None]:
+    """Return a function for `foreachBatch` that calls this one, and then makes sure that the micro-batch was
+    processed.
+
+    A function may use its DataFrame and yet not evaluate it, for example in a join with an empty table, or at
+    no row of some condition. The region has then not seen the micro-batch, and refuses the next one
+    (`BatchGapError`).
+
+        counts.writeStream.foreachBatch(dos.each_batch(write)).start()
+
+    Raises what the function raises.
+    """
+
+    @functools.wraps(function)
+    def call(df: DataFrame, batch: int) -> None:
+        function(df, batch)
+        query = df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        if not any(desk.has_processed(query, batch) for desk in _DESKS):
+            df.isEmpty()
+
+    return call
+
+
 def fed_by_batches(graph: Graph, handles: Sequence[str]) -> Graph:
     """Return the graph with sources that batches feed in place of the InputSources of these handles. Raises
     DosError for a graph with another source.
@@ -262,9 +292,11 @@ def _streamed(
     desk = Desk(
         checked.application,
         start,
+        functools.partial(lacks_slot, checked),
         host=checked.listen_host,
         ports=(0,) if ports is None else range(ports[0], ports[1] + 1),
     )
+    _DESKS.add(desk)
     region = DrivenRegion(
         name=checked.application,
         host=checked.host,

@@ -74,6 +74,9 @@ LEAVING_LOOK_S = 2.0
 """How often the launcher asks Spark which executors are being decommissioned."""
 LEAVING_AGAIN_S = 30.0
 """After so long, workers that are still there are reported again: their replacement may have failed."""
+SLOTS_LOOK_S = 5.0
+BATCH_SLOTS_S = 30.0
+"""After this time in which workers lacked slots that tasks of batches hold, these tasks end."""
 SHARE_AGAIN_S = 0.2
 """The wait until a task sends a batch to the workers again, after a link broke and no reset followed."""
 

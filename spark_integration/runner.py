@@ -449,6 +449,14 @@ def _standby_shortage(spark: SparkSession, master: SparkMaster, spare: int) -> s
     return standby_shortage(master, registered=registered, busy=busy, spare=spare)
 
 
+def lacks_slot(checked: CheckedRun) -> bool:
+    """Return whether no slot is free for another worker, and the cluster adds none."""
+    if grows(_conf_getter(checked.spark), checked.master):
+        return False
+    registered, busy = _slots(checked.spark)
+    return busy >= registered
+
+
 def _wait_for_slots(
     spark: SparkSession, master: SparkMaster, workers: int, spare: int, timeout_s: float
 ) -> None:

@@ -18,6 +18,7 @@ import trio
 from checkpoint.coordinator.shell import Observer, RegionShell, listening, run_region
 from checkpoint.core.coordination.coordinator import Coordinator
 from checkpoint.core.coordination.vocabulary import (
+    BatchesWaitInVain,
     CheckpointWanted,
     Event,
     PauseWanted,
@@ -382,6 +383,10 @@ class RegionControl:
     def worker_ended(self, worker: int, attempt: int, error: str | None) -> None:
         """Report that this attempt's process or task has ended. Called by the launcher."""
         self._post(WorkerEnded(worker, attempt, error))
+
+    def batches_wait_in_vain(self, text: str, remedy: str) -> None:
+        """Report that workers cannot start before tasks of batches end, so that these are refused."""
+        self._post(BatchesWaitInVain(text, remedy))
 
     def _post(self, event: Event) -> None:
         shell = self._shell

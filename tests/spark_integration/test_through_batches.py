@@ -3,9 +3,12 @@
 Whatever a query and its foreachBatch do, each row counts once, or the query ends with an error that says why.
 """
 
+import functools
 import os
 import shutil
+import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -18,10 +21,11 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession, functions
 
 import dos
+from checkpoint.core.region import WorkerJoined
 from dataflow import Count, Graph, InputSource, IteratorSource, LogSink, Tumbling, UserOperator
 from dos_protocol.errors import DosError
 from dos_server.testing import Servers, ThreadedServer
-from spark_integration import batches
+from spark_integration import batches, limits
 from tests.spark_integration import killing_task
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
@@ -36,11 +40,11 @@ class Job:
         self.expected: Counter[str] = Counter()
         self.shown: list[tuple[int, list[tuple[str, int]]]] = []
         """(batch, its rows), at each evaluation."""
+        self.lines = spark.readStream.option("maxFilesPerTrigger", 1).text(str(folder / "in"))
         self.frame = self.through()
 
     def through(self, **options: Any) -> DataFrame:
-        lines = self.spark.readStream.option("maxFilesPerTrigger", 1).text(str(self.folder / "in"))
-        return dos.through(lines, self.graph(), workers=2, store=self.url, **options)
+        return dos.through(self.lines, self.graph(), workers=2, store=self.url, **options)
 
     def graph(self) -> Graph:
         graph = Graph(self.name)
@@ -161,6 +165,72 @@ def test_what_spark_leaves_out_or_plans_again_ends_the_query_with_the_remedy(job
     job.fails(r"BatchPlannedAgainError.*batch 2 .* Spark has planned it again .*lost its newest batches")
     shutil.rmtree(job.folder / "checkpoint")
     job.fails(r"OtherQueryError.*is driven by query .*start one query")
+
+
+def test_each_batch_evaluates_what_a_function_does_not(job: Job) -> None:
+    def each(df: DataFrame, batch: int) -> None:
+        if batch != 1:
+            job.show(df.join(functions.broadcast(df.limit(0)), "word", "left_anti"), batch)
+
+    for number in range(3):
+        job.put(number, f"a b{number}")
+    job.run(dos.each_batch(each))
+    assert [batch for batch, _ in job.shown] == [0, 2]
+    assert job.shown[1] == (2, [("a", 3), ("b2", 1)])
+
+
+def test_tasks_end_that_hold_the_last_slots_while_they_wait_for_a_worker(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of six slots, two are the workers', one the micro-batch's; another job gets the others, and that of a
+    lost worker.
+    """
+    monkeypatch.setattr(limits, "SLOTS_LOOK_S", 0.2)
+    monkeypatch.setattr(limits, "BATCH_SLOTS_S", 1.0)
+    joined: list[WorkerJoined] = []
+    seen = job.folder / "seen"
+    seen.mkdir()
+
+    def hold(held: Path, rows: Iterator[Any]) -> Iterator[Any]:
+        (seen / f"{os.getpid()}-{time.monotonic_ns()}").touch()
+        while held.exists():
+            time.sleep(0.02)
+        yield from rows
+
+    batch, others = job.folder / "batch", job.folder / "others"
+    lines = job.spark.readStream.option("maxFilesPerTrigger", 1).text(str(job.folder / "in"))
+    job.lines = lines.mapInArrow(functools.partial(hold, batch), lines.schema)
+    job.frame = job.through(
+        on_event=lambda one: joined.append(one) if isinstance(one, WorkerJoined) else None
+    )
+    job.put(0, "a")
+    job.run()
+    batch.touch()
+    others.touch()
+    job.put(1, "a b")
+    query = job.start()
+    until(lambda: len(list(seen.iterdir())) == 2)
+    tasks = job.spark.sparkContext.parallelize(range(4), 4).mapPartitions(functools.partial(hold, others))
+    counting = threading.Thread(target=tasks.count)
+    counting.start()
+    until(lambda: len(list(seen.iterdir())) == 2 + 3)
+    os.kill(joined[0].pid, signal.SIGKILL)
+    until(lambda: len(list(seen.iterdir())) == 2 + 4)
+    batch.unlink()
+    with pytest.raises(StreamingQueryException, match=r"NotEnoughSlotsError.*has had no slot for 1 s"):
+        query.awaitTermination()
+    others.unlink()
+    counting.join()
+    job.run()
+    assert job.counts() == job.expected
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for it."""
+    deadline = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_thread_that_spark_knows_nothing_of_has_no_batch(job: Job) -> None:

@@ -262,6 +262,15 @@ class Batches:
         task.offer = message
         return None
 
+    def refuse_waiting(self, text: str, remedy: str) -> None:
+        """Refuse the tasks that wait for the workers: these could only start in the slots of the tasks."""
+        run = self._run
+        if run.phase is CoordinatorPhase.RUNNING or run.over:
+            return  # the workers have started meanwhile
+        for link in self._tasks:
+            run.send(link, BatchRefused(**run.address, problem="no slot", text=text, remedy=remedy))
+        self._tasks.clear()
+
     def link_down(self, link: int) -> None:
         """Forget a task. Its shares stay: they may be open, and a worker cannot know."""
         self._tasks.pop(link, None)

@@ -406,6 +406,7 @@ class Coordinator:
             v.LinkDown: self._on_link_down,
             v.WorkerHosted: take_overs.on_hosted,
             v.WorkerEnded: losses.on_worker_ended,
+            v.BatchesWaitInVain: self._on_batches_wait_in_vain,
             v.CoordinatorTick: self._on_tick,
             v.CheckpointWanted: checkpoints.on_checkpoint_wanted,
             v.ResetWanted: self._on_reset_wanted,
@@ -592,6 +593,9 @@ class Coordinator:
     def _on_link_down(self, event: v.LinkDown, now: float) -> None:
         self._batches.link_down(event.link)
         self._losses.on_link_down(event, now)
+
+    def _on_batches_wait_in_vain(self, event: v.BatchesWaitInVain, _: float) -> None:
+        self._batches.refuse_waiting(event.text, event.remedy)
 
     # --- time -----------------------------------------------------------------------------------------
 

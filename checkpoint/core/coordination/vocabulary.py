@@ -221,6 +221,14 @@ class StopWanted(UserRequest):
     """A user requests that the region stops."""
 
 
+@dataclass(frozen=True, slots=True)
+class BatchesWaitInVain:
+    """The driver has found that the workers cannot start before tasks of batches end, which wait for them."""
+
+    text: str
+    remedy: str
+
+
 Event: TypeAlias = (
     Begin
     | ManifestOpened
@@ -236,6 +244,7 @@ Event: TypeAlias = (
     | LinkDown
     | WorkerHosted
     | WorkerEnded
+    | BatchesWaitInVain
     | CoordinatorTick
     | UserRequest
 )

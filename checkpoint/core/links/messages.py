@@ -291,7 +291,7 @@ class BatchProcessed(ControlMessage, frozen=True, kw_only=True):
     """Worker -> sink -> the position of its log in the last checkpoint."""
 
 
-BatchProblem: TypeAlias = Literal["gap", "planned again", "other query", "ended"]
+BatchProblem: TypeAlias = Literal["gap", "planned again", "other query", "no slot", "ended"]
 
 
 class BatchRefused(ControlMessage, frozen=True, kw_only=True):
