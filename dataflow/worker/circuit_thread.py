@@ -797,7 +797,6 @@ class CircuitIncarnation:
                 self._shared.operators = self._circuit.counters()
             self._reading.note_backlog(begin)
             return False
-        self._report_fed()
         end = self._clock.seconds()
         self._shared.busy_s += end - begin
         stage, rows = (0 if isinstance(action, Produce) else action.stage), self._circuit.rows_handled - rows
@@ -860,18 +859,16 @@ class CircuitIncarnation:
         self._shared.rows_in += self._circuit.take_rows_in()
         self._request_checkpoints(step)
         self._report_paused()
+        self._report_fed()
 
     def _wall_ms(self) -> int:
         """Return the time of a new step: with a query that of the batch, also if it is repeated."""
         return self._batch.time_ms if self._fed else self._clock.wall_ms()
 
     def _report_fed(self) -> None:
-        """Report once that the share is fed, and that all workers have ended the steps with rows of it."""
+        """Report once that the share is fed, with the end of the last step that has rows of it."""
         batch = self._batch
-        # The second, as in `_note_exhausted`: a worker that is behind would attach the checkpoint to an
-        # earlier step, and the record would have a part of the batch.
-        through = self._schedule.produced == self._schedule.consumed
-        if batch.is_open and through and not any(reader.has_input for reader in self._fed.values()):
+        if batch.is_open and not any(reader.has_input for reader in self._fed.values()):
             self._batch = batch._replace(is_open=False)
             marks = self._circuit.time.marks_of_batch()
             self._post(SourceWaits(self.number, self._schedule.produced, batch.number, marks))

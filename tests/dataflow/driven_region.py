@@ -22,7 +22,7 @@ from dataflow.worker.circuit_thread import CircuitIncarnation
 from dataflow.worker.layout_change import LayoutChange
 from dataflow.worker.messages import OutputMade, SourceWaits, ToLinks
 from dataflow.worker.partitioning import encode_batch
-from dataflow.worker.shares import HeldRows
+from dataflow.worker.shares import HeldRows, HeldShare
 from journal import ORIGIN
 from tests.dataflow.region_in_one_thread import Choose, OneThreadRegion, WorkerState
 
@@ -48,7 +48,7 @@ class DrivenRegion(OneThreadRegion):
         """The step of the record of each batch, after that of the beginning."""
         self._orders: dict[int, deque[Call]] = {}
         """Worker -> the orders on their way to it."""
-        self._fed: dict[int, Mapping[str, int]] = {}
+        self._fed: dict[int, SourceWaits] = {}
         self._marks: dict[str, int] = {}
         """Of the last recorded batch."""
         self._of_batch: tuple[int, dict[str, int]] | None = None
@@ -70,7 +70,7 @@ class DrivenRegion(OneThreadRegion):
 
     def begin(self, rows: Mapping[str, Rows]) -> None:
         """Open the next batch, and deal its rows to the workers."""
-        dealt = [{source: HeldRows() for source in self.schemas} for _ in self.sides]
+        dealt: list[HeldShare] = [{name: HeldRows() for name in self.schemas} for _ in self.sides]
         for source, given in rows.items():
             for row in given:
                 batch = pa.RecordBatch.from_pylist([row], self.schemas[source])
@@ -89,13 +89,17 @@ class DrivenRegion(OneThreadRegion):
     def savepoint(self) -> None:
         """Take a checkpoint between two batches."""
         assert not self._fed, "not while a batch is open"
-        self._request(None)
+        self._request(0, None)
         self._run_until(lambda: self.checkpoint is not None and self.checkpoint.number == self.last_number)
 
-    def _request(self, marks: dict[str, int] | None) -> None:
+    def _request(self, step: int, marks: dict[str, int] | None) -> None:
         self.last_number += 1
         order = partial(
-            CircuitIncarnation.request_checkpoint, checkpoint=self.last_number, final=False, marks=marks
+            CircuitIncarnation.request_checkpoint,
+            checkpoint=self.last_number,
+            final=False,
+            step=step,
+            marks=marks,
         )
         for orders in self._orders.values():
             orders.append(order)
@@ -103,13 +107,13 @@ class DrivenRegion(OneThreadRegion):
     def _has_fed(self, worker: int, message: SourceWaits) -> None:
         assert message.batch == self.recorded
         assert worker not in self._fed, "a worker reports once"
-        self._fed[worker] = message.marks
+        self._fed[worker] = message
         if len(self._fed) == self.workers:
             marks = dict(self._marks)
-            for of_worker in self._fed.values():
-                for name, mark in of_worker.items():
+            for fed in self._fed.values():
+                for name, mark in fed.marks.items():
                     marks[name] = max(mark, marks.get(name, mark))
-            self._request(marks)
+            self._request(1 + max(fed.step for fed in self._fed.values()), marks)
             self._of_batch = self.last_number, marks
 
     def _commit(self, number: int, votes: Any) -> None:

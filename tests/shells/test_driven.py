@@ -112,7 +112,21 @@ def a_share_without_rows_holds_the_watermark() -> Planted:
     return mock.patch.object(_Open, "combined", wrong)
 
 
-LONG = ["a_share_without_rows_holds_the_watermark"]
+@planted("changes", 3)
+def the_checkpoint_of_a_batch_is_that_of_the_next_step_of_any_worker() -> Planted:
+    true = Checkpoints.request_for_batch
+
+    def wrong(self: Checkpoints, batch: Any, after_step: int, now: float) -> None:
+        del after_step
+        true(self, batch, -1, now)
+
+    return mock.patch.object(Checkpoints, "request_for_batch", wrong)
+
+
+LONG = [
+    "a_share_without_rows_holds_the_watermark",
+    "the_checkpoint_of_a_batch_is_that_of_the_next_step_of_any_worker",
+]
 
 
 @pytest.mark.parametrize("name", with_long([name for name in BUGS if name not in LONG], LONG))

@@ -433,7 +433,7 @@ class Pause(ControlMessage, frozen=True, kw_only=True):
 
 class OpenBatch(ControlMessage, frozen=True, kw_only=True):
     """Feed the share of this attempt of a batch, which this worker holds, and drop those of other attempts.
-    The answer is `WantsCheckpoint`, also if the share has no row, once all workers have ended its steps.
+    The answer is `WantsCheckpoint`, also if the share has no row.
     """
 
     number: int
