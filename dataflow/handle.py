@@ -625,12 +625,15 @@ class Application:
 
 def check_options(parts: Sequence[GraphPart], options: RegionOptions) -> None:
     """Raise TypeError for an option that does not exist, ValueError if a part cannot be scaled, has too many
-    workers, or is driven by a query and has an option that excludes it. Nothing is started then.
+    workers, or is driven by a query and has an option that excludes it; GraphError if one needs a query.
+    Nothing is started then.
     """
     if unknown := options.keys() - RegionOptions.__annotations__.keys():
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}: see RegionOptions")
     for part in parts:
-        if part.graph.plan().fed_by_batches:
+        plan = part.graph.plan()
+        plan.check_has_query()
+        if plan.fed_by_batches:
             _check_options_of_driven(part.name, options)
     autoscale, workers = options.get("autoscale"), options.get("workers")
     if autoscale is None:

@@ -164,7 +164,8 @@ def through(
       result. That query has the only checkpoint and the only trigger. A repeated micro-batch gets the output
       that was recorded: with a sink that is idempotent by batch (parquet, foreachBatch, `dos`) each row
       counts once end to end. The region starts with the first micro-batch, and runs until `stop()` or the
-      end of the driver. One query drives a region. The output modes `append` and `update` are the same.
+      end of the driver. One query drives a region. Write with the output mode `append`: what an aggregate
+      emits in a micro-batch is decided by its own `emit=`.
     - Otherwise `through` returns when the region has processed all rows; the result is its complete output.
       Without a `name` each call is a separate region. With a name, a call that was interrupted continues, and
       one that had finished returns the same output again.

@@ -155,7 +155,8 @@ class Aggregation(StatefulCall):
         keys = [key.name for key in self.division.plain_keys] or [ALL]
         keyed = rows.key_by(f"{self.name}.key", *keys)
         aggregates = _aggregates(self.division)
-        keyed.aggregate(self.name, self._window(), **aggregates).sink(OUTPUT, LogSink(publish="checkpoint"))
+        results = keyed.aggregate(self.name, self._window(), emit="final", **aggregates)
+        results.sink(OUTPUT, LogSink(publish="checkpoint"))
         return graph
 
     def _window(self) -> Window:

@@ -98,6 +98,8 @@ class NodeSpec:
     """Input names that no operator has."""
     broadcast_tables: tuple[int, ...] = ()
     """Indices of the broadcast tables that it reads."""
+    emits_updates: bool = False
+    """Whether a row that it emits replaces an earlier one of the same key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,9 +400,10 @@ def find_waiting(nodes: Sequence[NodePlan], first: Collection[str]) -> PendingTa
 #
 # Find the streams that carry updates: rows that replace an earlier row of the same key.
 #
-# A running `count` or `aggregate` emits a row for a key in each step in which the key occurs. The number of
-# these rows depends on the size of the steps; only the last row of a key is a result. An operator that treats
-# every row as a separate fact (a sum, a window, a join) would return results that depend on the step size.
+# An operator with emit="updates" emits a row for a key in each step, or micro-batch, in which the key occurs;
+# one with emit="table" emits a row for every key. Only the last row of a key is a result. An operator that
+# treats every row as a separate fact (a sum, a window, a join) would return results that depend on the step
+# size.
 
 
 class OnUpdates(Enum):
@@ -439,14 +442,13 @@ ON_UPDATES: Final[dict[OperatorKind, OnUpdates]] = {
     OperatorKind.SINK: OnUpdates.TAKES,
 }
 assert set(ON_UPDATES) == set(OperatorKind)
-MAKES_UPDATES: Final = frozenset({OperatorKind.COUNT, OperatorKind.AGGREGATE})
 
 
 def sources_of_updates(nodes: Sequence[NodeSpec], reads: Mapping[int, int]) -> dict[int, int]:
     """Return operator -> the operator whose updates its output carries, if any. reads: source -> sink of the
     graph.
     """
-    origin: dict[int, int] = {i: i for i, node in enumerate(nodes) if node.kind in MAKES_UPDATES}
+    origin: dict[int, int] = {i: i for i, node in enumerate(nodes) if node.emits_updates}
     changed = True
     while changed:  # a source that reads a sink may be listed before it
         changed = False
@@ -455,6 +457,8 @@ def sources_of_updates(nodes: Sequence[NodeSpec], reads: Mapping[int, int]) -> d
                 continue
             above = nodes[reads[index]].inputs if index in reads else node.inputs
             source = next((origin[one] for one in above if one in origin), None)
+            if node.kind is OperatorKind.SIDE and source in above:
+                continue  # the late rows of a window, which takes no updates
             if source is not None:
                 origin[index], changed = source, True
     return origin
@@ -473,8 +477,8 @@ def update_problems(nodes: Sequence[NodeSpec], reads: Mapping[int, int]) -> list
             f"{node.kind.value} {node.name!r} takes each row as a new one, and {maker.kind.value}"
             f" {maker.name!r} above it emits updates: a new row for a key in each step, which replaces the"
             " previous one, so the result would depend on the step size; give"
-            f" {maker.name!r} a window (Tumbling, Sliding or CountWindow), which emits each result once, or"
-            f" compute {node.name!r} from the rows before {maker.name!r}"
+            f' {maker.name!r} a window (Tumbling, Sliding or CountWindow) and emit="final", which emits each'
+            f" result once, or compute {node.name!r} from the rows before {maker.name!r}"
         )
     return problems
 

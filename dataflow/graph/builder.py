@@ -53,9 +53,9 @@ from dataflow.graph.checks import (
 )
 from dataflow.graph.pictures import FORMS, explain
 from dataflow.graph.plan import GraphPlan
-from dataflow.operators.aggregates import Aggregate, AggregateSpec, CountSpec
+from dataflow.operators.aggregates import Aggregate, AggregateSpec, CountSpec, check_emit
 from dataflow.operators.apply import apply_spec, inputs_of
-from dataflow.operators.base import OperatorSpec
+from dataflow.operators.base import Emit, OperatorSpec
 from dataflow.operators.broadcast_state import BroadcastSpec, BroadcastStateSpec
 from dataflow.operators.dedup import DedupSpec, WindowDedupSpec
 from dataflow.operators.event_time import EventTimeSpec, OnAhead, OnNullKey, OnNullTime
@@ -387,7 +387,13 @@ class KeyedStream(Stream):
         return self._then(name, CountSpec(self._keys()))
 
     def aggregate(
-        self, name: str, window: Window | CountWindow | None = None, /, **aggregates: Aggregate
+        self,
+        name: str,
+        window: Window | CountWindow | None = None,
+        /,
+        *,
+        emit: Emit | None = None,
+        **aggregates: Aggregate,
     ) -> Stream:
         """Compute aggregates of the rows of each key (`dataflow.operators.aggregates`).
 
@@ -395,16 +401,23 @@ class KeyedStream(Stream):
             by_item.aggregate("hourly", Tumbling("at", timedelta(hours=1)), orders=Count())
             by_item.aggregate("smooth", CountWindow("at", 3, slide=1), mean=Mean("price"))
 
-        Without a window: over all rows so far, once a step for each key in it: (key columns, aggregates by
-        name). With a window: over its rows, when it closes: (key columns, window_start, window_end,
-        aggregates). With a CountWindow: over that many rows of the key in event-time order, once the last has
-        passed: (key columns, window_number, aggregates). Late rows go to the side output "late".
+        Without a window: over all rows so far: (key columns, aggregates by name). With a window: over its
+        rows: (key columns, window_start, window_end, aggregates). With a CountWindow: over that many rows of
+        the key in event-time order: (key columns, window_number, aggregates). Late rows go to the side output
+        "late".
+
+        emit: "final", the default with a window: each window once, when it is over. "updates", the default
+        without one: at the end of a micro-batch (of a query, `through`; without one of a step) a row for each
+        group that changed in it. "table": at the end of a micro-batch a row for every group; only with a
+        query. Raises SchemaError for a mode that the aggregate does not have.
         """
+        listed = tuple(aggregates.items())
         if window is None:
-            return self._then(name, AggregateSpec(self._keys(), tuple(aggregates.items())))
+            return self._then(name, AggregateSpec(self._keys(), listed, emit or "updates"))
         if isinstance(window, CountWindow):
-            return self._then(name, CountWindowSpec(self._keys(), window, tuple(aggregates.items())))
-        return self._then(name, WindowSpec(self._keys(), window, tuple(aggregates.items())))
+            check_emit(emit or "final", ("final",), "a count window is emitted once, when it is full")
+            return self._then(name, CountWindowSpec(self._keys(), window, listed))
+        return self._then(name, WindowSpec(self._keys(), window, listed, emit or "final"))
 
     def dedup(self, name: str, window: Tumbling | None = None, /) -> Stream:
         """Emit the first row of each key when it arrives.
@@ -871,7 +884,9 @@ class Graph:
                     unknown.append(source)
             table = node.spec.broadcast
             broadcast_tables = () if table is None else (by_name[table],)
-            specs.append(NodeSpec(node.name, node.spec.kind, tuple(known), tuple(unknown), broadcast_tables))
+            kind, updates = node.spec.kind, node.spec.emit != "final"
+            found = NodeSpec(node.name, kind, tuple(known), tuple(unknown), broadcast_tables, updates)
+            specs.append(found)
         return specs
 
 

@@ -65,6 +65,16 @@ class GraphPlan:
         fed = {spec.channel: name for name, spec in self.specs.items() if isinstance(spec, BatchSource)}
         return tuple(fed[channel] for channel in sorted(fed))
 
+    def check_has_query(self) -> None:
+        """Raise GraphError if it needs the micro-batches of a query, and none drives it."""
+        tables = [name for name, spec in self.specs.items() if spec.emit == "table"]
+        if tables and not self.fed_by_batches:
+            problem = (
+                f"{tables[0]!r} has emit='table', all groups at the end of each micro-batch, and no query"
+                " drives this graph; pass a stream to dos.through, or use emit='updates'"
+            )
+            raise GraphError(self.name, (problem,))
+
     def _unchecked_places(self) -> dict[str, str]:
         """Return sink -> why it is not noticed that another region writes to the same place."""
         sinks = {name: spec for name, spec in self.specs.items() if isinstance(spec, SinkSpec)}

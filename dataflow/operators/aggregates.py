@@ -20,8 +20,9 @@ from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import kind_of
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import OperatorKind
-from dataflow.errors import SchemaError
+from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.base import (
+    Emit,
     Operator,
     OperatorContext,
     OperatorSpec,
@@ -246,6 +247,18 @@ def _ordered(aggregate: Aggregate, column: pa.DataType | None) -> pa.DataType:
     )
 
 
+def check_emit(emit: object, allowed: Sequence[Emit], instead: str = "") -> None:
+    """Raise SchemaError for an output mode that an operator does not have. instead: what else to do."""
+    if emit in allowed:
+        return
+    known = " or ".join(repr(one) for one in allowed)
+    if isinstance(emit, Aggregate):
+        raise SchemaError(f"emit={known} is an option, and no result may have its name; rename {emit}")
+    if emit == "changes":
+        instead = "changes with their former rows are not made yet"
+    raise SchemaError(f"emit must be {known} here, not {emit!r}{instead and '; '}{instead}")
+
+
 def check_are_aggregates(given: Mapping[str, object]) -> None:
     """Raise SchemaError for anything that is no aggregate."""
     for name, one in given.items():
@@ -287,8 +300,11 @@ class AggregateSpec(OperatorSpec):
     not_edited: ClassVar[str] = ""
     keys: tuple[str, ...]
     aggregates: tuple[tuple[str, Aggregate], ...]
+    emit: Emit = "updates"
 
     def __post_init__(self) -> None:
+        final = "a result without a window is never final: a later row of its key changes it"
+        check_emit(self.emit, ("updates", "table"), final if self.emit == "final" else "")
         check_are_aggregates(dict(self.aggregates))
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
@@ -304,7 +320,8 @@ class AggregateSpec(OperatorSpec):
 
     def detail(self) -> str:
         results = ", ".join(f"{name} {aggregate}" for name, aggregate in self.aggregates)
-        return f"key ({', '.join(self.keys)}) results ({results})"
+        mode = " emit (table)" if self.emit == "table" else ""
+        return f"key ({', '.join(self.keys)}) results ({results}){mode}"
 
     def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem:
         del inputs
@@ -315,7 +332,7 @@ class AggregateSpec(OperatorSpec):
 
     def open(self, context: OperatorContext) -> "AggregateOperator":
         assert context.output is not None
-        return AggregateOperator(self, context.inputs[0], context.output)
+        return AggregateOperator(self, context.inputs[0], context.output, by_batches=context.by_batches)
 
     def edited(self, rows: GivenRows, context: OperatorContext, watermark: Watermark) -> dict[str, pa.Array]:
         del watermark
@@ -376,12 +393,28 @@ def _from_number(
     return made
 
 
+def check_none_touched(table: KeyedTable) -> None:
+    """Raise UserFault at a checkpoint between two micro-batches, if groups changed since the last batch."""
+    # From the opening of a batch to its record no other checkpoint is taken, so which groups changed need not
+    # be in a checkpoint. Only rows that an operator of the user returns from `drain` break that.
+    if len(table.take_touched()):
+        raise UserFault(
+            "rows arrived at a checkpoint that records no micro-batch, so the groups that they change would"
+            " not be emitted after a restart",
+            remedy='return no rows from drain() in the operator above it, or use emit="table"',
+        )
+
+
 class AggregateOperator(Operator):
     """Runs the aggregates. All state per key is in the keyed table."""
 
-    def __init__(self, spec: AggregateSpec, columns: pa.Schema, output: pa.Schema) -> None:
+    def __init__(
+        self, spec: AggregateSpec, columns: pa.Schema, output: pa.Schema, *, by_batches: bool = False
+    ) -> None:
         self._keys = spec.keys
         self._output = output
+        self._emits_table = spec.emit == "table"
+        self._sorts = by_batches or self._emits_table
         self._aggregated_columns = [aggregate.column for _, aggregate in spec.aggregates]
         self._accumulators: Sequence[Accumulator] = open_all(dict(spec.aggregates), columns)
         self._table = KeyedTable(pa.schema([columns.field(name) for name in spec.keys]), self._accumulators)
@@ -392,12 +425,21 @@ class AggregateOperator(Operator):
             accumulator.update(slots, None if column is None else batch.column(column))
         return ()
 
-    def end_step(self) -> Sequence[pa.RecordBatch]:
-        touched = self._table.take_touched()
-        if not len(touched):
+    def end_batch(self) -> Sequence[pa.RecordBatch]:
+        slots = self._table.take_touched()
+        if self._emits_table:
+            slots = self._table.live()
+        if not len(slots):
             return ()
-        results = [accumulator.results(touched) for accumulator in self._accumulators]
-        return [pa.RecordBatch.from_arrays([*self._table.keys(touched), *results], schema=self._output)]
+        if self._sorts:  # which rows are in which step of a batch, and so their order, is a matter of chance
+            slots = self._table.in_order(slots)
+        results = [accumulator.results(slots) for accumulator in self._accumulators]
+        return [pa.RecordBatch.from_arrays([*self._table.keys(slots), *results], schema=self._output)]
+
+    def drain(self) -> Sequence[pa.RecordBatch]:
+        if not self._emits_table:
+            check_none_touched(self._table)
+        return ()
 
     def tables(self) -> Mapping[str, StateTable]:
         return {"": self._table}
@@ -418,6 +460,7 @@ class CountSpec(OperatorSpec):
     not_edited: ClassVar[str] = ""
     accepts_weights: ClassVar[bool] = True
     keys: tuple[str, ...]
+    emit: ClassVar[Emit] = "updates"
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         if COUNT_COLUMN in self.keys:
@@ -439,7 +482,7 @@ class CountSpec(OperatorSpec):
 
     def open(self, context: OperatorContext) -> "CountOperator":
         assert context.output is not None
-        return CountOperator(self.keys, context.output)
+        return CountOperator(self.keys, context.output, by_batches=context.by_batches)
 
     def edited(self, rows: GivenRows, context: OperatorContext, watermark: Watermark) -> dict[str, pa.Array]:
         del context, watermark
@@ -455,8 +498,9 @@ class CountSpec(OperatorSpec):
 class CountOperator(AggregateOperator):
     """Counts rows by key. A row may stand for several equal ones (`_weight`)."""
 
-    def __init__(self, keys: Sequence[str], output: pa.Schema) -> None:
-        super().__init__(AggregateSpec(tuple(keys), ((COUNT_COLUMN, Count()),)), output, output)
+    def __init__(self, keys: Sequence[str], output: pa.Schema, *, by_batches: bool = False) -> None:
+        spec = AggregateSpec(tuple(keys), ((COUNT_COLUMN, Count()),))
+        super().__init__(spec, output, output, by_batches=by_batches)
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         slots = self._table.find_or_add([batch.column(name) for name in self._keys], hashes_of(batch))

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -27,6 +27,12 @@ from dataflow.state.key_index import WEIGHT_COLUMN
 from dataflow.state.operator_directory import OperatorDirectory
 
 assert {HASH_COLUMN, WEIGHT_COLUMN, DELETED_COLUMN} <= RESERVED_COLUMNS
+
+
+Emit: TypeAlias = Literal["final", "updates", "table"]
+"""`final`: each result once, when no row can change it. `updates`: at the end of a micro-batch, the new
+result of each group that changed in it. `table`: at the end of a micro-batch, the results of all groups.
+"""
 
 
 def set_fields(spec: object, **values: object) -> None:
@@ -64,6 +70,8 @@ class OperatorContext:
     """Whether the rows of a key, given as its values, come to this instance; None: its stream has no key."""
     owner: OutputIdentity | None = None
     """As which sinks own output outside of the store; None: this region and its own store."""
+    by_batches: bool = False
+    """Whether the micro-batches of a query feed the region: `end_batch` does not follow every step then."""
     waits: Callable[[str], None] = field(default=lambda _: None, compare=False)
     """Shows in the status of the region what the operator waits for outside of it; "": it continues."""
 
@@ -78,6 +86,7 @@ class Operator:
     | before the first step | `restored`, once, after all stored blocks, if any, were restored |
     | for each batch of a step | `process`, in an order that a replay repeats |
     | when all batches of the step have arrived | `end_step`, then `on_punctuation` if event time advanced |
+    | between these two, in the last step of a micro-batch | `end_batch` |
     | at a checkpoint, after the step | `drain` (finish and emit the rest), `checkpoint` of each state table |
     """
 
@@ -102,6 +111,12 @@ class Operator:
 
     def end_step(self) -> Sequence[pa.RecordBatch]:
         """Finish the step: all of its batches have arrived. The returned batches still belong to it."""
+        return ()
+
+    def end_batch(self) -> Sequence[pa.RecordBatch]:
+        """Finish the micro-batch of the query that drives the region, after `end_step` of the step that its
+        record commits; in any other region after each `end_step`. The returned batches belong to the step.
+        """
         return ()
 
     def forbid_late_rows(self) -> None:
@@ -201,6 +216,11 @@ class OperatorSpec(ABC):
     """Whether equal rows may arrive as one with a `_weight` column (and only `needed_columns`)."""
     not_edited: ClassVar[str] = "it keeps no state"
     """Why a person cannot write rows into its state; "": `edited` has their rules."""
+
+    @property
+    def emit(self) -> Emit:
+        """Which of its results it emits, and when."""
+        return "final"
 
     @property
     def needs_time(self) -> bool:

@@ -567,7 +567,9 @@ class LateTable(StateTable):
 class TimedSpec(OperatorSpec):
     """An operator with one input that waits for event time. Late rows go to its side output `late`."""
 
-    needs_time: ClassVar[bool] = True
+    @property
+    def needs_time(self) -> bool:
+        return True
 
     def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         return {LATE: inputs[0]}

@@ -14,26 +14,27 @@ from typing import ClassVar, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from checkpoint import TakenPart
-from dataflow.core.event_time import END, FIRST_TIME, LAST_TIME, Watermark
+from dataflow.core.event_time import END, FIRST_TIME, LAST_TIME, UNKNOWN, Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.aggregates import (
     Aggregate,
     check_aggregates,
     check_are_aggregates,
+    check_emit,
+    check_none_touched,
     open_all,
     result_fields,
 )
-from dataflow.operators.base import OperatorContext, ReplicaProblem, StateTable
+from dataflow.operators.base import Emit, OperatorContext, ReplicaProblem, StateTable
 from dataflow.operators.event_time import TimedOperator, TimedSpec, check_time_column, micros_of, times_of
 from dataflow.state.accumulators import CountAccumulator
 from dataflow.state.base import Share
 from dataflow.state.key_index import Slots, hashes_of, position_in_run
 from dataflow.state.keyed_table import KeyedTable, SlotValues
-from dataflow.state.row_table import Rows, RowTable, check_order, check_stored, in_order, order_columns
+from dataflow.state.row_table import Rows, RowTable, check_order, check_stored, in_order
 
 START: Final = "window_start"
 STOP: Final = "window_end"
@@ -169,12 +170,8 @@ class WindowKeys(StateTable):
         return starts
 
     def in_order(self, slots: Slots) -> Slots:
-        """Sort slots by window, then by key. Slot numbers cannot be used: they change after a restore."""
-        *keys, starts = self.table.keys(slots)
-        columns = [starts, pa.array(self.table.hashes(slots)), *order_columns(keys)]
-        names = [str(index) for index in range(len(columns))]
-        order = pc.sort_indices(pa.table(columns, names=names), [(name, "ascending") for name in names])
-        return np.asarray(slots[order.to_numpy()])
+        """Sort slots by window, then by key."""
+        return self.table.in_order(slots, [pa.array(self.starts(slots))])
 
     def checkpoint(self) -> pa.RecordBatch:
         return self.table.checkpoint()
@@ -209,15 +206,19 @@ def _starts_in(block: pa.RecordBatch) -> Slots:
 
 @dataclass(frozen=True, slots=True)
 class WindowSpec(TimedSpec):
-    """Aggregates by key and window."""
+    """Aggregates by key and window. With `updates` and `table` it need not know event time: no window has to
+    be over. With `table` none ever is, and no row is late.
+    """
 
     kind: ClassVar[OperatorKind] = OperatorKind.WINDOW
     not_edited: ClassVar[str] = "its windows belong together with its watermark"
     keys: tuple[str, ...]
     window: Window
     aggregates: tuple[tuple[str, Aggregate], ...]
+    emit: Emit = "final"
 
     def __post_init__(self) -> None:
+        check_emit(self.emit, ("final", "updates", "table"))
         if not isinstance(self.window, (Tumbling, Sliding)):
             raise SchemaError(f"a window must be Tumbling(...) or Sliding(...), not {self.window!r}")
         check_are_aggregates(dict(self.aggregates))
@@ -247,10 +248,17 @@ class WindowSpec(TimedSpec):
 
     def detail(self) -> str:
         results = ", ".join(f"{name} {aggregate}" for name, aggregate in self.aggregates)
-        return f"key ({', '.join(self.keys)}) window ({self.window}) results ({results})"
+        mode = "" if self.emit == "final" else f" emit ({self.emit})"
+        return f"key ({', '.join(self.keys)}) window ({self.window}) results ({results}){mode}"
+
+    @property
+    def needs_time(self) -> bool:
+        return self.emit == "final"
 
     def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
         del inputs
+        if self.emit != "final":
+            return ReplicaProblem(f"emits {self.emit}, and replicas make other steps", 'use emit="final"')
         ordered = [name for name, aggregate in self.aggregates if not aggregate.order_independent]
         if not ordered:
             return None
@@ -274,6 +282,10 @@ class WindowOperator(TimedOperator):
         self._aggregated_columns = [aggregate.column for _, aggregate in spec.aggregates]
         self._accumulators = open_all(dict(spec.aggregates), columns)
         self._keys = WindowKeys(spec.keys, spec.window, columns, self._accumulators)
+        self._emit = spec.emit
+
+    def watermark(self, index: int = 0) -> Watermark:
+        return UNKNOWN if self._emit == "table" else super().watermark(index)
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         times = times_of(batch.column(self._time_name), self._time_name)
@@ -290,19 +302,36 @@ class WindowOperator(TimedOperator):
         return ()
 
     def end_step(self) -> Sequence[pa.RecordBatch]:
-        self._keys.table.take_touched()
+        if self._emit == "final":
+            self._keys.table.take_touched()
+        return ()
+
+    # Before event time advances: a window that changed in the batch, and is over at its end, is emitted.
+    def end_batch(self) -> Sequence[pa.RecordBatch]:
+        slots = self._keys.table.take_touched()
+        return self._results(self._keys.table.live() if self._emit == "table" else slots)
+
+    def drain(self) -> Sequence[pa.RecordBatch]:
+        if self._emit == "updates":
+            check_none_touched(self._keys.table)
         return ()
 
     def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
-        slots = self._keys.in_order(self._keys.take_closed(self.watermark(index)))
+        slots = self._keys.take_closed(self.watermark(index))
         if not len(slots):
             return ()
+        made = self._results(slots) if self._emit == "final" else ()
+        self._keys.table.remove(slots)
+        return made
+
+    def _results(self, slots: Slots) -> Sequence[pa.RecordBatch]:
+        if not len(slots):
+            return ()
+        slots = self._keys.in_order(slots)
         stops = pa.array(self._keys.starts(slots) + self._keys.size).cast(self._keys.start_type)
         results = [accumulator.results(slots) for accumulator in self._accumulators]
         columns = [*self._keys.table.keys(slots), stops, *results]
-        made = pa.RecordBatch.from_arrays(columns, schema=self._output)
-        self._keys.table.remove(slots)
-        return [made]
+        return [pa.RecordBatch.from_arrays(columns, schema=self._output)]
 
     def own_tables(self) -> Mapping[str, StateTable]:
         return {"": self._keys}

@@ -470,29 +470,39 @@ class SlotArray:
         return self.values
 
 
+_touched_rows_min: Final = 1 << 20
+"""Below this number of rows it does not matter that a slot is noted for each of them."""
+
+
 class TouchedSlots:
-    """The slots that the rows of the current step touched."""
+    """The slots that rows touched in the current step, or in the current micro-batch."""
 
     def __init__(self) -> None:
         self._batches: list[Slots] = []
+        self._rows, self._rows_max = 0, _touched_rows_min
         self._position_of = SlotArray(np.int64, fill=-1)
         self._next_position = 0
 
     def __bool__(self) -> bool:
         return bool(self._batches)
 
-    def add(self, slots: Slots) -> None:
+    def add(self, slots: Slots, slot_count: int) -> None:
         self._batches.append(slots)
+        self._rows += len(slots)
+        if self._rows > self._rows_max:  # a micro-batch may have any number of rows
+            distinct = self.take(slot_count)
+            self._batches, self._rows = [distinct], len(distinct)
+            self._rows_max = max(_touched_rows_min, 2 * len(distinct))
 
     def clear(self) -> None:
-        self._batches = []
+        self._batches, self._rows = [], 0
 
     def take(self, slot_count: int) -> Slots:
-        """Return the slots of the step, each once, by their first occurrence, and discard them."""
+        """Return the slots, each once, by their first occurrence, and discard them."""
         if not self._batches:
             return np.empty(0, np.int64)
         slots = np.concatenate(self._batches)
-        self._batches = []
+        self.clear()
         # One array is both the flag and the position: written from the last row to the first, it keeps the
         # position of the first row of each slot. Positions never repeat, so it need not be cleared.
         position_of = self._position_of.reach(slot_count)

@@ -15,11 +15,13 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, key_columns, make_block
 from dataflow.state.base import Share, StateTable
 from dataflow.state.key_index import Hashes, KeyIndex, SlotArray, Slots, TouchedSlots, hashes_of, in_pieces
+from dataflow.state.row_table import order_columns
 
 Upgrade: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 
@@ -116,11 +118,11 @@ class KeyedTable(StateTable):
         self._of(self._changed)[slots] = True
         for one in self._values:
             one.reach(len(self._index))
-        self._touched.add(slots)
+        self._touched.add(slots, len(self._index))
         return slots
 
     def take_touched(self) -> Slots:
-        """Return the slots of the step, each once, in the order of their first occurrence."""
+        """Return the slots touched since the last call, each once, in the order of their first occurrence."""
         return self._touched.take(len(self._index))
 
     def live(self) -> Slots:
@@ -129,6 +131,14 @@ class KeyedTable(StateTable):
 
     def keys(self, slots: Slots) -> list[pa.Array]:
         return self._index.keys(slots)
+
+    def in_order(self, slots: Slots, first: Sequence[pa.Array] = ()) -> Slots:
+        """Sort slots by the columns `first`, then by key."""
+        # Not by their numbers, which change after a restore.
+        columns = [*first, pa.array(self.hashes(slots)), *order_columns(self.keys(slots))]
+        names = [str(index) for index in range(len(columns))]
+        order = pc.sort_indices(pa.table(columns, names=names), [(name, "ascending") for name in names])
+        return np.asarray(slots[order.to_numpy()])
 
     def hashes(self, slots: Slots) -> Hashes:
         hashes: Hashes = self._of(self._hashes)[slots]

@@ -403,7 +403,7 @@ class Circuit:
         self._running, self.seconds = running or RunningOperator(), seconds
         self.busy_s: dict[str, float] = defaultdict(float)
         self.graph = graph
-        self._workers = workers
+        self._workers, self._by_batches = workers, bool(graph.fed_by_batches)
         self.sources: dict[str, SourceReader] = {}
         self.sinks: dict[str, SinkWriter] = {}
         self._sink_contexts: dict[str, OperatorContext] = {}
@@ -443,7 +443,7 @@ class Circuit:
                     region, node.name, worker, workers, store_id, graph.inputs_of(node.name),
                     graph.schemas[node.name], incarnation, graph.triggers_checkpoints, next(tables, None),
                     scratch, graph.delivery, checkpoint, key_owner(graph, node, layout, worker), owner,
-                    self._running.waits,
+                    self._by_batches, self._running.waits,
                 )  # fmt: skip
                 self._open(node, context)
         self.time = CircuitTime(graph, self._operators)
@@ -637,7 +637,7 @@ class Circuit:
     def end_sources(self, step: int, now: StepTime | None = None) -> Sends:
         """Stage 0: end the step after all its rows were fed. `now`: the event time of each source."""
         self.time.sources(step, StepTime({}) if now is None else now)
-        return self._finish(_Run(step, self.graph.plan.stages[0]), checkpoint=False)
+        return self._finish(_Run(step, self.graph.plan.stages[0]), checkpoint=False, ends_batch=False)
 
     def run_stage(
         self,
@@ -646,10 +646,12 @@ class Circuit:
         received: Mapping[int, Sequence[tuple[int, pa.RecordBatch]]],
         *,
         checkpoint: bool,
+        ends_batch: bool = False,
         watermarks: Mapping[int, Sequence[Watermark]] | None = None,
     ) -> Sends:
         """Run a later stage of a step and return what it sends. `received`: channel -> (sender, batch), in
-        the order (sender, seq). `checkpoint`: also drain. `watermarks`: channel -> those of all senders.
+        the order (sender, seq). `checkpoint`: also drain. `ends_batch`: the checkpoint records the
+        micro-batch of a query. `watermarks`: channel -> those of all senders.
         """
         run = _Run(step, self.graph.plan.stages[index])
         self.time.received(step, watermarks or {})
@@ -659,7 +661,7 @@ class Circuit:
         for channel in run.stage.receives:
             if channel in self._exchanges:
                 self._deliver(run, self._exchanges[channel], received.get(channel, ()))
-        output = self._finish(run, checkpoint=checkpoint)
+        output = self._finish(run, checkpoint=checkpoint, ends_batch=ends_batch or not self._by_batches)
         if index == len(self.graph.plan.stages) - 1:
             assert not any(self._later_inputs.pop(step, {}).values()), "rows were left over at the end"
             for broadcast in self._broadcast_tables.values():
@@ -779,7 +781,7 @@ class Circuit:
                 self._to_send[node.name].append(batch)
         self._emit_side_outputs(run, node.name, operator, given.origin)
 
-    def _finish(self, run: "_Run", *, checkpoint: bool) -> Sends:
+    def _finish(self, run: "_Run", *, checkpoint: bool, ends_batch: bool) -> Sends:
         sends: Sends = {}
         for node in run.stage.nodes:
             if node.exchange is not None:
@@ -787,14 +789,14 @@ class Circuit:
                 with self.working(node.name, f"the end of step {run.step}"):
                     sends[node.exchange] = self._partitioners[node.name].partition(rows)
             else:
-                self._end_step(run, node, checkpoint=checkpoint)
+                self._end_step(run, node, checkpoint=checkpoint, ends_batch=ends_batch)
             self.time.passed(run.step, node)
         if checkpoint:
             self.time.checkpoint_at(run.step)
         self.time.stage_over(run.step, run.stage.index)
         return sends
 
-    def _end_step(self, run: "_Run", node: NodePlan, *, checkpoint: bool) -> None:
+    def _end_step(self, run: "_Run", node: NodePlan, *, checkpoint: bool, ends_batch: bool) -> None:
         operator = self._operators[node.name]
         origin = BatchOrigin(f"the end of step {run.step}")
         # In input order: the result must not depend on how the step was divided into batches.
@@ -802,6 +804,8 @@ class Circuit:
             self._emit(run, node.name, given.batch, given.origin.coarse())
         with self.working(node.name, origin.text):
             made = [*operator.end_step()]
+            if ends_batch:
+                made += operator.end_batch()
             if self.time.flows:
                 for index, watermark in enumerate(self.time.inputs(run.step, node)):
                     made += operator.on_punctuation(watermark, index)

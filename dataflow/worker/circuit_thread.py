@@ -519,14 +519,17 @@ logger = logging.getLogger("dos.dataflow")
 
 
 class Batch(NamedTuple):
-    """A micro-batch of the query that drives the region. is_open: its share is not fed to its end here."""
+    """A micro-batch of the query that drives the region."""
 
     number: int
     time_ms: int
     is_open: bool
+    """Its share is not fed to its end here."""
+    is_taken: bool
+    """Its checkpoint, the next one after it was opened, has passed all stages here."""
 
 
-NO_BATCH: Final = Batch(-1, 0, is_open=False)
+NO_BATCH: Final = Batch(-1, 0, is_open=False, is_taken=True)
 NO_DIRECTORIES: Final[Mapping[str, Handover]] = MappingProxyType({})
 
 
@@ -711,11 +714,13 @@ class CircuitIncarnation:
         """
         if marks is not None:
             self._circuit.time.end_batch(step, marks)
+        assert marks is not None or self._batch.is_taken, "an open batch is recorded by its own checkpoint"
         self._schedule.request_checkpoint(checkpoint, final=final, step=step)
 
     def open_batch(self, order: OpenBatch, rows: HeldShare) -> None:
         """Feed this worker's share of a batch: source -> its rows."""
-        self._batch = Batch(order.number, order.time_us // 1000, is_open=True)
+        assert self._batch.is_taken, "a batch is opened after the record of the one before"
+        self._batch = Batch(order.number, order.time_us // 1000, is_open=True, is_taken=False)
         self._circuit.time.begin_batch(order.marks)
         for name, reader in self._fed.items():
             reader.begin(order.number, rows[name])
@@ -921,7 +926,13 @@ class CircuitIncarnation:
         begin = self._clock.seconds()
         aligned_s = begin - self._waits_since[step]
         sends = self._circuit.run_stage(
-            stage, step, received, checkpoint=bool(barrier.checkpoint), watermarks=watermarks
+            stage,
+            step,
+            received,
+            checkpoint=bool(barrier.checkpoint),
+            # Not by the order of the coordinator, which may come after the barrier of a peer.
+            ends_batch=bool(barrier.checkpoint) and not self._batch.is_taken,
+            watermarks=watermarks,
         )
         if barrier.checkpoint:
             self._checkpoints.collect(
@@ -953,6 +964,7 @@ class CircuitIncarnation:
             if isinstance(writer, LogWriter):
                 self._post(OutputMade(self.number, step, name, positions, *writer.take_step()))
         if barrier.checkpoint:
+            self._batch = self._batch._replace(is_taken=True)
             self._checkpoint_taken(step)
             self._post(self._checkpoints.finish(step, barrier, positions | split_times))
 

@@ -99,7 +99,7 @@ def test_every_type_of_key_is_merged_sent_and_counted(column: pa.Array, beside: 
         for piece in part:
             wire = wire_schema(batch.schema, keys)
             counts.process(decode_batch(bytes(encode_batch(piece)), wire))
-    (made,) = counts.end_step()
+    (made,) = counts.end_batch()
     assert sorted(made.column("count").to_pylist()) == [1, 2]
     twin = CountOperator(keys, output).tables()[""]
     twin.restore(decode_block(*encode_block(counts.tables()[""].checkpoint())))

@@ -283,7 +283,7 @@ def test_a_count_is_a_counter_that_reports_what_changed(
                 model[word] += weight
                 order += [] if word in order else [word]
             operator.process(keyed([word for word, _ in batch], [weight for _, weight in batch]))
-        made = [row for out in operator.end_step() for row in out.to_pylist()]
+        made = [row for out in operator.end_batch() for row in out.to_pylist()]
         assert made == [{"word": word, "count": model[word]} for word in order]
         assert operator.counters()["keys"] == sum(1 for count in model.values() if count)
         changed |= set(order)
@@ -306,6 +306,6 @@ def test_a_count_is_a_counter_that_reports_what_changed(
 def test_rows_without_a_weight_count_once_each() -> None:
     operator = CountOperator(["word"], OUTPUT)
     operator.process(keyed(["a", "b", "a", "a"]))
-    assert [out.to_pylist() for out in operator.end_step()] == [
+    assert [out.to_pylist() for out in operator.end_batch()] == [
         [{"word": "a", "count": 3}, {"word": "b", "count": 1}]
     ]
