@@ -13,7 +13,8 @@ before the region, or, with its aggregates replaced by columns of the state, aft
 Columns of the state are named by content, never by position: the state of `sum(v)` must not be continued as
 `sum(w)` because a column was inserted before it. Two expressions share a column if their texts are equal, so
 a text contains all that the expression is: quotes, types, everything that is no child. A function of the user
-has no such text: it is never shared, and its column is named by the column of the result.
+has no such text: it is never shared, and its column is named by the column of the result. Reasons and
+what did not work: docs/decisions/0274.
 """
 
 import hashlib
