@@ -61,13 +61,14 @@ def test_a_stopped_region_is_released_by_one_record_and_the_commands_show_its_ba
             "afterStep": 30,
             "step": 40,
         }
+        assert dos("region", "savepoint", servers.url, "words", "t", "--stopped").returncode == 0
         done = dos("region", "release", servers.url, "words", "--timeout", "0.2")
         assert done.returncode == 0, done.stderr
         assert "region words is released from query 9f0c: its state is that after batch 41" in done.stdout
-        before, last = trio.run(checkpoints, servers.url, "words")
-        assert (last.batch, before.batch) == (None, BATCH)
-        assert (last.number, last.rolled_back_to, last.workers) == (2, 1, before.workers)
-        assert (last.savepoints, last.line) == ({"s": 1}, 0)
+        before, saved, last = trio.run(checkpoints, servers.url, "words")
+        assert (last.batch, saved.batch, before.batch) == (None, BATCH, BATCH)
+        assert (last.number, last.rolled_back_to, last.workers) == (3, 1, before.workers)
+        assert (last.savepoints, last.line) == ({"s": 1, "t": 1}, 0)
         for region in ("words", "plain"):
             refused = dos("region", "release", servers.url, region, "--timeout", "0.2", "--json")
             assert refused.returncode == 1
