@@ -104,7 +104,7 @@ class QueryReports:
             **self._ids,
             "name": self._region,
             "timestamp": _spark_time(at),
-            "batchId": report["checkpoint"],
+            "batchId": report["checkpoint"] if report["batch"] is None else report["batch"],
             "batchDuration": duration_ms,
             "durationMs": {
                 **{phase: _ms(one) for phase, one in report["phaseSeconds"].items()},

@@ -68,6 +68,7 @@ class ProgressMeter:
             "checkpoint": event.checkpoint,
             "step": event.step,
             "final": event.final,
+            "batch": event.batch,
             "numInputRows": rows_in,
             "numOutputRows": rows_out,
             "inputRowsPerSecond": round(rows_in / seconds, 1) if seconds else None,

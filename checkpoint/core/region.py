@@ -516,6 +516,8 @@ class CheckpointCommitted:
     """Worker -> seconds by phase."""
     votes_s: dict[int, float] = field(default_factory=dict)
     """Worker -> seconds from the request until its vote arrived."""
+    batch: int | None = None
+    """The number of the micro-batch that it commits, in a region that a Spark query drives."""
 
 
 @dataclass(frozen=True, slots=True)

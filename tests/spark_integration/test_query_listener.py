@@ -62,7 +62,12 @@ def report(meter: ProgressMeter, number: int, second: int, *, rows: int, late: i
     dropped = {"late": {"counts": 2 * late}}
     status = RegionStatus(RegionState.RUNNING, "", 1, number, 7, 5, 0, workers, (), dropped=dropped)
     event = CheckpointCommitted(
-        number, 7, final=False, seconds=0.25, phases_s={"sync": 0.125, "commit": 0.05}
+        number,
+        7,
+        final=False,
+        seconds=0.25,
+        phases_s={"sync": 0.125, "commit": 0.05},
+        batch=3 if number == 5 else None,
     )
     return meter.report(event, status, now=float(second), timestamp=f"2026-01-31T12:00:{second:02}.500+00:00")
 
@@ -86,6 +91,7 @@ def test_each_event_of_a_region_is_one_that_a_listener_of_sparks_queries_underst
     assert end.exception == "operator 'counts' failed"
 
     assert first.progress.inputRowsPerSecond == 60 / 1.5, "since the start"
+    assert first.progress.batchId == 3, "of the query that drives the region"
     progress = second.progress
     assert (progress.batchId, progress.batchDuration) == (6, 250)
     assert progress.durationMs == {"sync": 125, "commit": 50, "triggerExecution": 250}

@@ -496,10 +496,11 @@ class Checkpoints:
         phases = {**prepared, "commit": max(seconds - sum(prepared.values()), 0.0)}
         by_worker = {worker: vote.phases_s for worker, vote in sorted(pending.votes.items())}
         votes_s = {worker: pending.voted_at[worker] - pending.requested_at for worker in by_worker}
+        number, step = checkpoint.number, checkpoint.step
+        # Later records repeat the batch, and commit none.
+        batch = None if pending.batch is None else pending.batch.number
         self._run.report(
-            CheckpointCommitted(
-                checkpoint.number, checkpoint.step, pending.final, seconds, phases, by_worker, votes_s
-            )
+            CheckpointCommitted(number, step, pending.final, seconds, phases, by_worker, votes_s, batch)
         )
 
     # --- the end of input -----------------------------------------------------------------------------
