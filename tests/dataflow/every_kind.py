@@ -234,6 +234,7 @@ GRAPHS: Mapping[str, Callable[[Graph, Path], Stream]] = {
 }
 
 NOT_HERE = {
+    "BatchSource": "a coordinator feeds it: `driven_region.py`, and `driven.py` of the shells",
     "BroadcastSpec": "the circuit runs it, not an operator",
     "SideOutputSpec": "the operator above it has its rows",
 }
