@@ -17,7 +17,7 @@ from dataflow import CallSink, Count, CountWindow, Graph, InputSource, KeyedStre
 from dataflow.errors import SchemaError
 from dataflow.operators.aggregates import CountOperator
 from dataflow.operators.base import WEIGHT_COLUMN
-from dataflow.state import keyed_table
+from dataflow.state import key_index, keyed_table
 from dataflow.state.accumulators import CountAccumulator
 from dataflow.state.base import Share
 from dataflow.state.key_index import KeyIndex, is_key_type, key_column
@@ -309,3 +309,16 @@ def test_rows_without_a_weight_count_once_each() -> None:
     assert [out.to_pylist() for out in operator.end_batch()] == [
         [{"word": "a", "count": 3}, {"word": "b", "count": 1}]
     ]
+
+
+def test_slots_that_many_rows_touch_are_noted_a_few_times_and_in_their_first_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(key_index, "_touched_rows_min", 8)
+    touched = key_index.TouchedSlots()
+    for first in (3, 1):
+        for _ in range(100):
+            touched.add(np.array([first, 2, 0]), 4)
+            assert sum(map(len, touched._batches)) <= 11
+    assert touched.take(4).tolist() == [3, 2, 0, 1]
+    assert not touched
