@@ -68,6 +68,7 @@ lines.key_by("by_n", "n").count("counts").sink("out", LogSink())
 said["run"] = refused(lambda: dos.run(spark, graph, store=store))
 said["through"] = refused(lambda: dos.through(stream, graph, store=store))
 said["through of a batch"] = refused(lambda: dos.through(orders.select("n"), graph, store=store))
+said["frame"] = refused(lambda: dos.frame(stream))
 print(json.dumps(said))
 """
 
@@ -121,6 +122,7 @@ def test_formats_work_through_connect_and_what_submits_jobs_is_refused_by_name(
     for call in ("run", "through", "through of a batch"):
         assert said[call].startswith("ConnectSessionError: a region needs a session that can submit"), call
         assert "in a program with its own driver session" in said[call]
+    assert said["frame"].startswith("ConnectSessionError: a frame needs the driver's own session")
 
 
 def run_client(connect: str, store: str, folder: Path) -> dict[str, Any]:
