@@ -268,7 +268,7 @@ def fed_by_batches(graph: Graph, handles: Sequence[str]) -> Graph:
                 remedy='pass a stream for each source: through({"HANDLE": df, ...}, graph)',
             )
         nodes.append(replace(node, spec=spec, inputs=names))
-    return Graph.of(graph.name, nodes, {})
+    return Graph.of(graph.name, nodes, graph.annotations)
 
 
 def _streamed(

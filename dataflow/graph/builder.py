@@ -745,6 +745,11 @@ class Graph:
         """
         return list(self._nodes), self._node_specs()
 
+    @property
+    def annotations(self) -> "dict[str, Annotation]":
+        """The annotations that were declared, by the name of the operator."""
+        return dict(self._annotations)
+
     def annotate(self, name: str, annotation: Annotation) -> None:
         """Declare that the operator `name`, which may be added later, starts a consistent region or is
         autonomous. The same as `stream.annotate(annotation)`, and also usable for a sink.

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 
 import dos
 from checkpoint.core.region import WorkerJoined
-from dataflow import Count, Graph, InputSource, IteratorSource, LogSink, Tumbling, UserOperator
+from dataflow import Count, Graph, InputSource, IteratorSource, LogSink, Tumbling, UserOperator, consistent
 from dos_protocol.errors import DosError
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration import batches, limits
@@ -405,6 +405,9 @@ def test_what_cannot_be_carried_is_refused_before_anything_is_started(
         dos.through({"rows": counts}, graph, workers=1, store=servers.url)
     with pytest.raises(DosError, match="some are streams and some are not"):
         dos.through({"rows": stream.select("value"), "more": spark.range(1)}, graph, store=servers.url)
+    graph.annotate("rows", consistent(recovery="local"))
+    with pytest.raises(DosError, match=r"recovery"):
+        dos.through(stream.select("value"), graph, workers=1, store=servers.url)
     graph.source("more", IteratorSource(lambda: iter([1]), "n bigint")).sink("more_out", LogSink())
     with pytest.raises(DosError, match=r"source 'more' of graph .* gets no rows of a stream"):
         dos.through(stream.select("value"), graph, output="out", workers=1, store=servers.url)
