@@ -51,6 +51,7 @@ class ForkLauncher(ProcessLauncher):
 
 def work(pickled: bytes, log: Path | None, environment: dict[str, str]) -> None:
     """The process. Forks have the environment of the warm process, which may be older than the test's."""
+    os.environ.clear()  # what the warm process has and the test does not: TLS of an earlier test
     os.environ.update(environment)
     spec: WorkerSpec = pickle.loads(pickled)
     if log is not None:
