@@ -109,8 +109,9 @@ async def open_producer(
 
     Any number of producers may write to a handle concurrently, each under its own name; of several with one
     name, the one opened last writes. store: of the region; or the entry points that record for all sites.
-    application: the name given to `run`. schema: as in the `InputSource`, for entry points without the time
-    that they give. Leaving the block does not wait: what was sent and not waited for may be lost.
+    application: the name given to `run`. schema: as in the `InputSource`, or an older or newer version of it
+    (docs/inputs.md), which only readers check; for entry points without the time that they give. Leaving the
+    block does not wait: what was sent and not waited for may be lost.
 
     Raises InputClosedError, BadNameError, SchemaError; NotEnoughAnswersError when the producer is new and a
     member of the store is unavailable; EntryRefusedError if no entry point can serve it. Waits while there is

@@ -18,11 +18,12 @@ import pyarrow as pa
 from checkpoint import InputPiece, SplitPosition
 from dataflow import limits
 from dataflow.core.event_time import InputMarks, SourceTime, is_time
-from dataflow.errors import InputChangedError, InputReadError, SchemaError
+from dataflow.errors import InputChangedError, InputReadError, SchemaError, UserFault
 from dataflow.operators.base import OperatorContext
 from dataflow.schema import schema_text
 from dataflow.sources import base
 from dataflow.sources.base import RoundRobin
+from dataflow.values.schema_fit import Misfit, SchemaFit, fit_of
 from dos_client import Store
 
 
@@ -299,6 +300,8 @@ class PrefetchedReader(base.SourceReader):
         self._label = label
         self._is_read_here = is_read_here
         self._late = late
+        self._fit: tuple[pa.Schema, SchemaFit] | None = None
+        """The last schema that was not this one, and how its rows fit."""
         self._buffer = PrefetchBuffer()
         self._clear()
 
@@ -448,13 +451,30 @@ class PrefetchedReader(base.SourceReader):
                 batches = list(reader)
         except (pa.ArrowInvalid, OSError) as error:  # OSError: compressed data cannot be decompressed
             raise InputReadError(f"{self._at_piece(piece)} are not valid rows: {error}") from error
-        if not found.equals(self._schema):
+        return batches if found.equals(self._schema) else self._fitted(piece, found, batches)
+
+    def _fitted(
+        self, piece: InputPiece, found: pa.Schema, batches: Sequence[pa.RecordBatch]
+    ) -> list[pa.RecordBatch]:
+        """Return the rows of an older or a newer writer with the columns of this source. Only after the
+        digest of the piece: a replay compares what is stored, and decides here as the first time.
+        """
+        if self._fit is None or not found.equals(self._fit[0]):
+            fit = fit_of(self._schema, found)
+            if isinstance(fit, Misfit):
+                raise InputReadError(
+                    f"{self._at_piece(piece)} have columns {schema_text(found)},"
+                    f" expected {schema_text(self._schema)}: {fit}",
+                    remedy=fit.remedy,
+                )
+            self._fit = found, fit
+        try:
+            return [self._fit[1].fitted(batch) for batch in batches]
+        except UserFault as fault:
             raise InputReadError(
-                f"{self._at_piece(piece)} have columns {schema_text(found)},"
-                f" expected {schema_text(self._schema)}",
-                remedy="write and read with one schema; use another handle for another schema",
-            )
-        return batches
+                f"{self._at_piece(piece)} are not rows of their own schema: {fault}",
+                remedy="repair the program that wrote them; a producer of this package checks its rows",
+            ) from fault
 
     # --- For display ----------------------------------------------------------------------------------
 

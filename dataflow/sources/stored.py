@@ -37,12 +37,13 @@ class InputSource(PrefetchedSource):
 
         InputSource("orders", "item string, price bigint")
 
-    schema: of the rows, as the producers'. begin: where a region without a checkpoint begins: "first", at the
-    first row of each producer, which fails if rows were trimmed; "retained", at the oldest row that is
-    retained. entry: the URL of the entry store, if entry points record the rows (`dos input serve --site`).
-    One worker then reads all of them. time: the column with the times that the entry points gave or checked;
-    use `event_time(..., time, marks=True)` below. late: read the rows that were late, instead of all others.
-    application: of the handle, if it is not that of the reader. Raises BadNameError, SchemaError.
+    schema: of the rows; producers may have an older or a newer one (docs/inputs.md). begin: where a region
+    without a checkpoint begins: "first", at the first row of each producer, which fails if rows were trimmed;
+    "retained", at the oldest row that is retained. entry: the URL of the entry store, if entry points record
+    the rows (`dos input serve --site`). One worker then reads all of them. time: the column with the times
+    that the entry points gave or checked; use `event_time(..., time, marks=True)` below. late: read the rows
+    that were late, instead of all others. application: of the handle, if it is not that of the reader. Raises
+    BadNameError, SchemaError.
     """
 
     what: ClassVar[str] = "input"

@@ -148,7 +148,7 @@ def _in_type(column: pa.Array, field: pa.Field) -> pa.Array:
         return fitted_column(column.dictionary_decode(), field)
     given = column.type
     times = types.is_timestamp(given) and types.is_timestamp(kind) and kind.tz in (given.tz, "UTC")
-    if times or _has_values_of(given, kind) or any(a(given) and b(kind) for a, b in _cast_is_exact):
+    if times or has_values_of(given, kind) or any(a(given) and b(kind) for a, b in _cast_is_exact):
         try:
             return column.cast(kind)
         except REFUSED:
@@ -176,7 +176,7 @@ _cast_is_exact: Final[tuple[tuple[Test, Test], ...]] = (
 """From one type to another, Arrow's safe cast refuses what would change."""
 
 
-def _has_values_of(given: pa.DataType, kind: pa.DataType) -> bool:
+def has_values_of(given: pa.DataType, kind: pa.DataType) -> bool:
     """Whether the values of a nested type are those of another: they differ in where null is allowed."""
     if not pa.types.is_nested(given) or given.id != kind.id or given.num_fields != kind.num_fields:
         return bool(given.equals(kind))
@@ -184,7 +184,7 @@ def _has_values_of(given: pa.DataType, kind: pa.DataType) -> bool:
     return all(
         (one.name == other.name or not pa.types.is_struct(kind))
         and (other.nullable or not one.nullable)
-        and _has_values_of(one.type, other.type)
+        and has_values_of(one.type, other.type)
         for one, other in fields
     )
 

@@ -7,7 +7,7 @@ one is an error that names the column; nothing is converted silently.
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.json as pajson
@@ -26,6 +26,9 @@ from spark_integration.core.row_filter import ColumnCondition, check_filter, pas
 from spark_integration.errors import NotReadableError, SchemaMismatchError, nearest, type_text
 from spark_integration.limits import BATCH_BYTES, BATCH_ROWS, BATCH_ROWS_ALONE
 from spark_integration.reading.origin import ByteRange
+
+if TYPE_CHECKING:
+    from dataflow.values.schema_fit import SchemaFit
 
 
 def chosen(existing: pa.Schema, extra: pa.Schema, columns: Sequence[str]) -> pa.Schema:
@@ -62,15 +65,47 @@ def check_columns(wanted: pa.Schema, existing: pa.Schema, source: str) -> None:
             )
 
 
+def fit_to(
+    wanted: pa.Schema, comparisons: Sequence[ColumnCondition], existing: pa.Schema, source: str
+) -> "SchemaFit | None":
+    """Return how rows of an input handle with the columns `existing` fit those that a DataFrame has and a
+    filter compares; None if they need no change but the choice of columns. Raises SchemaMismatchError.
+    """
+    if all(
+        field.name in existing.names
+        and existing.field(field.name).type.equals(field.type)
+        and (field.nullable or not existing.field(field.name).nullable)
+        for field in wanted
+    ):
+        return None
+    from dataflow.values.schema_fit import Misfit, fit_of  # late, as in `errors.nearest`
+
+    # the name of a column that describes the origin is no new column of the data
+    origin = [field for field in wanted if field.name.startswith("_") and field.name not in existing.names]
+    check_columns(pa.schema(origin), existing, source)
+    names = dict.fromkeys(one.column for one in comparisons)
+    more = [existing.field(one) for one in names if one not in wanted.names and one in existing.names]
+    fit = fit_of(pa.schema([*wanted, *more]), existing)
+    if isinstance(fit, Misfit):
+        raise SchemaMismatchError(f"{source} has rows with {_listed(existing)}: {fit}", remedy=fit.remedy)
+    return fit
+
+
 def _listed(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {type_text(field.type)}" for field in schema)
 
 
 class BatchShaper:
-    """Shapes the batches of one task. `wanted`: exactly the columns that Spark expects, in order."""
+    """Shapes the batches of one task. `wanted`: exactly the columns that Spark expects, in order. fits: rows
+    of older and newer writers are fitted to them.
+    """
 
-    def __init__(self, wanted: pa.Schema, comparisons: Sequence[ColumnCondition], source: str) -> None:
+    def __init__(
+        self, wanted: pa.Schema, comparisons: Sequence[ColumnCondition], source: str, *, fits: bool = False
+    ) -> None:
         self.wanted = wanted
+        self._fits = fits
+        self._fit: SchemaFit | None = None
         self._comparisons = tuple(comparisons)
         self._source = source
         self._checked: pa.Schema | None = None
@@ -97,12 +132,19 @@ class BatchShaper:
 
     def _shape_one(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._checked is None or not self._checked.equals(batch.schema):
-            check_columns(self.wanted, batch.schema, self._source)
-            check_filter(self._comparisons, batch.schema)
-            self._checked = batch.schema
+            self._check(batch.schema)
+        batch = self._fit.fitted(batch) if self._fit is not None else batch
         batch = passing(batch, self._comparisons)
         columns = [_as(batch.column(field.name), field.type) for field in self.wanted]
         return pa.RecordBatch.from_arrays(columns, schema=self.wanted)
+
+    def _check(self, existing: pa.Schema) -> None:
+        if self._fits:
+            self._fit = fit_to(self.wanted, self._comparisons, existing, self._source)
+        if self._fit is None:
+            check_columns(self.wanted, existing, self._source)
+        check_filter(self._comparisons, existing if self._fit is None else self._fit.declared)
+        self._checked = existing
 
     def _merged(self, buffered: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if len(buffered) == 1:

@@ -32,7 +32,7 @@ from spark_integration.core.options import ObjectContent, SourceOptions
 from spark_integration.core.row_filter import ColumnCondition, check_filter
 from spark_integration.errors import BadOptionError, DataLossError, MalformedOffsetError, NoSchemaError
 from spark_integration.limits import SEEN_S
-from spark_integration.reading.decoding import check_columns, chosen, schema_in
+from spark_integration.reading.decoding import check_columns, chosen, fit_to, schema_in
 from spark_integration.reading.opening import opened, origin_of
 from spark_integration.reading.origin import ByteRange, DosPartition, Origin, Scan, partitions_of
 
@@ -48,6 +48,8 @@ def columns_of(options: SourceOptions) -> pa.Schema:
         if existing is None:
             raise NoSchemaError(f"the columns of {options.what} are unknown, because it has no rows yet")
         extra = origin_of(store, options).extra
+    if options.input is not None:  # the oldest rows say nothing about null in those of other writers
+        existing = pa.schema([field.with_nullable(nullable=True) for field in existing])
     return chosen(existing, extra, options.columns)
 
 
@@ -78,6 +80,12 @@ async def check_against(
         check_filter(comparisons, wanted)
     elif existing is not None:
         every = pa.schema([*existing, *(field for field in origin.extra if field.name not in existing.names)])
+        used = {*wanted.names, *(one.column for one in comparisons), *existing.names}
+        rows = pa.schema([field for field in every if field.name in used])
+        fit = None if options.input is None else fit_to(wanted, comparisons, rows, options.what)
+        if fit is not None:
+            check_filter(comparisons, fit.declared)
+            return
         check_columns(wanted, every, options.what)
         check_filter(comparisons, every)
 

@@ -48,9 +48,8 @@ def rows_of(
     with ExitStack() as stack:
         handed = all(part.data is not None for part in partition.ranges)
         store = None if handed else stack.enter_context(KEPT.lent(options))
-        yield from BatchShaper(wanted, comparisons, source).shape(
-            _decoded(store, options, names, wanted, partition)
-        )
+        shaper = BatchShaper(wanted, comparisons, source, fits=options.input is not None)
+        yield from shaper.shape(_decoded(store, options, names, wanted, partition))
 
 
 def _decoded(

@@ -25,6 +25,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from checkpoint import CommitUnit, WriteKind, encode_mark, is_orphan, producer_directory, staging_prefix
 from checkpoint.chains.input_log import InputLog
+from dataflow.schema import schema_text
+from dataflow.values.schema_fit import misfit_of_writer
 from dos_client import QuorumUnavailableError, Store, randomness
 from dos_client.blocking import BlockingStore
 from dos_protocol.digests import digest64
@@ -41,7 +43,6 @@ from spark_integration.errors import (
     NothingThereError,
     SchemaMismatchError,
     StagedRowsGoneError,
-    column_difference,
 )
 from spark_integration.limits import (
     SINK_COMMIT_ATTEMPTS_MAX,
@@ -416,7 +417,7 @@ def _aborted(options: SinkOptions, messages: "Sequence[WriterCommitMessage | Non
 
 @cache
 def check_target(options: SinkOptions, schema: pa.Schema) -> None:
-    """Check that the store is available and that the handle's rows have these columns.
+    """Check that the store is available and that rows with these columns may follow those of the handle.
     Raises SchemaMismatchError, and what opening a store raises.
     """
     reading = SourceOptions(
@@ -429,5 +430,7 @@ def check_target(options: SinkOptions, schema: pa.Schema) -> None:
             existing = None
         except QuorumUnavailableError:  # the commit waits for a quorum; this check only reports errors early
             return
-    if existing is not None and not existing.equals(schema):
-        raise SchemaMismatchError(column_difference(schema, existing, options.what))
+    misfit = None if existing is None else misfit_of_writer(existing, schema)
+    if misfit is not None:
+        listed = schema_text(existing)
+        raise SchemaMismatchError(f"{options.what} has rows with {listed}: {misfit}", remedy=misfit.remedy)

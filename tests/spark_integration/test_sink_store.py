@@ -14,6 +14,7 @@ import pytest
 from checkpoint.core.records.staged import BatchContent, CommitUnit, WriteKind, staging_prefix
 from checkpoint.errors import InputClosedError
 from dataflow.blocking import close_input, open_producer
+from dataflow.schema import parse_schema
 from dos_client import QuorumUnavailableError
 from dos_client.blocking import BlockingStore
 from dos_protocol.errors import FencedError
@@ -25,13 +26,14 @@ from spark_integration.errors import (
     NothingThereError,
     OtherCheckpointError,
     OtherWriterError,
+    SchemaMismatchError,
     StagedRowsGoneError,
 )
 from spark_integration.limits import SINK_READ_BYTES, SINK_READS_AHEAD
 from spark_integration.reading.planning import plan_batch
 from spark_integration.reading.readers import rows_of
 from spark_integration.writing import committing
-from spark_integration.writing.committing import commit, release_producers
+from spark_integration.writing.committing import check_target, commit, release_producers
 from spark_integration.writing.staging import StagedCommit, claim_above, content_of, prepare, sum_of
 from tests.spark_integration.sink_process import SCHEMA
 
@@ -149,6 +151,43 @@ def test_rows_that_spark_plans_again_under_a_recorded_number_are_not_dropped_in_
     assert commit(keeping, written(keeping, batch(2), rows(99)), SCHEMA) is CommitDecision.DONE
     assert commit(options, written(options, batch(3), rows(30)), SCHEMA) is CommitDecision.APPEND
     assert read(options) == [0, 1, 10, 11, 20, 21, 30]
+
+
+def test_a_writer_of_a_newer_or_an_older_version_may_follow_and_others_are_refused(
+    options: SinkOptions,
+) -> None:
+    commit(options, written(options, batch(0), rows(1)), SCHEMA)
+    for text in ("text string, n bigint, more double", "n int", "text string"):
+        check_target(options, parse_schema(text))
+    for text, rule in (
+        ("n string, text string", r"'n' is string, expected bigint .*may only become wider"),
+        ("n bigint, txt string", r"'text' \(string\) is missing, and column 'txt' \(string\)"),
+        ("n bigint, text string, m int not null", r"'m' \(int NOT NULL\) is new"),
+    ):
+        with pytest.raises(SchemaMismatchError, match=rule):
+            check_target(options, parse_schema(text))
+    newer = parse_schema("text string, more double, n bigint")
+    more = pa.RecordBatch.from_pylist([{"n": 2, "text": "", "more": 0.5}], newer)
+    commit(options, [prepare(options, batch(1), "p", 0, newer, [more])], newer)
+    assert read(options) == [1, 2]
+
+
+def test_a_micro_batch_that_is_repeated_with_other_columns_is_refused_and_what_is_recorded_stays(
+    options: SinkOptions,
+) -> None:
+    commit(options, written(options, batch(0), rows(1, text="2")), SCHEMA)
+    release_producers()  # as a query that was restarted with a changed program
+    for text in ("text string, n bigint", "n bigint, text string, more int"):
+        other = parse_schema(text)
+        repeated = pa.RecordBatch.from_pylist([{"n": 1, "text": "2"}], other)
+        prepared = [prepare(options, batch(0), "p", 0, other, [repeated])]
+        with pytest.raises(BatchPlannedAgainError, match="has it with 1 other rows"):
+            commit(options, prepared, other)
+    wider = parse_schema("n int, text string")
+    repeated = pa.RecordBatch.from_pylist([{"n": 1, "text": "2"}], wider)
+    narrow = [prepare(options, batch(0), "p", 0, wider, [repeated])]
+    assert commit(options, narrow, wider) is CommitDecision.DONE, "the values are the same"
+    assert read(options) == [1]
 
 
 def test_the_content_of_a_batch_does_not_depend_on_order_and_floating_point_numbers() -> None:

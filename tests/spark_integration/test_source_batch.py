@@ -11,6 +11,7 @@ import pytest
 from checkpoint.core.records.outputs import Publish
 from checkpoint.errors import NoRegionError
 from dataflow.errors import NoOutputError
+from dataflow.schema import parse_schema
 from dos_client.blocking import BlockingStore, open_store
 from dos_client.errors import StoreNotReadyError
 from dos_server.testing import Servers, ThreadedServer, threaded_store
@@ -161,6 +162,60 @@ def test_an_input_handle_is_read_producer_by_producer(
         ("tea", "till", 2),
         ("oat", "web", 1),
     ]
+
+
+@pytest.fixture(scope="module")
+def evolved(store: BlockingStore) -> None:
+    """Batches of three versions; the newest one wrote before an older one."""
+    written = {
+        "p1": ("word string, count int", [{"word": "a", "count": 1}]),
+        "p2": ("note string, count bigint, word string", [{"word": "b", "count": 1 << 40, "note": "n"}]),
+        "p3": ("count int, word string", [{"word": "c", "count": 3}]),
+    }
+    for producer, (schema, rows) in written.items():
+        write_batches(store, "shop", "evolved", producer, [rows], parse_schema(schema))
+    for producer, schema in (("p1", "word string not null, count int"), ("p2", "word string, count int")):
+        write_batches(store, "shop", "strict", producer, [[row(producer, 1)]], parse_schema(schema))
+
+
+def test_an_input_handle_of_several_versions_is_read_with_the_columns_that_are_declared(
+    servers: Servers[ThreadedServer], evolved: None
+) -> None:
+    def reading(text: str, **options: str) -> list[tuple[Any, ...]]:
+        asked = Reading(servers.url, "shop", input="evolved", **options).schema(parse_schema(text))
+        return [tuple(one.values()) for one in asked.rows()]
+
+    newest = "word string, count bigint, note string"
+    assert reading(newest) == [("a", 1, None), ("b", 1 << 40, "n"), ("c", 3, None)]
+    assert reading("word string, count bigint") == [("a", 1), ("b", 1 << 40), ("c", 3)]
+    assert reading("word string") == [("a",), ("b",), ("c",)]
+    origin = f"{newest}, _split string"
+    assert reading(origin, filter="note IS NULL AND _batch = 1") == [
+        ("a", 1, None, "p1"),
+        ("c", 3, None, "p3"),
+    ]
+    assert reading(newest, filter=f"count > {1 << 33}") == [("b", 1 << 40, "n")]
+    assert reading("word string, note string", filter="count = 3") == [("c", None)]
+    assert Reading(servers.url, "shop", input="strict").words() == "p1p2"
+
+
+def test_columns_of_an_input_handle_that_could_lose_values_are_refused_with_their_rule(
+    servers: Servers[ThreadedServer], evolved: None
+) -> None:
+    def refused(text: str, handle: str = "evolved", **options: str) -> str:
+        with pytest.raises(SchemaMismatchError) as raised:
+            Reading(servers.url, "shop", input=handle, **options).schema(parse_schema(text)).rows()
+        return str(raised.value)
+
+    narrow = refused("word string, count int")
+    assert "p2 has rows with note string, count bigint, word string: column 'count' is bigint" in narrow
+    assert "before writers use it" in narrow
+    assert "column 'wort' (string) is missing, and column 'word'" in refused("wort string, count bigint")
+    assert "expected string NOT NULL" in refused("word string not null, count bigint")
+    assert "'note' (string) is missing, and column 'count' (int)" in refused("word string, note string")
+    assert "may be missing in some rows" in refused("word string, count bigint, note string not null")
+    assert "'_splt' (string) was requested" in refused("word string, count bigint, _splt string")
+    assert "'count' is int, expected string" in refused("word string, count string", "strict")
 
 
 @pytest.mark.parametrize("size", [1, 5, 8, 1000])
