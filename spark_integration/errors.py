@@ -116,8 +116,8 @@ class BatchPlannedAgainError(DosError):
     remedy = (
         "restore the newest state of the checkpointLocation; or begin a new query, with another"
         " checkpointLocation, after the rows that are recorded. If a batch that is repeated has other rows"
-        " because the program is not deterministic, set the option repeatedBatch to keep: what is recorded"
-        " stays"
+        " because the program is not deterministic, or its columns were changed, set the option repeatedBatch"
+        " to keep: what is recorded stays"
     )
 
 

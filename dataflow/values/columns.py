@@ -180,6 +180,8 @@ def has_values_of(given: pa.DataType, kind: pa.DataType) -> bool:
     """Whether the values of a nested type are those of another: they differ in where null is allowed."""
     if not pa.types.is_nested(given) or given.id != kind.id or given.num_fields != kind.num_fields:
         return bool(given.equals(kind))
+    if getattr(given, "list_size", 0) != getattr(kind, "list_size", 0):
+        return False
     fields = [(given.field(at), kind.field(at)) for at in range(given.num_fields)]
     return all(
         (one.name == other.name or not pa.types.is_struct(kind))

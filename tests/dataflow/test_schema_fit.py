@@ -18,7 +18,7 @@ from dataflow.errors import InputReadError
 from dataflow.producing import parts_of
 from dataflow.schema import parse_schema
 from dataflow.sources.prefetched import PrefetchBuffer, PrefetchedReader
-from dataflow.values.schema_fit import FitRule, Misfit, fit_of, misfit_of_writer
+from dataflow.values.schema_fit import FitRule, Misfit, fit_of, misfit_of_writer, widens
 from dos_protocol.digests import digest64
 
 LADDERS: Final = (
@@ -220,6 +220,19 @@ def test_a_type_is_wider_only_if_it_holds_each_value_as_the_same_kind() -> None:
     for one, other, fits in (("uint32", "int64", 1), ("uint32", "int32", 0), ("int8", "uint16", 0)):
         schemas = [pa.schema([("c", getattr(pa, text)())]) for text in (other, one)]
         assert isinstance(fit_of(*schemas), Misfit) != bool(fits), (one, other)
+
+
+def test_within_a_nested_type_only_null_may_be_allowed_more() -> None:
+    some, none = (pa.field("item", pa.int32(), nullable=one) for one in (True, False))
+    for given, kind, fits in (
+        (pa.list_(none), pa.list_(some), True),
+        (pa.list_(some), pa.list_(none), False),
+        (pa.list_(pa.int32()), pa.list_(pa.int64()), False),
+        (pa.list_(pa.int32(), 3), pa.list_(pa.int32(), 4), False),
+        (pa.struct([("x", pa.int32())]), pa.struct([("y", pa.int32())]), False),
+        (pa.struct([("x", pa.int32())]), pa.struct([("x", pa.int32()), ("y", pa.int32())]), False),
+    ):
+        assert widens(given, kind) == fits, (given, kind)
 
 
 def test_a_null_in_rows_that_say_they_have_none_is_the_fault_of_their_writer() -> None:
