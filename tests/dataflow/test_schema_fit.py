@@ -7,6 +7,7 @@ by the two versions alone: what is read has each value, and null where the write
 import math
 from collections.abc import Mapping
 from decimal import Decimal
+from itertools import product
 from random import Random
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from dataflow.schema import parse_schema
 from dataflow.sources.prefetched import PrefetchBuffer, PrefetchedReader
 from dataflow.values.schema_fit import FitRule, Misfit, fit_of, misfit_of_writer, widens
 from dos_protocol.digests import digest64
+from spark_integration.errors import SchemaMismatchError
+from spark_integration.reading.decoding import BatchShaper
 
 LADDERS: Final = (
     ("tinyint", "smallint", "int", "bigint"),
@@ -123,19 +126,24 @@ def same(one: Any, other: Any) -> bool:
 
 
 def check(reader: Version, written: list[tuple[Version, list[dict[str, Any]]]]) -> int:
-    """Read pieces of several versions in one step, and again as a replay. Returns how many pieces were read
-    by a reader of another version.
+    """Read pieces of several versions in one step, again as a replay, and as a DataFrame of Spark. Returns
+    how many pieces were read by a reader of another version.
     """
     pieces: list[InputPiece] = []
     for version, rows in written:
         begin, digest = (pieces[-1].end, pieces[-1].digest) if pieces else (0, 0)
         pieces.append(piece_of(version, rows, begin, digest))
+    shaper = BatchShaper(schema_of(reader), (), "input shop/orders", fits=True)
+    stored = (batch for piece in pieces for batch in pa.ipc.open_stream(piece.data))
     rules = next((found for version, _ in written if (found := broken(reader, version))), None)
     if rules is not None:
         with pytest.raises(InputReadError) as raised:
             reader_of(reader, pieces).read(1 << 30)
         assert any(rule in str(raised.value) for rule in rules), (rules, str(raised.value))
         assert raised.value.remedy
+        with pytest.raises(SchemaMismatchError) as mismatch:
+            list(shaper.shape(stored))
+        assert any(rule in str(mismatch.value) for rule in rules), (rules, str(mismatch.value))
         return 0
     reading = reader_of(reader, pieces)
     read = reading.read(1 << 30)
@@ -143,7 +151,8 @@ def check(reader: Version, written: list[tuple[Version, list[dict[str, Any]]]]) 
     assert read.batch.schema.equals(schema_of(reader))
     expected = [{name: row.get(name) for name in reader} for _, rows in written for row in rows]
     (again,) = reader_of(reader, pieces).replay(reading.take_division())
-    for batch in (read.batch, again.batch):
+    dataframe = pa.Table.from_batches(shaper.shape(stored), schema_of(reader))
+    for batch in (read.batch, again.batch, dataframe):
         found = batch.to_pylist()
         assert len(found) == len(expected)
         for one, other in zip(found, expected, strict=True):
@@ -172,6 +181,33 @@ def test_pieces_of_all_versions_are_read_at_any_version_as_the_oracle_says_or_re
                 ]
                 fitted += check(reader, written)
     assert fitted > 150, "too few readers met rows of another version"
+
+
+def may_follow(existing: Version, written: Version) -> bool:
+    """Whether one reader can read rows of both versions, and those of the existing ones need not stop."""
+    both = [(existing[name], written[name]) for name in existing.keys() & written.keys()]
+    if any(one[0] != other[0] or (other[2] and not one[2]) for one, other in both):
+        return False
+    widest = {**existing, **written}
+    for name in existing.keys() & written.keys():
+        one, other = existing[name], written[name]
+        widest[name] = (one[0], max(one[1], other[1]), one[2] or other[2])
+    renamed = existing.keys() - written.keys() and written.keys() - existing.keys()
+    return not renamed and not broken(widest, existing) and not broken(widest, written)
+
+
+def test_the_sink_accepts_a_version_if_a_reader_can_read_it_with_the_existing_rows() -> None:
+    rng, seen = Random(8), {True: 0, False: 0}
+    for _ in range(150):
+        versions: list[Version] = [{"k": (3, 0, False), "a": (0, 0, True), "c": (2, 0, True)}]
+        for at in range(4):
+            versions.append(evolved(rng, versions[-1], at))
+        for existing, written in product(versions, repeat=2):
+            misfit = misfit_of_writer(schema_of(existing), schema_of(written))
+            accepted = may_follow(existing, written)
+            assert (misfit is None) == accepted, (existing, written, misfit)
+            seen[accepted] += existing != written
+    assert min(seen.values()) > 500, seen
 
 
 READER: Final = "item string, price bigint, note string"
