@@ -55,7 +55,7 @@ def test_a_batch_write_is_read_again_and_what_does_not_fit_is_refused_by_name(
     refused: list[tuple[dict[str, Any], str]] = [
         (
             {},
-            r".*'n' is int, but bigint there; 'txt' \(int\) does not exist there; 'text' is",
+            r".*column 'text' \(string\) is missing, and column 'txt' \(int\) is not expected",
         ),
         ({"token": "wrong"}, "(?i)token"),
     ]
@@ -63,6 +63,13 @@ def test_a_batch_write_is_read_again_and_what_does_not_fit_is_refused_by_name(
         with pytest.raises(PySparkException, match=said):
             write(wrong, **options)
     assert len(rows_in(spark, servers.url, "orders")) == 5
+    write(spark.createDataFrame([(0.5, 11, "new")], "more double, n int, text string"))
+    write(spark.createDataFrame([("old", 12)], "text string, n bigint"))
+    newest = "n bigint, more double, text string"
+    reader = spark.read.format("dos").options(input="orders", token="secret")
+    read = reader.schema(newest).load(f"{servers.url}/shop").where("n > 8 AND (more > 0 OR more IS NULL)")
+    assert sorted(map(tuple, read.collect())) == [(9, None, None), (11, 0.5, "new"), (12, None, "old")]
+    assert [n for n, _ in rows_in(spark, servers.url, "orders")][-2:] == [11, 12], "as the oldest rows are"
 
 
 @pytest.mark.every_pyspark
