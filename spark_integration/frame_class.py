@@ -7,7 +7,8 @@
 
 Each call is also made on Spark's own DataFrame, the *shadow*, which never starts: its analysis gives errors,
 names and types. Calls before the first stateful call are Spark's, at once. A stateful call is divided
-(`stateful.py`). Calls after it are recorded, and made on the output of the region, which `through` runs.
+(`stateful.py`). Calls after it are recorded, and made on the output of the region, which `through` runs: on
+the stream, or in the output mode "complete" on the table of each micro-batch.
 
 `METHODS` has each public name of `DataFrame` in one class. A name that it lacks is refused, because what the
 parent class has under it would return nothing, or run in Spark.
@@ -24,7 +25,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, cast
 
 from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
@@ -35,9 +36,9 @@ from pyspark.sql.types import NumericType
 from spark_integration.catalyst import Rebinding, check_output_mode, identifiers, quoted, stateful_parts
 from spark_integration.core.dividing import FrameError, digest
 from spark_integration.errors import ConnectSessionError
-from spark_integration.frames import through
+from spark_integration.frames import each_batch, through
 from spark_integration.sessions import is_connect
-from spark_integration.stateful import WATERMARK, StatefulCall, check_columns, deduplicated, divided
+from spark_integration.stateful import WATERMARK, Mode, StatefulCall, check_columns, deduplicated, divided
 
 logger = logging.getLogger("dos.spark_integration")
 
@@ -55,7 +56,7 @@ class MethodClass(Enum):
     TWO_SIDED = auto()
     """With another DataFrame: like `ROW` if at most one of them is a stream."""
     WHOLE = auto()
-    """Of the whole table: Spark's; refused on a stream."""
+    """Of the whole table: Spark's; on a stream refused, except `OF_TABLES`."""
     TIME = auto()
     """Spark's, at once: the region reads the delay."""
     INFORM = auto()
@@ -97,6 +98,9 @@ def _methods() -> dict[str, MethodClass]:
 METHODS: Final = _methods()
 """Public name of DataFrame -> what becomes of a call."""
 
+OF_TABLES: Final = frozenset({"limit", "offset", "orderBy", "sort"})
+"""Calls of the whole table that Spark makes on a stream in the output mode "complete"."""
+
 
 @dataclass(frozen=True)
 class _Settings:
@@ -137,7 +141,7 @@ class _Call:
         with self._lock:
             if self._output is None:
                 # No name: a region that has one returns its old output for other rows.
-                graph = self.divided.graph(settings.name or self.divided.name, delay=None)
+                graph = self.divided.graph(settings.name or self.divided.name, None)
                 before = self.divided.before
                 self._output = through(before, graph, **settings.through(before.sparkSession))
             return self._output
@@ -162,8 +166,10 @@ def frame(
     at the call; nothing falls back to state of Spark.
 
     - In a batch, an action or `write` runs the region once, with the rows of that time. A stream starts it
-      with `writeStream.start()`, in the output mode "append"; the query has the attribute `dos`.
+      with `writeStream.start()`; the query has the attribute `dos`. In the output mode "complete" the sink is
+      the console, memory (a temporary view), or `foreachBatch`.
     - `name`: of the region of a stream; default: `queryName`, or a name made from `checkpointLocation`.
+      Without a checkpointLocation the region is temporary, as the checkpoint of the query is.
     - `store`, `workers`: as for `run`; default: the confs `spark.dos.store` and `spark.dos.workers` of the
       session. `run_options`: as for `through`.
 
@@ -206,12 +212,19 @@ class RegionFrame(DataFrame):  # type: ignore[misc]  # PySpark has no types here
 
     def df(self, outputMode: str = "append") -> DataFrame:  # noqa: N803  # as in `DataStreamWriter`
         """Return the result as a DataFrame of Spark. If there is a stateful call, this runs its region, in a
-        batch once for all frames made from it; on a stream it starts the region.
+        batch once for all frames made from it; on a stream it starts the region. In the mode "update" the
+        rows are new values of groups, not new groups. Raises FrameError for the mode "complete".
         """
         if self._call is None:
             return self._shadow
         if self.isStreaming:
-            return self._stream(outputMode, self._settings.name)
+            mode = self._checked_mode(outputMode)
+            if mode == "complete":
+                raise FrameError(
+                    "a DataFrame of a stream has no whole tables",
+                    remedy="write them with frame.writeStream, for example in foreachBatch",
+                )
+            return self._result(mode, self._settings.name)
         return self._finished(self._call.output(self._settings))
 
     def _finished(self, output: DataFrame) -> DataFrame:
@@ -398,7 +411,8 @@ class RegionFrame(DataFrame):  # type: ignore[misc]  # PySpark has no types here
     def _made(self, name: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> "RegionFrame":
         """Return the frame after a call that Spark makes, at once or on the result."""
         result = getattr(self._shadow, name)(*arguments, **options)
-        if self.isStreaming and len(parts := stateful_parts(result)) > len(stateful_parts(self._shadow)):
+        keeps = self.isStreaming and METHODS[name] is not MethodClass.WHOLE
+        if keeps and len(parts := stateful_parts(result)) > len(stateful_parts(self._shadow)):
             # `select` of an aggregate function is an aggregation, too.
             raise FrameError(
                 f"{name} of a stream would keep state in Spark ({parts[0]})", remedy="use agg or groupBy"
@@ -408,16 +422,37 @@ class RegionFrame(DataFrame):  # type: ignore[misc]  # PySpark has no types here
         recorded = _Recorded(name, arguments, options, self._shadow)
         return RegionFrame(result, self._settings, self._call, (*self._recorded, recorded))
 
-    def _stream(self, mode: str, name: str | None) -> DataFrame:
-        """Start the region of a stream, and return its result with the attribute `dos`."""
+    def _checked_mode(self, mode: str) -> Mode:
+        """Return the output mode. Raises what Spark raises for it, and FrameError."""
+        checked = _MODES.get(mode.lower())
+        if checked is None:
+            self._shadow.writeStream.outputMode(mode)  # Spark's error
+            raise FrameError(f"the output mode {mode!r} is unknown")
+        check_output_mode(self._shadow, checked)
+        names = {one.name for one in self._recorded}
+        if checked != "complete" and names & OF_TABLES:
+            raise FrameError(
+                f"{min(names & OF_TABLES)} of a stream needs its whole table, which the output mode"
+                f" {checked!r} does not have",
+                remedy='use the output mode "complete", or call it in foreachBatch',
+            )
+        if checked == "complete" and "observe" in names:
+            # It would be in no progress of the query.
+            raise FrameError("observe of whole tables of a stream", remedy="call it before the stateful call")
+        return checked
+
+    def _output(self, mode: Mode, name: str | None) -> DataFrame:
+        """Start the region of a stream, and return its output with the attribute `dos`."""
         assert self._call is not None
         divided = self._call.divided
-        _check_mode(self._shadow, mode)
         self._preview()  # names and types are compared before anything starts
-        delay = divided.stream_delay()
         used = name or f"{divided.name}-{uuid.uuid4().hex[:8]}"
         settings = self._settings.through(divided.before.sparkSession)
-        output = through(divided.before, divided.graph(used, delay=delay), name=used, **settings)
+        return through(divided.before, divided.graph(used, mode), name=used, **settings)
+
+    def _result(self, mode: Mode, name: str | None) -> DataFrame:
+        """Start the region of a stream, and return its result with the attribute `dos`."""
+        output: Any = self._output(mode, name)
         try:
             result: Any = self._finished(output)
         except BaseException:
@@ -497,7 +532,7 @@ def _two_sided(name: str) -> Any:
 
 def _whole(name: str) -> Any:
     def call(self: RegionFrame, *args: Any, **kwargs: Any) -> RegionFrame:
-        if self.isStreaming:
+        if self.isStreaming and (self._call is None or name not in OF_TABLES):
             raise FrameError(
                 f"{name} of a stream needs its whole table, which is not kept",
                 remedy="call it in foreachBatch, on the rows of a micro-batch",
@@ -689,6 +724,11 @@ class _WriterCall(NamedTuple):
     arguments: tuple[Any, ...]
     options: dict[str, Any]
 
+    @property
+    def first(self) -> Any:
+        """Its only argument."""
+        return (self.arguments or tuple(self.options.values()))[0]
+
 
 class FrameWriter(DataFrameWriter):  # type: ignore[misc]  # PySpark has no types here
     """`write` of a frame with a stateful call: records the calls, and runs the region when one writes."""
@@ -703,7 +743,8 @@ class FrameWriter(DataFrameWriter):  # type: ignore[misc]  # PySpark has no type
 
 class FrameStreamWriter(DataStreamWriter):  # type: ignore[misc]  # PySpark has no types here
     """`writeStream` of a frame with a stateful call: records the calls, and starts region and query at
-    `start`.
+    `start`. In the output mode "complete" the query is a `foreachBatch`, which makes the recorded calls of
+    the frame on the table of the micro-batch, and hands the result to the sink.
     """
 
     def __init__(self, frame: RegionFrame) -> None:
@@ -715,13 +756,10 @@ class FrameStreamWriter(DataStreamWriter):  # type: ignore[misc]  # PySpark has 
         options = dict(bound.pop("options", {}))
         bound.pop("self")
         set_at_end = {key: value for key, value in bound.items() if value is not None}
-        mode, query_name = set_at_end.pop("outputMode", None), set_at_end.get("queryName")
-        for one in self._calls:
-            if one.name == "outputMode":
-                mode = mode or (one.arguments or tuple(one.options.values()))[0]
-            elif one.name == "queryName":
-                query_name = query_name or (one.arguments or tuple(one.options.values()))[0]
-        settings = {**_options_of(self._calls), **options}
+        set_before = {one.name: one.first for one in self._calls if one.name in ("outputMode", "queryName")}
+        mode = set_at_end.pop("outputMode", None) or set_before.get("outputMode", "append")
+        query_name = set_at_end.get("queryName") or set_before.get("queryName")
+        settings = {**_options_of(self._calls), **{key.lower(): value for key, value in options.items()}}
         if str(settings.get("asyncprogresstrackingenabled", "false")).lower() == "true":
             raise FrameError(
                 "asyncProgressTrackingEnabled: after a restart Spark would repeat batches that the region has"
@@ -729,19 +767,88 @@ class FrameStreamWriter(DataStreamWriter):  # type: ignore[misc]  # PySpark has 
                 remedy="leave the option out",
             )
         frame = self._frame
-        place = settings.get("checkpointlocation")
-        region = frame._settings.name or query_name or (None if place is None else _name_of(str(place)))
-        result: Any = frame._stream(mode or "append", region)
+        region = frame._settings.name or self._region_name(settings.get("checkpointlocation"), query_name)
+        used = frame._checked_mode(mode)
+        calls = [one for one in self._calls if one.name != "outputMode"]
+        if used == "complete":
+            at_end = "a table" if name == "toTable" else set_at_end.pop("format", None)
+            take = self._table_sink(at_end, settings, query_name)
+            set_at_end.pop("path", None)
+
+            def each(output: DataFrame, batch: int) -> None:
+                take(frame._finished(output), batch)
+
+            calls = [one for one in calls if one.name not in _SINKS]
+            calls.append(_WriterCall("foreachBatch", (each,), {}))
+            result: Any = frame._output(used, region)
+        else:
+            result = frame._result(used, region)
         try:
-            calls = [one for one in self._calls if one.name != "outputMode"]
-            writer = _replayed(result.writeStream, calls).outputMode("append")
-            query: Any = getattr(writer, name)(**set_at_end, **options)
+            # Of a table each micro-batch has all rows, for Spark new ones.
+            writer = result.writeStream.outputMode("append" if used == "complete" else used)
+            query: Any = getattr(_replayed(writer, calls), name)(**set_at_end, **options)
         except BaseException:
             result.dos.stop()
             raise
         query.dos = result.dos
         threading.Thread(target=_stop_after, args=(query,), name=f"dos-{region}-end", daemon=True).start()
         return query
+
+    def _region_name(self, place: str | None, query_name: str | None) -> str | None:
+        """Return the name of the region. None: it is temporary, as the checkpoint of the query is."""
+        if place is not None:
+            return query_name or _name_of(str(place))
+        below = self._frame.sparkSession.conf.get("spark.sql.streaming.checkpointLocation", None)
+        return None if below is None else query_name
+
+    def _table_sink(
+        self, at_end: str | None, settings: Mapping[str, Any], query_name: str | None
+    ) -> Callable[[DataFrame, int], object]:
+        """Return what takes the table of each micro-batch. at_end: the format that the last call sets. Raises
+        FrameError for a sink that takes none.
+        """
+        frame = self._frame
+        spark = frame.sparkSession
+        sink, given = "format", spark.conf.get("spark.sql.sources.default")
+        for one in self._calls:
+            if one.name in _SINKS:
+                sink, given = one.name, one.first
+        if at_end is not None:
+            sink, given = "format", at_end
+        if sink == "foreachBatch":
+            return cast("Callable[[DataFrame, int], object]", given)
+        kind = str(given).lower() if sink == "format" else sink
+        if kind == "console":
+            rows = int(settings.get("numrows", 20))
+            return functools.partial(_show, rows, str(settings.get("truncate", "true")).lower() == "true")
+        if kind != "memory":
+            raise FrameError(
+                f"{kind!r} does not take the whole table of each micro-batch (output mode 'complete')",
+                remedy="write it in foreachBatch, or use the formats console and memory",
+            )
+        if not query_name:
+            raise FrameError("the format memory needs a name of its table", remedy="call queryName(...)")
+        spark.createDataFrame([], frame.schema).createOrReplaceTempView(query_name)
+        return functools.partial(_replace_view, spark, query_name)
+
+
+_SINKS: Final = ("foreach", "foreachBatch", "format")
+_MODES: Final[dict[str, Mode]] = {"append": "append", "update": "update", "complete": "complete"}
+
+
+def _show(rows: int, truncate: bool, table: DataFrame, batch: int) -> None:
+    """Print a table as the console sink of Spark does."""
+    line = "-" * 43
+    print(f"{line}\nBatch: {batch}\n{line}")
+    table.show(rows, truncate)
+
+
+def _replace_view(spark: SparkSession, name: str, table: DataFrame, _batch: int) -> None:
+    """Replace the temporary view of a session by the rows of a table, as the memory sink of Spark does."""
+    given, session = table._jdf, spark._jsparkSession
+    # Copied: rows of a micro-batch cannot be evaluated after it.
+    rows = session.createDataFrame(given.collectAsList(), given.schema())
+    DataFrame(rows, spark).createOrReplaceTempView(name)
 
 
 def _name_of(place: str) -> str:
@@ -778,7 +885,11 @@ def _stop_after(query: Any) -> None:
 
 def _replayed(writer: Any, calls: list[_WriterCall]) -> Any:
     for one in calls:
-        writer = getattr(writer, one.name)(*one.arguments, **one.options)
+        if one.name == "foreachBatch":
+            # A function that does not evaluate its DataFrame would leave out the micro-batch.
+            writer = writer.foreachBatch(each_batch(one.first))
+        else:
+            writer = getattr(writer, one.name)(*one.arguments, **one.options)
     return writer
 
 
@@ -803,15 +914,3 @@ def _define_writer(cls: Any, parent: Any) -> None:
 
 _define_writer(FrameWriter, DataFrameWriter)
 _define_writer(FrameStreamWriter, DataStreamWriter)
-
-
-def _check_mode(shadow: DataFrame, mode: str) -> None:
-    """Raise what Spark raises, and FrameError for a mode that a region does not have."""
-    if mode.lower() not in ("append", "update", "complete"):
-        shadow.writeStream.outputMode(mode)  # Spark's error
-    check_output_mode(shadow, mode.lower())
-    if mode.lower() != "append":
-        raise FrameError(
-            f"the output mode {mode!r} is not computed by a region",
-            remedy='use "append", with a window and a watermark; or a graph with dos.through',
-        )

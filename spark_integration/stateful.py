@@ -7,17 +7,18 @@ types and windows, and the result is compared with Spark's own (the shadow) befo
 types must be equal.
 
 In a batch the region has one window for each key, which is over when the input ends. So the output has one
-row for each key.
+row for each key. On a stream the output mode is `emit=` of the operator.
 """
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 from pyspark.sql.types import StructField, StructType
@@ -56,7 +57,7 @@ from spark_integration.core.dividing import (
     text_of,
     typed_arguments,
 )
-from spark_integration.spark_api import spark_schema
+from spark_integration.spark_api import arrow_schema, spark_schema
 
 TIME: Final = "#time"
 ALL: Final = "#all"
@@ -65,6 +66,8 @@ INPUT: Final = "input"
 OUTPUT: Final = "out"
 WATERMARK: Final = "spark.watermarkDelayMs"
 """The metadata of a column with a watermark: Spark has parsed the interval."""
+Mode: TypeAlias = Literal["append", "update", "complete"]
+"""The output mode of a stream."""
 _BATCH_LATENESS: Final = timedelta(days=4_000_000)
 """Longer than from the year 1 to 9999: in a batch no row is late, and windows are over at its end."""
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -101,15 +104,9 @@ class StatefulCall(ABC):
         return replace(self, name=name)
 
     @abstractmethod
-    def graph(self, name: str, *, delay: timedelta | None) -> Graph:
-        """Return the graph of a region. delay: of the watermark; None in a batch. Raises GraphError,
-        SchemaError.
-        """
-
-    @abstractmethod
-    def stream_delay(self) -> timedelta | None:
-        """Return the delay of the watermark that the region of a stream has. Raises FrameError if the call
-        needs one and there is none.
+    def graph(self, name: str, mode: Mode | None) -> Graph:
+        """Return the graph of a region. mode: of a stream; None in a batch. Raises FrameError if the call
+        needs a watermark in this mode and there is none; GraphError, SchemaError.
         """
 
     @abstractmethod
@@ -122,8 +119,10 @@ class StatefulCall(ABC):
 
     def empty_output(self) -> DataFrame:
         """Return the output of a region without rows. Raises FrameError if no region has such an operator."""
+        # Of a stream, "complete" has the columns of all modes, and needs no watermark.
+        mode: Mode | None = "complete" if self.before.isStreaming else None
         try:
-            plan = self.graph("check", delay=None).plan()
+            plan = self.graph("check", mode).plan()
         except (GraphError, SchemaError) as error:
             raise FrameError(f"{self.name} cannot be computed by a region: {error}") from error
         columns = plan.schemas[self.name]
@@ -143,39 +142,52 @@ class Aggregation(StatefulCall):
     division: DividedCall
     shape: WindowShape | None
 
-    def graph(self, name: str, *, delay: timedelta | None) -> Graph:
+    def graph(self, name: str, mode: Mode | None) -> Graph:
         graph = Graph(name)
         rows = graph.source(INPUT, InputSource(INPUT, self.before.schema))
-        rows = rows.event_time(
-            f"{self.name}.time",
-            TIME,
-            lateness=_BATCH_LATENESS if delay is None else delay,
-            max_ahead=None,
-        )
+        lateness = _BATCH_LATENESS if mode is None else self._delay(mode)
+        if lateness is not None:
+            rows = rows.event_time(f"{self.name}.time", TIME, lateness=lateness, max_ahead=None)
         keys = [key.name for key in self.division.plain_keys] or [ALL]
         keyed = rows.key_by(f"{self.name}.key", *keys)
+        window = Tumbling(TIME, _BATCH_WINDOW) if mode is None and self.shape is None else self._window()
         aggregates = _aggregates(self.division)
-        results = keyed.aggregate(self.name, self._window(), emit="final", **aggregates)
+        results = keyed.aggregate(self.name, window, emit=self._emit(mode), **aggregates)
         results.sink(OUTPUT, LogSink(publish="checkpoint"))
         return graph
 
-    def _window(self) -> Window:
-        if self.shape is None:
-            return Tumbling(TIME, _BATCH_WINDOW)
-        size, slide, offset = (timedelta(microseconds=value) for value in self.shape)
-        return Tumbling(TIME, size, offset) if size == slide else Sliding(TIME, size, slide, offset)
+    def _emit(self, mode: Mode | None) -> Literal["final", "updates", "table"]:
+        if mode is None or mode == "append":
+            return "final"
+        # Spark has the row of an aggregation without keys in each micro-batch, also if no row has come.
+        return "table" if mode == "complete" or not self.division.keys else "updates"
 
-    def after(self, rows: DataFrame) -> DataFrame:
-        return _after(self.division, rows, self.shadow.schema)
-
-    def stream_delay(self) -> timedelta:
-        delay = self._delay_of(TIME)
-        if self.shape is None or delay is None:
+    def _delay(self, mode: Mode) -> timedelta | None:
+        """Return the delay of the watermark that the windows of a stream need. Raises FrameError."""
+        if mode == "complete":
+            return None  # no row is late, and no window ends
+        for key in self.division.plain_keys:
+            if self._delay_of(key.name) is not None:
+                raise FrameError(
+                    f"the key {key.name!r} has a watermark, by which Spark would forget keys",
+                    remedy="group by a window(...) of it, or call withWatermark on another column",
+                )
+        delay = None if self.shape is None else self._delay_of(TIME)
+        if mode == "append" and delay is None:
             raise FrameError(
                 f"{self.name} has no window of a column with a watermark",
                 remedy="group by window(...) of a column with withWatermark",
             )
         return delay
+
+    def _window(self) -> Window | None:
+        if self.shape is None:
+            return None
+        size, slide, offset = (timedelta(microseconds=value) for value in self.shape)
+        return Tumbling(TIME, size, offset) if size == slide else Sliding(TIME, size, slide, offset)
+
+    def after(self, rows: DataFrame) -> DataFrame:
+        return _after(self.division, rows, self.shadow.schema)
 
     def describe(self) -> str:
         keys = ", ".join(key.name for key in self.division.plain_keys) or "none"
@@ -191,10 +203,11 @@ class Deduplication(StatefulCall):
     keys: tuple[str, ...]
     time: str | None
 
-    def graph(self, name: str, *, delay: timedelta | None) -> Graph:
+    def graph(self, name: str, mode: Mode | None) -> Graph:
         graph = Graph(name)
         rows = graph.source(INPUT, InputSource(INPUT, self.before.schema))
         window: Tumbling | None = None
+        delay = None if mode is None or self.time is None else self._delay_of(self.time)
         if self.time is not None and delay is not None:
             # Spark drops a row, and forgets a key, whose time is at or below the watermark, which has whole
             # milliseconds. A window here is over when the watermark reaches its last microsecond.
@@ -204,9 +217,6 @@ class Deduplication(StatefulCall):
         keyed = rows.key_by(f"{self.name}.key", *self.keys)
         keyed.dedup(self.name, window).sink(OUTPUT, LogSink(publish="checkpoint"))
         return graph
-
-    def stream_delay(self) -> timedelta | None:
-        return None if self.time is None else self._delay_of(self.time)
 
     def after(self, rows: DataFrame) -> DataFrame:
         fields = self.shadow.schema.fields
@@ -285,7 +295,7 @@ def divided(
         {one: field.dataType.simpleString() for one, field in zip(typed, found, strict=True)},
     )
     shape = None if division.window is None else _shape(df, catalyst, division.window.expression)
-    before = df.select(*_before(catalyst, division, shadow.schema))
+    before = df.select(*_before(catalyst, division, shadow))
     if shape is not None:
         before = before.where(F.col(TIME).isNotNull())  # as Spark: a row without a time is in no window
     size = None if shape is None else shape.size
@@ -325,12 +335,14 @@ def _aggregate(aggregate: str, argument: str) -> Aggregate:
 # --- before the region --------------------------------------------------------------------------------------
 
 
-def _before(catalyst: Catalyst, division: DividedCall, shadow: StructType) -> list[Column]:
+def _before(catalyst: Catalyst, division: DividedCall, shadow: DataFrame) -> list[Column]:
     columns = [catalyst.column(key.expression).alias(key.name) for key in division.plain_keys]
     if not columns:
         columns = [F.lit(0).alias(ALL)]
     columns += [_argument(catalyst, one).alias(one.name) for one in division.arguments]
-    return [*columns, _time(catalyst, division.window, shadow).alias(TIME)]
+    if division.window is None and shadow.isStreaming:
+        return columns
+    return [*columns, _time(catalyst, division.window, shadow.schema).alias(TIME)]
 
 
 def _time(catalyst: Catalyst, window: Key | None, shadow: StructType) -> Column:
@@ -405,7 +417,8 @@ def _after(division: DividedCall, rows: DataFrame, shadow: StructType) -> DataFr
     spark = rows.sparkSession
     catalyst = Catalyst(spark)
     if not division.keys:
-        rows = spark.range(1).select().join(rows, how="left")  # Spark has a row also if there was no input
+        # Spark has a row also if there was no input.
+        rows = rows.coalesce(1).mapInArrow(_AtLeastOneRow(arrow_schema(rows.schema)), rows.schema)
     guard = ALL if not division.plain_keys else division.plain_keys[0].name
     state = [F.col(quoted(key.name)).alias(_hidden(key.name)) for key in division.plain_keys]
     if division.window is not None:
@@ -429,6 +442,22 @@ def _after(division: DividedCall, rows: DataFrame, shadow: StructType) -> DataFr
             for name, field in zip(names, shadow.fields, strict=True)
         ]
     )
+
+
+@dataclass(frozen=True)
+class _AtLeastOneRow:
+    """A function of `mapInArrow`: all rows, or one of nulls if there are none."""
+
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = 0
+        for batch in batches:
+            rows += batch.num_rows
+            yield batch
+        if not rows:
+            nulls = [pa.nulls(1, one.type) for one in self.schema]
+            yield pa.RecordBatch.from_arrays(nulls, schema=self.schema)
 
 
 def _hidden(name: str) -> str:

@@ -251,10 +251,10 @@ def divide_case(df: DataFrame, case: Case) -> Aggregation:
 def output_of_trial(call: StatefulCall) -> DataFrame:
     """Return the output of the region's operators for `before`: two workers, several steps, a crash."""
     spark = call.before.sparkSession
-    spec = call.graph("trial", delay=None).plan().specs[INPUT]
+    spec = call.graph("trial", None).plan().specs[INPUT]
     assert isinstance(spec, InputSource)
     rows = call.before.toArrow().cast(spec.schema).to_batches(max_chunksize=20)
-    trial = Trial(call.graph("trial", delay=None), workers=2)
+    trial = Trial(call.graph("trial", None), workers=2)
     middle = len(rows) // 2
     for number, batch in enumerate(rows[:middle]):
         trial.step({INPUT: [batch.slice(0, 10), batch.slice(10)]}, checkpoint=number % 3 == 0)

@@ -1,6 +1,6 @@
 """Example programs of Spark's documentation, written after their description, with the changed line. Those
-that have the rows of Spark are in `test_frame.py` (windows over restarts, a join with a table, duplicates)
-and here. The others are refused by name, before anything starts.
+that have the rows of Spark are in `test_frame.py` (windows over restarts, a join with a table, duplicates),
+in `test_frame_modes.py` (output modes) and here. The others are refused by name, before anything starts.
 """
 
 from collections.abc import Callable
@@ -45,15 +45,9 @@ def sessions(gap: Any) -> Callable[[Any, Any], Any]:
     )
 
 
-UPDATE = "the output mode 'update' is not computed by a region"
-COMPLETE = "the output mode 'complete' is not computed by a region"
 FUNCTION = r"of a frame is not computed by a region .*use the method of that kind of a graph"
 CHAIN = "a stateful call after aggregate_by_word_10m"
 PROGRAMS: dict[str, Program] = {
-    "word count of a socket": Program(lambda words, _: words.groupBy("word").count(), "complete", COMPLETE),
-    "windowed word count, sorted": Program(
-        lambda words, _: windowed(words).orderBy("window"), "complete", "orderBy of a stream needs its whole"
-    ),
     "sessions": Program(sessions("5 minutes"), "append", "session_window is not computed"),
     "sessions of a gap by row": Program(
         lambda words, other: sessions(F.when(F.col("word") == "a", "5 seconds").otherwise("5 minutes"))(
@@ -67,7 +61,6 @@ PROGRAMS: dict[str, Program] = {
         "update",
         f"applyInPandasWithState {FUNCTION}",
     ),
-    "late data, update": Program(lambda words, _: windowed(words), "update", UPDATE),
     "a window of the time of a window": Program(
         lambda words, _: windowed(words).groupBy(F.window(F.window_time("window"), "1 hour"), "word").count(),
         "append",
@@ -96,9 +89,6 @@ PROGRAMS: dict[str, Program] = {
         lambda words, _: words.groupBy("word").transformWithState(None, "", "Update", "ProcessingTime"),
         "update",
         f"transformWithState {FUNCTION}",
-    ),
-    "an upsert in foreachBatch": Program(
-        lambda words, _: windowed(words).select("window.start", "word", "count"), "update", UPDATE
     ),
 }
 
