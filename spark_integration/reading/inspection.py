@@ -161,6 +161,16 @@ _EDIT: Final = pa.struct(
         ("tables", pa.map_(pa.string(), pa.map_(pa.string(), pa.int64()))),
     ]
 )
+_BATCH: Final = pa.struct(
+    [
+        ("query", pa.string()),
+        ("number", pa.int64()),
+        ("plannedMicroseconds", pa.int64()),
+        ("rows", pa.int64()),
+        ("afterStep", pa.int64()),
+        ("step", pa.int64()),
+    ]
+)
 _DEFAULT: Final = pa.schema(
     [
         ("checkpoint", pa.int64()),
@@ -173,6 +183,7 @@ _DEFAULT: Final = pa.schema(
         ("rolledBackTo", pa.int64()),
         ("line", pa.int64()),
         ("edit", _EDIT),
+        ("batch", _BATCH),
         ("driver", pa.string()),
         ("stateBytes", pa.int64()),
         ("workerStateBytes", pa.list_(pa.int64())),
