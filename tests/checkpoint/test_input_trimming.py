@@ -104,7 +104,7 @@ async def test_a_savepoint_keeps_what_it_needs_and_its_end_frees_it() -> None:
 
 
 # EVIDENCE-OF: P-6
-@pytest.mark.parametrize("checkpoints", with_long([240], [20_000]))
+@pytest.mark.parametrize("checkpoints", with_long([240], [5_000], [20_000]))
 def test_sizes_and_numbers_of_objects_stay_flat_over_many_checkpoints(checkpoints: int) -> None:
     """Input, manifest and register: the second half of the run needs no more than the first one."""
     trio.run(soak, checkpoints)
