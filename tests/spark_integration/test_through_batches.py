@@ -405,9 +405,11 @@ def test_what_cannot_be_carried_is_refused_before_anything_is_started(
         dos.through({"rows": counts}, graph, workers=1, store=servers.url)
     with pytest.raises(DosError, match="some are streams and some are not"):
         dos.through({"rows": stream.select("value"), "more": spark.range(1)}, graph, store=servers.url)
-    graph.annotate("rows", consistent(recovery="local"))
-    with pytest.raises(DosError, match=r"recovery"):
-        dos.through(stream.select("value"), graph, workers=1, store=servers.url)
     graph.source("more", IteratorSource(lambda: iter([1]), "n bigint")).sink("more_out", LogSink())
     with pytest.raises(DosError, match=r"source 'more' of graph .* gets no rows of a stream"):
         dos.through(stream.select("value"), graph, output="out", workers=1, store=servers.url)
+    local = Graph(name)
+    rows = local.source("rows", InputSource("rows", "value bigint"))
+    rows.annotate(consistent(recovery="local")).sink("out", LogSink())
+    with pytest.raises(DosError, match="recovery"):
+        dos.through(stream.select("value"), local, workers=1, store=servers.url)
