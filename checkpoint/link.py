@@ -13,7 +13,7 @@ Then both close the link, and the worker joins with a control link like any othe
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib import metadata
 from typing import Any, Final
@@ -253,6 +253,11 @@ async def _refuse_plain(stream: LinkStream, refusal: ChannelFrame) -> None:
     send = stream.answer_plain if isinstance(stream, TlsStream) else stream.send_all
     with suppress(OSError, trio.BrokenResourceError):
         await send(encode(refusal))
+
+
+def ports_of(port_range: tuple[int, int] | None) -> Sequence[int]:
+    """Return the ports to try for a listener, in order; 0 for any port."""
+    return (0,) if port_range is None else range(port_range[0], port_range[1] + 1)
 
 
 async def serve_links(

@@ -65,7 +65,7 @@ def _ddl_of(schema: Any) -> str:
         raise SchemaError(
             f"a schema is a StructType or a string such as 'n bigint', not {schema.simpleString()}"
         )
-    return ", ".join(f"{_quoted(one.name)} {one.dataType.simpleString()}" for one in schema.fields)
+    return ", ".join(f"{quoted(one.name)} {one.dataType.simpleString()}" for one in schema.fields)
 
 
 def check_schema(schema: pa.Schema) -> pa.Schema:
@@ -109,10 +109,11 @@ def type_text(kind: pa.DataType) -> str:
 
 
 def _name_text(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else _quoted(name)
+    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else quoted(name)
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """Return a name as one part of a name in SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 

@@ -30,7 +30,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Final, NamedTuple, TypeAlias
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import trio
@@ -57,19 +56,17 @@ from checkpoint import (
     decode_share,
     decode_to_task,
     job_digest,
-    output_chain,
-    worker_directory,
 )
-from checkpoint.chains.visible_log import VisibleLog
+from checkpoint.chains.visible_log import output_of_batch
 from checkpoint.errors import ControlMessageError, LinkClosedError, RegionFailedError
 from checkpoint.link import Link, connect_link, serve_links
 from dataflow.handle import RegionHandle
+from dataflow.schema import quoted
 from dataflow.worker.failures import first_error
 from dataflow.worker.partitioning import encode_batch, frames_of
 from dos_client import Store, open_store, randomness
 from dos_client.blocking import Portal
 from dos_protocol.errors import BrokenConnectionError, DosError
-from journal import ChainFollower, Op, Position
 from spark_integration import limits
 from spark_integration.errors import (
     BatchGapError,
@@ -577,27 +574,15 @@ class Carrier:
     async def _read_log(
         self, recorded: BatchProcessed, worker: int, into: trio.MemorySendChannel[pa.RecordBatch]
     ) -> None:
-        region, note, store = self._region, recorded.batch, self._store
+        region, store = self._region, self._store
         assert store is not None
-        begin, end = (sizes.get(worker, {}).get(region.sink, 0) for sizes in (note.begins, note.ends))
-        with into:
-            if end <= begin:
-                return
-            covered = msgspec.convert(recorded.logs[worker][region.sink], Position)
-            directory, chain = worker_directory(region.name, worker), output_chain(region.sink)
-            log = VisibleLog(directory, chain, covered, 0, recorded.line, rewound=False)
-            follower = ChainFollower(store, directory, chain, at=begin)
-            async with aclosing(follower.poll(covered)) as records:
-                async for at, record in records:
-                    if at > end:
-                        return
-                    if record.op is not Op.OUTPUT:
-                        continue
-                    output = log.output(record, at)
-                    if output.rows:
-                        with pa.ipc.open_stream(output.data) as reader:
-                            for batch in reader.read_all().to_batches():
-                                await into.send(batch)
+        reading = output_of_batch(store, region.name, recorded, worker, region.sink)
+        async with into, aclosing(reading) as outputs:
+            async for output in outputs:
+                if output.rows:
+                    with pa.ipc.open_stream(output.data) as reader:
+                        for batch in reader.read_all().to_batches():
+                            await into.send(batch)
 
     # --- links --------------------------------------------------------------------------------------------
 
@@ -653,9 +638,11 @@ class CarryingTask:
             if not batch.num_rows:
                 continue
             time_us, inputs = batch.column(TIME)[0].as_py(), batch.column(INPUT)
-            for number in pc.unique(inputs).to_pylist():
-                of_input = batch if number == MARKER else batch.filter(pc.equal(inputs, number))
-                yield time_us, number, of_input if number == MARKER else self._of(number, of_input)
+            numbers = pc.unique(inputs).to_pylist()
+            for number in numbers:
+                # A batch has rows of several inputs only where their partitions meet.
+                rows = batch if len(numbers) == 1 else batch.filter(pc.equal(inputs, number))
+                yield time_us, number, rows if number == MARKER else self._of(number, rows)
 
     def _of(self, number: int, rows: pa.RecordBatch) -> pa.RecordBatch:
         schema = self.schemas[number]
@@ -709,8 +696,7 @@ def _tagged(frames: Sequence[DataFrame]) -> list[DataFrame]:
         return [frames[0].withColumn(INPUT, functions.lit(0))]
     tagged = []
     for number, df in enumerate(frames):
-        names = (f"`{name.replace('`', '``')}`" for name in df.columns)
-        columns = functions.struct(*map(functions.col, names))
+        columns = functions.struct(*(functions.col(quoted(name)) for name in df.columns))
         tagged.append(df.select(functions.lit(number).alias(INPUT), columns.alias(str(number))))
     return tagged
 

@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 from pyspark.util import PythonEvalType
 
+from dataflow.schema import quoted
 from spark_integration.core.dividing import Expression, ExpressionKind, FrameError
 
 _ALIASES: Final = frozenset({"Alias", "UnresolvedAlias"})
@@ -139,11 +140,6 @@ def _call(node: Any, children: tuple[Expression, ...]) -> Expression:
 
 def _elements(seq: Any) -> list[Any]:
     return [seq.apply(index) for index in range(seq.size())]
-
-
-def quoted(name: str) -> str:
-    """Return the name as one part of a name in SQL."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def all_of(columns: Iterable[Column]) -> Column:

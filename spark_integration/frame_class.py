@@ -33,7 +33,8 @@ from pyspark.sql.group import GroupedData
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from pyspark.sql.types import NumericType
 
-from spark_integration.catalyst import Rebinding, check_output_mode, identifiers, quoted, stateful_parts
+from dataflow.schema import quoted
+from spark_integration.catalyst import Rebinding, check_output_mode, identifiers, stateful_parts
 from spark_integration.core.dividing import FrameError, digest
 from spark_integration.errors import ConnectSessionError
 from spark_integration.frames import each_batch, through

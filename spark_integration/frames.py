@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from checkpoint.chains.input_log import InputHandle
+from checkpoint.link import ports_of
 from dataflow.blocking import close_input
 from dataflow.errors import nearest
 from dataflow.graph.builder import Graph, parts_of
@@ -36,6 +37,7 @@ from dos_client.blocking import open_store
 from dos_client.urls import parse_url
 from dos_protocol.errors import DosError
 from spark_integration.batches import Desk, DrivenRegion, carried
+from spark_integration.catalyst import stateful_parts
 from spark_integration.core.session_checks import SparkMaster
 from spark_integration.data_source import NAME, register
 from spark_integration.errors import (
@@ -289,13 +291,12 @@ def _streamed(
         assert isinstance(region, RegionHandle), "the graph is one region"
         return region
 
-    ports = checked.options.get("port_range")
     desk = Desk(
         checked.application,
         start,
         functools.partial(lacks_slot, checked),
         host=checked.listen_host,
-        ports=(0,) if ports is None else range(ports[0], ports[1] + 1),
+        ports=ports_of(checked.options.get("port_range")),
     )
     _DESKS.add(desk)
     region = DrivenRegion(
@@ -317,16 +318,11 @@ def _refuse_aggregate(name: str, df: DataFrame) -> None:
     """Raise DosError for a stream that is aggregated: with the modes update and complete it has a group in
     many micro-batches, and the region would count it each time.
     """
-    nodes = [df._jdf.queryExecution().analyzed()]  # noqa: SLF001  # PySpark has no public API for the plan
-    while nodes:
-        node = nodes.pop()
-        if node.nodeName() == "Aggregate" and node.isStreaming():
-            raise DosError(
-                f"the stream for {name!r} is an aggregate, whose groups come again when they change",
-                remedy="aggregate in the graph, or write the aggregate to a table and read that as a stream",
-            )
-        children = node.children()
-        nodes += [children.apply(at) for at in range(children.size())]
+    if "Aggregate" in stateful_parts(df):
+        raise DosError(
+            f"the stream for {name!r} is an aggregate, whose groups come again when they change",
+            remedy="aggregate in the graph, or write the aggregate to a table and read that as a stream",
+        )
 
 
 def _at_once(

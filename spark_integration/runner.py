@@ -226,6 +226,7 @@ class CheckedRun(NamedTuple):
     parts: Sequence[GraphPart]
     options: RegionOptions
     standby: int
+    shown: Monitoring
     shipped: Mapping[str, bytes]
     host: str
     """The address of the driver for workers; `listen_host`: the one to listen on."""
@@ -249,14 +250,14 @@ def check_run(
     application = options.get("name") or graph.name
     parts = parts_of(graph, application)
     check_options(parts, options)
-    monitoring_of(options.get("metrics"))
+    shown = monitoring_of(options.get("metrics"))
     shipped = {part.name: ship(part.graph, f"the graph {part.graph.name!r}") for part in parts}
     if not master.one_machine:
         _refuse_host_paths(graph)
     safe = insecure or tls_of_environment() is not None
     driver_host = spark.sparkContext.getConf().get("spark.driver.host")
     addresses = choose_addresses(master, coordinator_address, driver_host, insecure=safe)
-    return CheckedRun(spark, master, application, parts, options, standby, shipped, *addresses)
+    return CheckedRun(spark, master, application, parts, options, standby, shown, shipped, *addresses)
 
 
 def start_checked(
@@ -271,7 +272,6 @@ def start_checked(
     job_key: of the links.
     """
     options, application = checked.options, checked.application
-    shown = monitoring_of(options.get("metrics"))
     make_launcher = partial(
         _launch,
         checked.spark,
@@ -281,7 +281,7 @@ def start_checked(
         options.get("scratch"),
         checked.standby,
         spare_slots,
-        shown,
+        checked.shown,
     )
     return start_application(
         application,
@@ -291,7 +291,7 @@ def start_checked(
         at_end=_AfterLast(len(checked.parts), at_end),
         store_url=store_url,
         listen_host=checked.listen_host,
-        metrics=shown.metrics,
+        metrics=checked.shown.metrics,
         job_key=job_key,
     )
 

@@ -40,7 +40,8 @@ from dataflow.errors import SchemaError
 from dataflow.graph.builder import Graph
 from dataflow.operators.aggregates import Aggregate
 from dataflow.operators.windows import START, STOP, Window
-from spark_integration.catalyst import Catalyst, all_of, quoted
+from dataflow.schema import quoted
+from spark_integration.catalyst import Catalyst, all_of
 from spark_integration.core.dividing import (
     Argument,
     Columns,

@@ -7,12 +7,13 @@
 | either, while the last checkpoint begins a line of history | what that checkpoint covers |
 """
 
-from collections.abc import AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
 from dataclasses import dataclass
 
 import msgspec
 
+from checkpoint.core.links.messages import BatchProcessed
 from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.records.outputs import Output, Publish, decode_output, output_chain
 from checkpoint.core.region import worker_directory
@@ -74,6 +75,27 @@ class VisibleLog:
             if record.op is Op.OUTPUT:
                 return self.output(record, end)
         return None
+
+
+async def output_of_batch(
+    store: Store, region: str, processed: BatchProcessed, worker: int, sink: str
+) -> AsyncGenerator[Output]:
+    """Yield what one worker's log has of a batch, in the order of steps. Raises as reading does."""
+    note = processed.batch
+    begin, end = (sizes.get(worker, {}).get(sink, 0) for sizes in (note.begins, note.ends))
+    if end <= begin:
+        return
+    covered = msgspec.convert(processed.logs[worker][sink], Position)
+    log = VisibleLog(
+        worker_directory(region, worker), output_chain(sink), covered, 0, processed.line, rewound=False
+    )
+    follower = ChainFollower(store, log.directory, log.chain, at=begin)
+    async with aclosing(follower.poll(covered)) as records:
+        async for at, record in records:
+            if at > end:
+                return
+            if record.op is Op.OUTPUT:
+                yield log.output(record, at)
 
 
 def covered_in(checkpoint: Checkpoint, sink: str) -> dict[int, Position]:

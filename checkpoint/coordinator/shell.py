@@ -58,7 +58,7 @@ from checkpoint.core.region import (
     check_continues,
 )
 from checkpoint.errors import NoRegionError
-from checkpoint.link import Link, StandbyLinks, serve_links
+from checkpoint.link import Link, StandbyLinks, ports_of, serve_links
 from checkpoint.maintenance.forking import fork_needs
 from checkpoint.maintenance.stopped_region import find_restored, restore_stopped
 from checkpoint.requests.server import answering
@@ -372,7 +372,7 @@ async def run_region(
 @asynccontextmanager
 async def listening(spec: RegionSpec, shell: RegionShell) -> AsyncGenerator[tuple[str, int]]:
     """Accept links of workers inside the context. Raises BrokenConnectionError if no port is free."""
-    ports = (0,) if spec.port_range is None else range(spec.port_range[0], spec.port_range[1] + 1)
+    ports = ports_of(spec.port_range)
     serve = partial(
         serve_links, shell.serve, job=spec.name, key=spec.job_key, host=spec.listen_host, ports=ports
     )

@@ -52,7 +52,7 @@ from checkpoint.errors import (
     StoppedError,
 )
 from checkpoint.limits import stop_grace_s
-from checkpoint.link import Link, serve_links
+from checkpoint.link import Link, ports_of, serve_links
 from checkpoint.participant import Participant, open_participant
 from dataflow import limits
 from dataflow.errors import UserFault
@@ -677,7 +677,7 @@ class Links:
                 job=spec.region,
                 key=spec.job_key,
                 host=spec.listen_host,
-                ports=spec.ports(),
+                ports=ports_of(spec.port_range),
             )
             address: tuple[str, int] = await nursery.start(serve)
             host = spec.advertise_host or control.local_address[0]

@@ -64,10 +64,6 @@ class WorkerSpec:
             orphan_timeout_s=self.orphan_timeout_s,
         )
 
-    def ports(self) -> tuple[int, ...]:
-        """Return the ports to try for the exchange listener, in order; 0 for any port."""
-        return (0,) if self.port_range is None else tuple(range(self.port_range[0], self.port_range[1] + 1))
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerSummary:

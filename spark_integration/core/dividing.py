@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from pyspark.errors import AnalysisException
 
+from dataflow.schema import quoted
 from dos_protocol.errors import DosError
 
 
@@ -287,7 +288,7 @@ def _text(expression: Expression, columns: Columns) -> str:
     match expression.kind:
         case ExpressionKind.COLUMN:
             # The quotes stay: `s.b` is a column, s.b the field b of s.
-            return ".".join(f"`{columns.fold(part).replace('`', '``')}`" for part in expression.parts)
+            return ".".join(quoted(columns.fold(part)) for part in expression.parts)
         case ExpressionKind.VARIABLE:
             return f"\x00{expression.name}\x00"
     inside = ",".join(_text(child, columns) for child in expression.children)

@@ -442,7 +442,7 @@ async def test_a_circuit_that_fails_while_its_links_end_is_not_reported_by_a_nur
         job_key=b"",
         listen_host="",
         advertise_host="",
-        ports=lambda: (0,),
+        port_range=None,
         scratch_dir="",
     )
     links = Links(spec, inbox=Inbox(), shared=Shared(), host=lambda *_: None)

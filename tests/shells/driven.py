@@ -13,7 +13,6 @@ from datetime import timedelta
 from functools import cache
 from typing import Any, ClassVar, Final
 
-import msgspec
 import pyarrow as pa
 import trio
 
@@ -32,10 +31,8 @@ from checkpoint import (
     decode_share,
     decode_to_task,
     job_digest,
-    output_chain,
-    worker_directory,
 )
-from checkpoint.chains.visible_log import VisibleLog
+from checkpoint.chains.visible_log import output_of_batch
 from checkpoint.core.coordination.vocabulary import End, PauseWanted, StopWanted
 from checkpoint.core.region import RegionState
 from checkpoint.link import Link, connect_link
@@ -47,7 +44,6 @@ from dataflow.sources.batches import BatchSource
 from dataflow.worker.partitioning import encode_batch
 from dos_client import Store, open_store
 from dos_protocol.errors import DosError
-from journal import ChainFollower, Op, Position
 from tests.shells.oracles import check_nothing_left
 from tests.shells.region.nemesis import plan as fault_plan
 from tests.shells.region.nemesis import strike
@@ -323,18 +319,12 @@ class Task(RegionProcess):
 
     async def _read(self, store: Store, processed: BatchProcessed, sink: str) -> list[tuple[Any, ...]]:
         """Return the output of the batch in one sink, worker by worker, step by step."""
-        note, found, region = processed.batch, list[tuple[Any, ...]](), self.driver.spec.name
+        found = list[tuple[Any, ...]]()
         for worker in sorted(processed.logs):
-            begin, end = (sizes.get(worker, {}).get(sink, 0) for sizes in (note.begins, note.ends))
-            if end <= begin:
-                continue
-            directory, chain = worker_directory(region, worker), output_chain(sink)
-            covered = msgspec.convert(processed.logs[worker][sink], Position)
-            log = VisibleLog(directory, chain, covered, 0, processed.line, rewound=False)
-            records = ChainFollower(store, directory, chain, at=begin).poll(covered)
-            async with aclosing(records):
-                async for at, record in records:
-                    if at <= end and record.op is Op.OUTPUT and (output := log.output(record, at)).rows:
+            reading = output_of_batch(store, self.driver.spec.name, processed, worker, sink)
+            async with aclosing(reading) as outputs:
+                async for output in outputs:
+                    if output.rows:
                         with pa.ipc.open_stream(output.data) as reader:
                             found += rows_of(sink, reader.read_all())
         return found
