@@ -1,5 +1,6 @@
 """What a worker does next, by the numbers of its steps alone."""
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,8 @@ from dataflow.core.schedule import (
     fixed_s_max,
 )
 from dataflow.limits import WorkerLimits
+from dataflow.operators.base import OperatorContext
+from dataflow.sources.rate import RateReader
 from dataflow.worker.spec import Clock
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 
@@ -180,8 +183,16 @@ def test_a_worker_with_few_cheap_rows_in_many_steps_has_little_load() -> None:
             self.now += 3e-3
             return super().wall_ms()
 
+    class InItsOwnTime(RateSource):
+        """Each look at the time is up to 0.5 ms after the one before."""
+
+        def open(self, context: OperatorContext) -> RateReader:
+            draw = random.Random(1)
+            looks = itertools.accumulate(iter(lambda: draw.randrange(500), None))
+            return RateReader(self, context.worker, context.workers, lambda: next(looks))
+
     graph = Graph("cheap")
-    rows = graph.source("rows", RateSource(20_000, rows=4_000))
+    rows = graph.source("rows", InItsOwnTime(20_000, rows=4_000))
     rows.key_by("by_value", "value").count("counts").sink("out", CallSink(list))
     limits = WorkerLimits(step_bytes_max=1 << 12, batch_bytes_max=1 << 12)
     region = OneThreadRegion(graph, 1, random.Random(1).randrange, limits, clock=Costly())

@@ -21,7 +21,7 @@ NEVER_AGAIN: Final = (
     "tests/sim/",
 )
 """Tests that check what a run lost or served wrongly: one failure is a finding."""
-AGAIN_MAX: Final = 5
+AGAIN_MAX: Final = 10
 DIGEST_CHARACTERS_MAX: Final = 600
 FAILED: Final = "dos/failed"
 """Where a run leaves, for the one after it, what failed and why in a few words (pytest's cache)."""
