@@ -143,8 +143,8 @@ class _Call:
             if self._output is None:
                 # No name: a region that has one returns its old output for other rows.
                 graph = self.divided.graph(settings.name or self.divided.name, None)
-                before = self.divided.before
-                self._output = through(before, graph, **settings.through(before.sparkSession))
+                given = settings.through(self.divided.shadow.sparkSession)
+                self._output = through(self.divided.before, graph, **given)
             return self._output
 
 
@@ -258,7 +258,8 @@ class RegionFrame(DataFrame):  # type: ignore[misc]  # PySpark has no types here
             self._shadow.explain(extended, mode)
             return
         print("== Spark, before the region ==")  # as `explain` of Spark
-        self._call.divided.before.explain(extended, mode)
+        for before in self._call.divided.before.values():
+            before.explain(extended, mode)
         print(f"== Region ==\n{self._call.divided.describe()}\n\n== Spark, after the region ==")
         self._preview().explain(extended, mode)
 
@@ -448,7 +449,7 @@ class RegionFrame(DataFrame):  # type: ignore[misc]  # PySpark has no types here
         divided = self._call.divided
         self._preview()  # names and types are compared before anything starts
         used = name or f"{divided.name}-{uuid.uuid4().hex[:8]}"
-        settings = self._settings.through(divided.before.sparkSession)
+        settings = self._settings.through(divided.shadow.sparkSession)
         return through(divided.before, divided.graph(used, mode), name=used, **settings)
 
     def _result(self, mode: Mode, name: str | None) -> DataFrame:

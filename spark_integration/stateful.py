@@ -1,5 +1,5 @@
-"""A stateful call of a frame, divided: what Spark computes before the region, the graph of the region, and
-what Spark computes on its output.
+"""A stateful call of a frame, divided: what Spark computes before the region, its operators in the graph of
+the region, and what Spark computes on their output.
 
 `divided` makes an `Aggregation` of `groupBy(...).agg(...)`, `deduplicated` a `Deduplication`. How an
 aggregation is divided is decided in `core/dividing.py`. Here Columns are read and made, Spark is asked for
@@ -12,7 +12,7 @@ row for each key. On a stream the output mode is `emit=` of the operator.
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import pairwise
@@ -37,7 +37,7 @@ from dataflow import (
     Tumbling,
 )
 from dataflow.errors import SchemaError
-from dataflow.graph.builder import Graph
+from dataflow.graph.builder import Graph, Stream
 from dataflow.operators.aggregates import Aggregate
 from dataflow.operators.windows import START, STOP, Window
 from dataflow.schema import quoted
@@ -93,22 +93,39 @@ class WindowShape(NamedTuple):
 
 @dataclass(frozen=True)
 class StatefulCall(ABC):
-    """A call that a region computes. `name`: of its operator; `before`: the rows of the region; `shadow`:
-    what Spark makes of it.
+    """A call that a region computes. `name`: of its operator; `inputs`: the rows that it gets, by name; of
+    each Spark's DataFrame, which is carried to the region; `shadow`: what Spark makes of the call.
     """
 
     name: str
-    before: DataFrame
+    inputs: Mapping[str, DataFrame]
     shadow: DataFrame
 
     def named(self, name: str) -> Self:
         return replace(self, name=name)
 
-    @abstractmethod
+    @property
+    def before(self) -> dict[str, DataFrame]:
+        """The rows of the region: source -> what Spark computes before it."""
+        return dict(self.inputs)
+
     def graph(self, name: str, mode: Mode | None) -> Graph:
         """Return the graph of a region. mode: of a stream; None in a batch. Raises FrameError if the call
         needs a watermark in this mode and there is none; GraphError, SchemaError.
         """
+        graph = Graph(name)
+        self.stream(graph, mode).sink(OUTPUT, LogSink(publish="checkpoint"))
+        return graph
+
+    def stream(self, graph: Graph, mode: Mode | None) -> Stream:
+        """Add the sources and the operators of this call to a graph; return the output. Raises as `graph`."""
+        return self.add(
+            {name: graph.source(name, InputSource(name, df.schema)) for name, df in self.inputs.items()}, mode
+        )
+
+    @abstractmethod
+    def add(self, inputs: Mapping[str, Stream], mode: Mode | None) -> Stream:
+        """Add the operators of this call to the graph of its inputs. Return the output. Raises as `graph`."""
 
     @abstractmethod
     def after(self, rows: DataFrame) -> DataFrame:
@@ -121,18 +138,18 @@ class StatefulCall(ABC):
     def empty_output(self) -> DataFrame:
         """Return the output of a region without rows. Raises FrameError if no region has such an operator."""
         # Of a stream, "complete" has the columns of all modes, and needs no watermark.
-        mode: Mode | None = "complete" if self.before.isStreaming else None
+        mode: Mode | None = "complete" if self.shadow.isStreaming else None
         try:
             plan = self.graph("check", mode).plan()
         except (GraphError, SchemaError) as error:
             raise FrameError(f"{self.name} cannot be computed by a region: {error}") from error
         columns = plan.schemas[self.name]
         assert columns is not None, "an operator with a sink has columns"
-        return self.before.sparkSession.createDataFrame([], spark_schema(columns))
+        return self.shadow.sparkSession.createDataFrame([], spark_schema(columns))
 
     def _delay_of(self, column: str) -> timedelta | None:
-        """Return the delay of the watermark of a column of the rows; None without one."""
-        found = self.before.schema[column].metadata.get(WATERMARK)
+        """Return the delay of the watermark of a column of the only input; None without one."""
+        found = self.inputs[INPUT].schema[column].metadata.get(WATERMARK)
         return None if found is None else timedelta(milliseconds=int(found))
 
 
@@ -143,9 +160,8 @@ class Aggregation(StatefulCall):
     division: DividedCall
     shape: WindowShape | None
 
-    def graph(self, name: str, mode: Mode | None) -> Graph:
-        graph = Graph(name)
-        rows = graph.source(INPUT, InputSource(INPUT, self.before.schema))
+    def add(self, inputs: Mapping[str, Stream], mode: Mode | None) -> Stream:
+        rows = inputs[INPUT]
         lateness = _BATCH_LATENESS if mode is None else self._delay(mode)
         if lateness is not None:
             rows = rows.event_time(f"{self.name}.time", TIME, lateness=lateness, max_ahead=None)
@@ -153,9 +169,7 @@ class Aggregation(StatefulCall):
         keyed = rows.key_by(f"{self.name}.key", *keys)
         window = Tumbling(TIME, _BATCH_WINDOW) if mode is None and self.shape is None else self._window()
         aggregates = _aggregates(self.division)
-        results = keyed.aggregate(self.name, window, emit=self._emit(mode), **aggregates)
-        results.sink(OUTPUT, LogSink(publish="checkpoint"))
-        return graph
+        return keyed.aggregate(self.name, window, emit=self._emit(mode), **aggregates)
 
     def _emit(self, mode: Mode | None) -> Literal["final", "updates", "table"]:
         if mode is None or mode == "append":
@@ -204,9 +218,8 @@ class Deduplication(StatefulCall):
     keys: tuple[str, ...]
     time: str | None
 
-    def graph(self, name: str, mode: Mode | None) -> Graph:
-        graph = Graph(name)
-        rows = graph.source(INPUT, InputSource(INPUT, self.before.schema))
+    def add(self, inputs: Mapping[str, Stream], mode: Mode | None) -> Stream:
+        rows = inputs[INPUT]
         window: Tumbling | None = None
         delay = None if mode is None or self.time is None else self._delay_of(self.time)
         if self.time is not None and delay is not None:
@@ -215,9 +228,7 @@ class Deduplication(StatefulCall):
             lateness = max(delay - _MICROSECOND, timedelta(0))
             rows = rows.event_time(f"{self.name}.time", self.time, lateness=lateness, max_ahead=None)
             window = Tumbling(self.time, timedelta(milliseconds=1), _MICROSECOND)
-        keyed = rows.key_by(f"{self.name}.key", *self.keys)
-        keyed.dedup(self.name, window).sink(OUTPUT, LogSink(publish="checkpoint"))
-        return graph
+        return rows.key_by(f"{self.name}.key", *self.keys).dedup(self.name, window)
 
     def after(self, rows: DataFrame) -> DataFrame:
         fields = self.shadow.schema.fields
@@ -246,7 +257,7 @@ def deduplicated(df: DataFrame, subset: Sequence[str] | None, shadow: DataFrame)
             remedy="use one of them",
         )
     name = call_name("dedup", keys if subset is not None else ())
-    call = Deduplication(name, df, shadow, keys, timed[0] if timed else None)
+    call = Deduplication(name, {INPUT: df}, shadow, keys, timed[0] if timed else None)
     check_columns(name, call.after(call.empty_output()), shadow)
     return call
 
@@ -301,7 +312,7 @@ def divided(
         before = before.where(F.col(TIME).isNotNull())  # as Spark: a row without a time is in no window
     size = None if shape is None else shape.size
     name = call_name("aggregate", [key.name for key in division.plain_keys], size)
-    aggregation = Aggregation(name, before, shadow, division, shape)
+    aggregation = Aggregation(name, {INPUT: before}, shadow, division, shape)
     check_columns(name, aggregation.after(aggregation.empty_output()), shadow)
     return aggregation
 

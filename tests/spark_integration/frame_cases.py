@@ -250,10 +250,10 @@ def divide_case(df: DataFrame, case: Case) -> Aggregation:
 
 def output_of_trial(call: StatefulCall) -> DataFrame:
     """Return the output of the region's operators for `before`: two workers, several steps, a crash."""
-    spark = call.before.sparkSession
+    (before,) = call.before.values()
     spec = call.graph("trial", None).plan().specs[INPUT]
     assert isinstance(spec, InputSource)
-    rows = call.before.toArrow().cast(spec.schema).to_batches(max_chunksize=20)
+    rows = before.toArrow().cast(spec.schema).to_batches(max_chunksize=20)
     trial = Trial(call.graph("trial", None), workers=2)
     middle = len(rows) // 2
     for number, batch in enumerate(rows[:middle]):
@@ -267,7 +267,7 @@ def output_of_trial(call: StatefulCall) -> DataFrame:
     trial.step({}, end=True, checkpoint=True)
     schema = call.empty_output().schema
     found = [tuple(row[name] for name in schema.names) for row in trial.rows(OUTPUT)]
-    return spark.createDataFrame(found, schema)
+    return before.sparkSession.createDataFrame(found, schema)
 
 
 class RandomResults:
