@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dos_protocol.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from checkpoint.core.coordination.batches import refused_before_claim as refused_before_claim
     from checkpoint.core.links.barrier import Alignment as Alignment
     from checkpoint.core.links.barrier import CompleteStep as CompleteStep
     from checkpoint.core.links.frames import ChannelFrame as ChannelFrame

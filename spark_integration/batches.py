@@ -28,7 +28,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import IO, Final, NamedTuple, TypeAlias
+from typing import IO, Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -79,13 +79,14 @@ from spark_integration.spark_api import spark_schema
 
 logger: Final = logging.getLogger("dos.spark_integration")
 
-_ERRORS: Final[dict[BatchProblem, type[DosError]]] = {
+REFUSALS: Final[dict[BatchProblem, type[DosError]]] = {
     "gap": BatchGapError,
     "planned again": BatchPlannedAgainError,
     "other query": OtherQueryError,
     "no slot": NotEnoughSlotsError,
     "ended": RegionFailedError,
 }
+"""Problem -> the error of a task."""
 
 # --- the driver: where tasks find the region ----------------------------------------------------------------
 
@@ -98,14 +99,14 @@ class Desk:
     def __init__(
         self,
         region: str,
-        start: Callable[[bytes], RegionHandle],
+        start: Callable[[bytes, BatchAsked], RegionHandle],
         lacks_slot: Callable[[], bool],
         *,
         host: str,
         ports: Sequence[int] = (0,),
     ) -> None:
-        """start: starts the region with this key of its links. lacks_slot: whether no worker can start now.
-        host: to listen on. Raises BrokenConnectionError if no port is free.
+        """start: starts the region with this key of its links, for this batch. lacks_slot: whether no worker
+        can start now. host: to listen on. Raises BrokenConnectionError if no port is free.
         """
         self.key: Final = secrets.token_bytes(limits.DESK_KEY_BYTES)
         self._name = region
@@ -182,27 +183,28 @@ class Desk:
     async def _serve(self, link: Link) -> None:
         try:
             asked = decode_region_asked(await link.receive())
-            await link.send(control_frame(await self._answer(asked.query_run)))
+            await link.send(control_frame(await self._answer(asked)))
         except (BrokenConnectionError, LinkClosedError, ControlMessageError) as error:
             logger.info("region %s: a task went without its answer: %s", self._name, error.args[0])
 
-    async def _answer(self, query_run: str) -> RegionAt | BatchRefused:
+    async def _answer(self, asked: RegionAsked) -> RegionAt | BatchRefused:
         try:
-            port = await trio.to_thread.run_sync(self._running_for, query_run)
+            port = await trio.to_thread.run_sync(self._running_for, asked)
         except Exception as error:  # of a start, which runs code of Spark and of the user
             text, remedy = str(error.args[0] if error.args else error), getattr(error, "remedy", "")
             logger.error("region %s cannot be started: %s", self._name, error)
             return BatchRefused(
                 job=self._name,
                 incarnation=0,
-                problem="ended",
+                problem=next((one for one, kind in REFUSALS.items() if type(error) is kind), "ended"),
                 text=f"region {self._name!r} cannot be started: {text}",
                 remedy=remedy,
             )
         return RegionAt(job=self._name, incarnation=0, port=port)
 
-    def _running_for(self, query_run: str) -> int:
+    def _running_for(self, asked: RegionAsked) -> int:
         """Return the port of the region's coordinator. Raises why there is none."""
+        query_run = asked.query_run
         with self._lock:
             if self._stopped:
                 raise RegionFailedError(
@@ -220,7 +222,7 @@ class Desk:
             if ended:
                 self._query_run, self._failure = query_run, None
                 try:
-                    self._region = self._start(self.key)
+                    self._region = self._start(self.key, asked)
                 except Exception as error:
                     self._failure = error
                     raise
@@ -439,13 +441,13 @@ class Carrier:
 
     async def _asked(self, batch: CarriedBatch) -> Link:
         """Return a link on which the coordinator was asked for this batch."""
-        asked = BatchAsked(
-            job=self._region.name,
-            incarnation=0,
-            query=batch.query,
-            number=batch.number,
-            time_us=batch.time_us,
-        )
+        fields: dict[str, Any] = {
+            "job": self._region.name,
+            "query": batch.query,
+            "number": batch.number,
+            "time_us": batch.time_us,
+        }
+        asked = BatchAsked(**fields)
         if self._coordinator is not None:
             try:
                 await self._coordinator.send(control_frame(asked))
@@ -454,15 +456,16 @@ class Carrier:
                 await self._drop()
             else:
                 return self._coordinator
-        self._coordinator = await self._dial(await self._coordinator_address(batch.query_run))
+        region_asked = RegionAsked(**fields, query_run=batch.query_run)
+        self._coordinator = await self._dial(await self._coordinator_address(region_asked))
         await self._coordinator.send(control_frame(asked))
         return self._coordinator
 
-    async def _coordinator_address(self, query_run: str) -> tuple[str, int]:
+    async def _coordinator_address(self, asked: RegionAsked) -> tuple[str, int]:
         region = self._region
         desk = await self._dial((region.host, region.desk_port))
         try:
-            await desk.send(control_frame(RegionAsked(job=region.name, incarnation=0, query_run=query_run)))
+            await desk.send(control_frame(asked))
             answer = decode_to_task(await desk.receive())
         finally:
             await desk.aclose()
@@ -599,7 +602,7 @@ class Carrier:
 
 
 def _refused(answer: BatchRefused) -> DosError:
-    return _ERRORS[answer.problem](answer.text, remedy=answer.remedy)
+    return REFUSALS[answer.problem](answer.text, remedy=answer.remedy)
 
 
 # --- the DataFrame ------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ input handle of the region, the region, and the source `dos` (`reading/`) on its
 
 import atexit
 import functools
+import logging
 import threading
 import uuid
 import weakref
@@ -22,7 +23,10 @@ from typing import NamedTuple, Unpack
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from checkpoint import BatchAsked, refused_before_claim
 from checkpoint.chains.input_log import InputHandle
+from checkpoint.chains.manifest_log import read_manifest
+from checkpoint.errors import NoRegionError
 from checkpoint.link import ports_of
 from dataflow.blocking import close_input
 from dataflow.errors import nearest
@@ -36,7 +40,7 @@ from dataflow.sources.stored import InputSource
 from dos_client.blocking import open_store
 from dos_client.urls import parse_url
 from dos_protocol.errors import DosError
-from spark_integration.batches import Desk, DrivenRegion, carried
+from spark_integration.batches import REFUSALS, Desk, DrivenRegion, carried
 from spark_integration.catalyst import stateful_parts
 from spark_integration.core.session_checks import SparkMaster
 from spark_integration.data_source import NAME, register
@@ -56,6 +60,8 @@ from spark_integration.runner import (
 )
 from spark_integration.sessions import master_of
 from spark_integration.spark_api import spark_schema
+
+logger = logging.getLogger("dos.spark_integration")
 
 
 class GraphEnds(NamedTuple):
@@ -285,7 +291,9 @@ def _streamed(
     for name, df in inputs.items():
         _refuse_aggregate(name, df)
 
-    def start(key: bytes) -> RegionHandle:
+    def start(key: bytes, asked: BatchAsked) -> RegionHandle:
+        if not checked.options.get("restore"):
+            _refuse_before_claim(used.url, checked, asked)
         wait_for_slots(checked, spare_slots)  # the task that asks for the region has its own
         region = start_checked(checked, used.url, spare_slots=spare_slots, job_key=key)
         assert isinstance(region, RegionHandle), "the graph is one region"
@@ -312,6 +320,24 @@ def _streamed(
     frame = carried(list(zip(inputs.values(), schemas, strict=True)), region, ends.columns, tick=tick)
     frame.dos = Through(used.close, None, desk)
     return frame
+
+
+def _refuse_before_claim(url: str, checked: CheckedRun, asked: BatchAsked) -> None:
+    """Raise what a task would be answered with, if the region cannot be driven by its query: its start would
+    fence the driver that runs it.
+    """
+    region = checked.application
+    try:
+        with open_store(url, token=checked.options.get("token", b""), client=f"{region}.batches") as store:
+            view = store.portal.call(read_manifest, store.store, region)
+    except NoRegionError:
+        return
+    except DosError as error:  # the claim waits for the store
+        logger.info("the manifest of region %s cannot be read before it is claimed: %s", region, error)
+        return
+    # A record that may be the last one would decide: under the claim it is known.
+    if not view.unproved and (refused := refused_before_claim(region, view.kept, asked)) is not None:
+        raise REFUSALS[refused.problem](refused.text, remedy=refused.remedy)
 
 
 def _refuse_aggregate(name: str, df: DataFrame) -> None:

@@ -12,7 +12,14 @@ import pytest
 
 from checkpoint import limits
 from checkpoint.core.coordination import batches
-from checkpoint.core.coordination.batches import Batches, Needed, Recorded, Refused, judge
+from checkpoint.core.coordination.batches import (
+    Batches,
+    Needed,
+    Recorded,
+    Refused,
+    judge,
+    refused_before_claim,
+)
 from checkpoint.core.coordination.checkpoints import Checkpoints
 from checkpoint.core.coordination.vocabulary import (
     ControlReceived,
@@ -201,6 +208,25 @@ def test_the_checkpoint_of_a_batch_follows_the_last_worker_and_takes_the_largest
     region.offer(1_050)
     opened = [message for _, message in region.sent(OpenBatch)]
     assert opened[-1].marks == {"at": 70, "other": 3}  # rows without a time moved nothing
+
+
+def test_before_a_claim_the_retained_records_decide_as_the_coordinator_would() -> None:
+    region = driven()
+    assert refused_before_claim("r", (), asked(0, 5)) is None
+    assert refused_before_claim("r", (), asked(1, 5)) is not None
+    region.process(0, 5, 1)
+    region.process(1, 6, 2)
+    kept = region.core.run.kept
+    for allowed in (asked(1, 6), asked(2, 7), asked(9, 5)):
+        assert refused_before_claim("r", kept, allowed) is None
+    for number, time_us, query, problem in [
+        (0, 7, "other", "other query"),
+        (3, 7, "q", "gap"),
+        (1, 7, "q", "planned again"),
+    ]:
+        refused = refused_before_claim("r", kept, asked(number, time_us, query))
+        assert refused is not None
+        assert refused.problem == problem
 
 
 def test_a_task_without_the_time_of_its_batch_is_refused() -> None:

@@ -167,6 +167,25 @@ def test_what_spark_leaves_out_or_plans_again_ends_the_query_with_the_remedy(job
     job.fails(r"OtherQueryError.*is driven by query .*start one query")
 
 
+def test_a_query_that_may_not_drive_a_region_does_not_fence_the_driver_that_runs_it(job: Job) -> None:
+    job.put(0, "a")
+    first = job.start()
+    first.processAllAvailable()
+    frame = job.through()  # another program would do the same
+    writing = frame.writeStream.foreachBatch(lambda df, batch: df.collect())
+    with pytest.raises(
+        StreamingQueryException, match=r"OtherQueryError.*is driven by query .*with another name="
+    ):
+        writing.option("checkpointLocation", str(job.folder / "other")).start().awaitTermination()
+    assert frame.dos.region is None, "it has claimed the region"
+    frame.dos.stop()
+    job.put(1, "a b")
+    first.processAllAvailable()
+    first.stop()
+    assert job.counts() == job.expected
+    assert job.frame.dos.region.status.incarnation == 1
+
+
 def test_each_batch_evaluates_what_a_function_does_not(job: Job) -> None:
     def each(df: DataFrame, batch: int) -> None:
         if batch != 1:

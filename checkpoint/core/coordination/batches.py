@@ -86,12 +86,22 @@ def judge(region: str, last: BatchNote | None, known: Iterable[BatchNote], asked
     return Needed() if asked.number == last.number + 1 else _planned_again(region, asked)
 
 
+def refused_before_claim(region: str, kept: tuple[Checkpoint, ...], asked: BatchAsked) -> Refused | None:
+    """Return why a region must not be claimed for a batch: it would be refused then, and the claim would have
+    fenced the driver that runs the region for another query. kept: the retained checkpoints.
+    """
+    last = kept[-1].batch if kept else None
+    verdict = judge(region, last, _of_records(kept) if kept else (), asked)
+    return verdict if isinstance(verdict, Refused) else None
+
+
 def _other_query(region: str, last: BatchNote, asked: BatchAsked) -> Refused:
     return Refused(
         "other query",
         f"region {region!r} is driven by query {last.query}, and this is query {asked.query}",
-        "start one query for a region; others read its output with format('dos') and option('output', ...)."
-        f" If that query is gone for good: dos region release URL {region}",
+        "start one query for a region, and another one with another name=; others read its output with"
+        " format('dos') and option('output', ...). If that query is gone for good: dos region release URL"
+        f" {region}",
     )
 
 

@@ -247,13 +247,6 @@ class CompanionReport(FromWorker, frozen=True, kw_only=True):
 # --- a task of a micro-batch, and the coordinator -------------------------------------------------
 
 
-class RegionAsked(ControlMessage, frozen=True, kw_only=True):
-    """To the driver, by a task: where is the region? It is started if it does not run."""
-
-    query_run: str
-    """The run of the query, which is another one after each start."""
-
-
 class RegionAt(ControlMessage, frozen=True, kw_only=True):
     """The answer: the port of the coordinator, on the same host. Or `BatchRefused`: it cannot be started."""
 
@@ -266,6 +259,13 @@ class BatchAsked(ControlMessage, frozen=True, kw_only=True):
     query: str
     number: int
     time_us: int
+
+
+class RegionAsked(BatchAsked, frozen=True, kw_only=True):
+    """To the driver, by a task: where is the region for this batch? It is started if it does not run."""
+
+    query_run: str
+    """The run of the query, which is another one after each start."""
 
 
 class BatchOffered(ControlMessage, frozen=True, kw_only=True):
