@@ -10,8 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,7 +19,7 @@ from dos_server.testing import Servers, ThreadedServer
 from spark_integration.core.options import parse_options
 from spark_integration.reading.planning import plan_batch
 from spark_integration.reading.readers import rows_of
-from tests.spark_integration.test_local_cluster import SparkProgram
+from tests.spark_integration.test_local_cluster import standalone
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(400)]
 DRIVER = """
@@ -142,25 +140,6 @@ spark.stop()
 """
 
 
-@contextmanager
-def two_hosts(folder: Path) -> Iterator[str]:
-    """A master, and two workers with a core each, on loopback; the master's URL."""
-    deploy = "org.apache.spark.deploy"
-    ports = ("--port", "0", "--webui-port", "0")
-    size = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / "work"))
-    with ExitStack() as stack:
-        master = SparkProgram(f"{deploy}.master.Master", "--host", "127.0.0.1", *ports)
-        stack.callback(master.end)
-        url = master.first(r"Starting Spark master at (spark://\S+)")
-        workers = []
-        for host in ("127.0.0.1", "127.0.0.2"):
-            workers.append(SparkProgram(f"{deploy}.worker.Worker", "--host", host, *ports, *size, url))
-            stack.callback(workers[-1].end)
-        for worker in workers:
-            worker.first(r"Successfully registered with master (\S+)")
-        yield url
-
-
 def attempts(events: Path) -> list[tuple[int, bool, str]]:
     """Of each task of the second partition that ended: its attempt, whether it was speculative, and how."""
     found = []
@@ -188,7 +167,7 @@ def test_speculative_attempts_and_those_of_lost_executors_write_each_row_once(
     servers: Servers[ThreadedServer], tmp_path: Path
 ) -> None:
     (tmp_path / "events").mkdir()
-    with two_hosts(tmp_path) as master:
+    with standalone(tmp_path, hosts=("127.0.0.1", "127.0.0.2"), cores=1, memory="1g") as master:
         (tmp_path / "driver.py").write_text(DRIVER)
         done = subprocess.run(
             [sys.executable, tmp_path / "driver.py", master, servers.url, tmp_path],

@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -119,18 +119,25 @@ class SparkProgram:
 
 
 @contextmanager
-def standalone(folder: Path) -> Iterator[str]:
-    """A master and a worker with two cores, on loopback; the master's URL. Both are ended by their id."""
+def standalone(
+    folder: Path, *, hosts: Sequence[str] = ("127.0.0.1",), cores: int = 2, memory: str = "2g"
+) -> Iterator[str]:
+    """A master, and on each host a worker with these cores, on loopback; the master's URL. They are ended by
+    their id.
+    """
     deploy = "org.apache.spark.deploy"
-    here = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-    size = ("--cores", "2", "--memory", "2g", "--work-dir", str(folder / "work"))
+    ports = ("--port", "0", "--webui-port", "0")
+    size = ("--cores", str(cores), "--memory", memory, "--work-dir", str(folder / "work"))
     with ExitStack() as stack:
-        master = SparkProgram(f"{deploy}.master.Master", *here)
+        master = SparkProgram(f"{deploy}.master.Master", "--host", "127.0.0.1", *ports)
         stack.callback(master.end)
         url = master.first(r"Starting Spark master at (spark://\S+)")
-        worker = SparkProgram(f"{deploy}.worker.Worker", *here, *size, url)
-        stack.callback(worker.end)
-        worker.first(r"Successfully registered with master (\S+)")
+        workers = []
+        for host in hosts:
+            workers.append(SparkProgram(f"{deploy}.worker.Worker", "--host", host, *ports, *size, url))
+            stack.callback(workers[-1].end)
+        for worker in workers:
+            worker.first(r"Successfully registered with master (\S+)")
         yield url
 
 

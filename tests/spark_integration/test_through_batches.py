@@ -121,6 +121,33 @@ def test_a_query_continues_where_it_stopped_and_a_repeated_batch_has_the_recorde
     assert job.shown[-1] == (4, [("a", 8)])
 
 
+@pytest.mark.long
+def test_savepoints_other_numbers_of_workers_and_forks_fall_between_the_batches_of_a_query(job: Job) -> None:
+    job.put(0, "a b")
+    query = job.start()
+    try:
+        query.processAllAvailable()
+        region = job.frame.dos.region
+        region.savepoint("good", timeout=100)
+        for number, workers in enumerate((3, 1), 1):
+            job.put(number, "a c " * 200)  # on its way while the workers change
+            assert region.scale(workers, 100).workers == workers
+            job.put(10 * number, f"d{number} a")
+            query.processAllAvailable()
+            assert job.counts() == job.expected
+    finally:
+        query.stop()
+    assert [batch for batch, _ in job.shown] == list(range(5))
+    dos.fork(job.url, job.name, f"{job.name}f", at="savepoint:good")
+    job.frame.dos.stop()
+    (job.folder / "fork").mkdir()
+    fork = Job(job.spark, job.folder / "fork", job.url, f"{job.name}f")
+    fork.put(0, "a")
+    fork.run()
+    fork.frame.dos.stop()
+    assert fork.shown == [(0, [("a", 2)])], "it continues the state after batch 0 with a batch 0 of its own"
+
+
 def test_each_evaluation_of_a_batch_has_the_same_rows_and_an_old_frame_has_its_own(job: Job) -> None:
     kept: list[DataFrame] = []
 
