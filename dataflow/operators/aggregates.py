@@ -158,15 +158,17 @@ class _Extreme(Aggregate):
 
     def open(self, name: str, column: pa.DataType | None) -> Accumulator:
         kind = _ordered(self, column)
-        if pa.types.is_decimal128(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            return ValueExtremeAccumulator(name, kind, largest=self.largest)
-        return ExtremeAccumulator(name, kind, largest=self.largest)
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind):
+            return ExtremeAccumulator(name, kind, largest=self.largest)
+        if pa.types.is_boolean(kind):
+            return ExtremeAccumulator(name, kind, largest=self.largest)
+        return ValueExtremeAccumulator(name, kind, largest=self.largest)
 
 
 @dataclass(frozen=True, slots=True)
 class Min(_Extreme):
-    """The smallest value of a column of numbers, decimals, dates, timestamps, booleans or text (by UTF-8
-    bytes).
+    """The smallest value of a column of numbers, decimals, dates, timestamps, booleans, bytes, text (by
+    UTF-8 bytes), or structs of these.
 
         by_item.aggregate("first", since=Min("at"))
     """
@@ -177,8 +179,8 @@ class Min(_Extreme):
 
 @dataclass(frozen=True, slots=True)
 class Max(_Extreme):
-    """The largest value of a column of numbers, decimals, dates, timestamps, booleans or text (by UTF-8
-    bytes).
+    """The largest value of a column of numbers, decimals, dates, timestamps, booleans, bytes, text (by
+    UTF-8 bytes), or structs of these.
 
         by_item.aggregate("last", until=Max("at"))
     """
@@ -235,16 +237,24 @@ def _number(aggregate: Aggregate, column: pa.DataType | None) -> pa.DataType:
 
 
 def _ordered(aggregate: Aggregate, column: pa.DataType | None) -> pa.DataType:
-    types = pa.types
-    if types.is_boolean(column) or types.is_date32(column) or types.is_timestamp(column):
-        return column
-    if types.is_integer(column) or column in (pa.float32(), pa.float64()):
-        return column
-    if types.is_string(column) or types.is_large_string(column) or types.is_decimal128(column):
+    if column is not None and _has_order(column):
         return column
     raise _wrong_column(
-        aggregate, column, "a column of numbers, decimals, dates, timestamps, booleans or text"
+        aggregate,
+        column,
+        "a column of numbers, decimals, dates, timestamps, booleans, bytes, text, or structs of these",
     )
+
+
+def _has_order(kind: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_struct(kind):
+        return kind.num_fields > 0 and all(_has_order(kind.field(one).type) for one in range(kind.num_fields))
+    if types.is_boolean(kind) or types.is_date32(kind) or types.is_timestamp(kind):
+        return True
+    if types.is_integer(kind) or kind in (pa.float32(), pa.float64()) or types.is_decimal128(kind):
+        return True
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind))
 
 
 def check_emit(emit: object, allowed: Sequence[Emit], instead: str = "") -> None:

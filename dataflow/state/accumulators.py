@@ -630,8 +630,38 @@ def _units(column: pa.Array) -> list[int]:
     return [(high << 64) + one for one, high in zip(low, halves[:, 1].tolist(), strict=True)]
 
 
+def _order_columns(column: pa.Array) -> list[pa.Array]:
+    """Return columns by which rows have the order of this one: as in Spark, null is the smallest value of a
+    field of a struct, NaN the largest number, and -0.0 equals 0.0.
+    """
+    columns = [column.is_valid()]
+    if pa.types.is_struct(column.type):
+        return columns + [one for field in column.flatten() for one in _order_columns(field)]
+    if pa.types.is_floating(column.type):
+        return [*columns, pc.is_nan(column), pc.add(column, pa.scalar(0, column.type))]
+    return [*columns, column]
+
+
+def _order_key(value: Any) -> Any:
+    """The order of `_order_columns`, of one value."""
+    if value is None:
+        return (False,)
+    if isinstance(value, dict):
+        return (True, *map(_order_key, value.values()))
+    if isinstance(value, float):
+        return (True, value != value, 0 if value != value else value)  # NaN is no number
+    return (True, value)
+
+
+def _without_negative_zero(value: Any) -> Any:
+    """Equal values become the same value, so that it does not matter which one came first."""
+    if isinstance(value, dict):
+        return {name: _without_negative_zero(one) for name, one in value.items()}
+    return value + 0.0 if isinstance(value, float) else value
+
+
 class ValueExtremeAccumulator(Accumulator):
-    """The smallest or largest value of a column of text or decimals."""
+    """The smallest or largest value of a column of text, bytes, decimals or structs."""
 
     def __init__(self, name: str, kind: pa.DataType, *, largest: bool) -> None:
         self._name = name
@@ -647,17 +677,22 @@ class ValueExtremeAccumulator(Accumulator):
         slots, column = present(slots, column)
         if not len(slots):
             return
-        table = pa.table({"slot": pa.array(slots), "value": column})
+        columns = _order_columns(column)
+        names = [str(number) for number in range(len(columns))]
+        table = pa.Table.from_arrays([pa.array(slots), *columns], names=["slot", *names])
         direction = "descending" if self._largest else "ascending"
-        order = pc.sort_indices(table, [("slot", "ascending"), ("value", direction)])
+        order = pc.sort_indices(table, [("slot", "ascending"), *((name, direction) for name in names)])
         sorted_slots = np.asarray(slots)[order.to_numpy()]
         firsts = np.flatnonzero(np.r_[True, sorted_slots[1:] != sorted_slots[:-1]])
         found = column.take(order.take(pa.array(firsts))).to_pylist()
         best = self._best.values
         for slot, value in zip(sorted_slots[firsts].tolist(), found, strict=True):
             before = best[slot]
-            if before is None or (value > before if self._largest else value < before):
-                best[slot] = value
+            if before is not None:
+                new, old = _order_key(value), _order_key(before)
+                if not (new > old if self._largest else new < old):
+                    continue
+            best[slot] = _without_negative_zero(value)
 
     def results(self, slots: Slots) -> pa.Array:
         return pa.array(list(self._best.values[slots]), self._kind)
@@ -679,7 +714,8 @@ class ValueExtremeAccumulator(Accumulator):
 
     @property
     def bytes_held(self) -> int:
-        return len(self._best.values) * _CELL_BYTES
+        cells = self._kind.num_fields or 1
+        return len(self._best.values) * _CELL_BYTES * cells
 
 
 # --- distinct counts ----------------------------------------------------------------------------------------

@@ -32,7 +32,9 @@ from dataflow.testing import Trial
 from dos_protocol.lazy_names import MissingExtraError
 from tests.dataflow.trials import Row, arrangements, multiset, play, play_with_trouble, reordered
 
-SCHEMA = "key string, n bigint, x double, day date, who string"
+SCHEMA = (
+    "key string, n bigint, x double, day date, who string, pair struct<x: double, in: struct<who: string>>"
+)
 _rows = st.lists(
     st.fixed_dictionaries(
         {
@@ -41,6 +43,14 @@ _rows = st.lists(
             "x": st.none() | st.floats(width=64),
             "day": st.none() | st.dates(datetime.date(1960, 1, 1), datetime.date(2040, 1, 1)),
             "who": st.none() | st.sampled_from(["ann", "bob", "cy", ""]),
+            "pair": st.none()
+            | st.fixed_dictionaries(
+                {
+                    "x": st.none() | st.sampled_from([-1.5, -0.0, 0.0, 2.0, math.nan]),
+                    "in": st.none()
+                    | st.fixed_dictionaries({"who": st.none() | st.sampled_from(["", "a", "b"])}),
+                }
+            ),
         }
     ),
     max_size=14,
@@ -64,6 +74,8 @@ def all_of_them() -> Graph:
         last=Max("day"),
         low=Min("n"),
         people=ApproxDistinct("who"),
+        newest=Max("pair"),
+        oldest=Min("pair"),
     )
     made.sink("out", CallSink(print))
     return graph
@@ -86,6 +98,17 @@ def _largest(values: list[float]) -> float:
 
 def _least(values: list[float]) -> float:
     return min((value for value in values if not math.isnan(value)), default=math.nan) + 0.0
+
+
+def _as_spark(pair: Row) -> tuple[Any, ...]:
+    """Null is the smallest value of a field, NaN the largest number."""
+    x, inner = pair["x"], pair["in"]
+    number = -math.inf if x is None else math.inf if math.isnan(x) else x
+    return number, "0" if inner is None else "1" if inner["who"] is None else "2" + inner["who"]
+
+
+def _zero(pair: Row) -> Row:
+    return {"x": None if pair["x"] is None else pair["x"] + 0.0, "in": pair["in"]}
 
 
 def expected(rows: list[Row]) -> list[Row]:
@@ -112,6 +135,8 @@ def expected(rows: list[Row]) -> list[Row]:
             "last": of(part, "day", max),
             "low": of(part, "n", min),
             "people": len({row["who"] for row in part} - {None}),
+            "newest": of(part, "pair", lambda values: _zero(max(values, key=_as_spark))),
+            "oldest": of(part, "pair", lambda values: _zero(min(values, key=_as_spark))),
         }
         for key, part in by_key.items()
     ]

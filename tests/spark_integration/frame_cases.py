@@ -76,6 +76,15 @@ def computed() -> dict[str, Case]:
             ["k"],
             [f(x) for f in (F.min, F.max) for x in ["a", "b", "v", "d", "s", "flag", "ts"]],
         ),
+        "min/max of structs and bytes": (
+            ["k"],
+            [
+                F.max(F.struct("v", "a", "s")).getField("s").alias("last"),
+                F.min(F.struct("f", F.struct("flag", "ts").alias("in"))).alias("first"),
+                F.max("st"),
+                F.min(F.encode("s", "utf-8")).alias("bytes"),
+            ],
+        ),
         "bool_and, bool_or": (
             ["k"],
             [F.bool_and("flag"), F.bool_or("flag"), F.every("flag"), F.some("flag")],
