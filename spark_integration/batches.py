@@ -147,6 +147,11 @@ class Desk:
         if region is not None:
             region.stop()
 
+    def close(self) -> None:
+        """Give port and thread back. A query that asks later is not told why there is no region."""
+        self._held.close()
+        self._portal.close()
+
     @asynccontextmanager
     async def _serving(self, host: str, ports: Sequence[int]) -> AsyncGenerator[tuple[str, int]]:
         async with trio.open_nursery() as nursery:

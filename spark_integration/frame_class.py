@@ -458,7 +458,7 @@ class RegionFrame(DataFrame):  # type: ignore[misc]  # PySpark has no types here
         try:
             result: Any = self._finished(output)
         except BaseException:
-            output.dos.stop()
+            output.dos.end()
             raise
         result.dos = output.dos
         return result
@@ -790,7 +790,7 @@ class FrameStreamWriter(DataStreamWriter):  # type: ignore[misc]  # PySpark has 
             writer = result.writeStream.outputMode("append" if used == "complete" else used)
             query: Any = getattr(_replayed(writer, calls), name)(**set_at_end, **options)
         except BaseException:
-            result.dos.stop()
+            result.dos.end()
             raise
         query.dos = result.dos
         threading.Thread(target=_stop_after, args=(query,), name=f"dos-{region}-end", daemon=True).start()
@@ -880,7 +880,7 @@ def _stop_after(query: Any) -> None:
     except Exception as error:  # the user has it from the query
         logger.info("query %s ended: %s", query.id, error)
     try:
-        query.dos.stop()
+        query.dos.end()
     except Exception as error:  # another driver may run the region by now
         logger.warning("the region of query %s could not be stopped: %s", query.id, error)
 

@@ -146,6 +146,14 @@ class Through:
             self._region.stop()
         self._close()
 
+    def end(self) -> None:
+        """Stop the region, and give back what only a query could need, which has ended."""
+        try:
+            self.stop()
+        finally:
+            if self._desk is not None:
+                self._desk.close()
+
 
 def through(
     df: DataFrame | Mapping[str, DataFrame],

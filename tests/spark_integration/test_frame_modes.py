@@ -4,6 +4,7 @@ files in place of sockets, have the rows of Spark in each micro-batch, over a re
 
 import json
 import os
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ from dos_server.testing import Servers, ThreadedServer
 from spark_integration.core.dividing import FrameError
 from tests.spark_integration.frame_cases import START
 from tests.spark_integration.test_frame import nothing_runs
+from tests.support.polling import until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -40,6 +42,10 @@ def put(folder: Path, number: int, files: Sequence[list[tuple[int, str]]] = FILE
     os.utime(hidden, (1_700_000_000 + number,) * 2)  # a stream takes the oldest first
     (folder / "in").mkdir(exist_ok=True)
     hidden.rename(folder / "in" / hidden.name)
+
+
+def desks() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name.startswith("dos-desk-")]
 
 
 def words_of(lines: Any) -> Any:
@@ -168,6 +174,7 @@ def test_a_function_that_does_not_evaluate_its_micro_batch_leaves_none_out(
         writing.start().awaitTermination()
         assert {"a": 10, "b": 5, "f": 1}.items() <= last.items()
         assert ("e" in last) == (mode == "complete"), "the word is in batch 1 only"
+    until(lambda: not desks(), "an ended query leaves no thread and no port behind", 60)
 
 
 def test_what_a_mode_does_not_have_is_refused_before_anything_starts(
