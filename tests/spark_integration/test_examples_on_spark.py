@@ -2,6 +2,7 @@
 region or write a DataFrame, on a real Spark session.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,20 @@ def test_the_ten_lines_of_the_readme_count_words_and_a_listener_sees_the_progres
     region.awaitTermination()
     again = run_example("docs/spark.md", "supervised", names, store=servers.url)
     assert not again["region"].isActive
+
+
+def test_the_changed_line_of_the_readme_has_the_sums_of_windows_that_are_over(
+    spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path
+) -> None:
+    rows = [("09:10", "a", 2.0), ("09:50", "a", 3.5), ("09:55", "b", 1.0), ("10:30", "a", 9.0)]
+    (tmp_path / "orders").mkdir()
+    lines = [json.dumps({"at": f"2026-05-01T{at}:00Z", "shop": shop, "price": x}) for at, shop, x in rows]
+    (tmp_path / "orders" / "1.json").write_text("\n".join(lines), encoding="utf-8")
+    names = run_example("README.md", "changed_line", {"spark": spark}, store=servers.url, data=f"{tmp_path}/")
+    names["query"].processAllAvailable()
+    names["query"].stop()
+    sold = spark.read.parquet(f"{tmp_path}/sold").select("shop", "sum").collect()
+    assert Counter(map(tuple, sold)) == Counter([("a", 5.5), ("b", 1.0)]), "10:00 to 11:00 is not over"
 
 
 def test_a_producer_writes_what_the_region_of_the_page_counts(

@@ -18,7 +18,7 @@ ON_SPARK = "tests/spark_integration/test_examples_on_spark.py"
 EDITED = "tests/spark_integration/test_edited_on_spark.py"
 ROWS = "tests/dataflow/test_retained_rows.py"
 RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
-    "README.md": {ON_SPARK: ("wordcount",)},
+    "README.md": {ON_SPARK: ("wordcount", "changed_line")},
     "docs/sites.md": {"tests/sites/test_sites_page.py": ("sites_graphs", "sites_producer")},
     "docs/cookbook.md": {EDITED: ("edit",)},
     "docs/inputs.md": {
