@@ -83,9 +83,17 @@ def _paced(ours: Record, other: Record) -> tuple[str, str]:
     return mine, f"{FLOOR}: {theirs}; ratios in windows {ours['p50_ratio']:.2f} and {ours['p99_ratio']:.2f}"
 
 
+def _partitions(ours: Record, other: Record) -> tuple[str, str]:
+    mine, theirs = (
+        f"{one['rows_per_s']:,.0f} rows/s, {one['cpu_s']:.1f} s of processors" for one in (ours, other)
+    )
+    return mine, f"{SHUFFLED}: {theirs}; ratio of processor time {ours['cpu_s'] / other['cpu_s']:.2f}"
+
+
 PREBUILT = "a Python source that yields prebuilt batches"
 PARQUET = f"a Python sink that writes one Parquet file per task, {LOCAL}, not synced"
 FLOOR = "a Python function that returns the rows, at the same time"
+SHUFFLED = "parsed in a task for each partition, `df.repartition(1)`"
 JSON = f"Spark's own JSON lines, {LOCAL}"
 LINES = (
     Line(
@@ -116,6 +124,14 @@ LINES = (
         "paced floor",
         _paced,
         "ratios 1.2",
+    ),
+    Line(
+        "a backlog of JSON lines in several partitions, parsed in the one task that carries it",
+        "partitions",
+        "carried",
+        "shuffled",
+        _partitions,
+        "",
     ),
 )
 
@@ -180,6 +196,7 @@ PROGRAMS = {
     "journal": "benchmarks/spark_reading.py",
     "sink": "benchmarks/spark_writing.py",
     "through": "benchmarks/spark_through.py",
+    "partitions": "benchmarks/spark_through.py",
 }
 PARTS = tuple(PROGRAMS)
 SIZES = {"rounds": 3, "rows": 6_000_000, "batches": 60, "journal_mb": 1_000, "record_bytes": 4_096}

@@ -1,9 +1,13 @@
 """Measure a DataFrame that is processed by a region (`dos.through`), for `./run bench spark`.
 
 benchmarks/spark_through.py through FOLDER [--rounds N] [--rows N]
+benchmarks/spark_through.py partitions FOLDER [--rounds N] [--rows N]
 
 backlog a stream of Parquet files, read as fast as possible and counted by key: in a region (dos), and by
 Spark's own count (spark); rows/s, and processor seconds of all processes
+partitions a backlog of JSON lines in several partitions, which Spark parses: in the task that carries the
+rows (carried), or in a task for each partition, before a shuffle (shuffled); and, in a task for each
+partition, with nothing behind it but a Python function that returns the rows (bound)
 paced 1,000 rows per second, from when a row is sent until foreachBatch has it: two queries at the
 same time, one through a region (through), one through a Python function that returns the rows (floor)
 
@@ -57,6 +61,48 @@ def through(bench: Bench) -> Iterator[dict[str, Any]]:
         yield from paced(bench, number)
 
 
+def partitions(bench: Bench) -> Iterator[dict[str, Any]]:
+    """Measure rounds, each with regions of its own."""
+    lines = bench.folder / "lines"
+    count = bench.options.rows // SHARE
+    frame = made(bench.spark, count).selectExpr(
+        "substr(key, 6) AS key",
+        "number",
+        "uuid() AS id",
+        "number % 977 / 4 AS amount",
+        "array(key, id) AS tags",
+    )
+    frame.repartition(FILES).write.json(str(lines))
+    text = bench.spark.readStream.option("maxFilesPerTrigger", FILES_A_BATCH).text(str(lines))
+    columns = "key string, number bigint, id string, amount double, tags array<string>"
+    parsed = text.select(functions.from_json("value", columns).alias("row"))
+    parsed = parsed.where("row.amount >= 0 and size(row.tags) = 2").select("row.key", "row.number")
+    ways: dict[str, Callable[[int], DataFrame]] = {
+        "carried": lambda number: in_region(bench, parsed, number),
+        "shuffled": lambda number: in_region(bench, parsed.repartition(1), number),
+    }
+    for number in range(bench.options.rounds):
+        for system in list(ways)[:: 1 if number % 2 else -1]:
+            figures = backlog(bench, ways[system](2 * number + (system == "carried")), count)
+            yield {"system": system, "round": number, **figures}
+        yield {"system": "bound", "round": number, **bound(bench, parsed, count)}
+
+
+def bound(bench: Bench, parsed: DataFrame, wanted: int) -> dict[str, Any]:
+    """Measure the parsing alone, in a task for each partition."""
+    ended: list[tuple[float, float]] = []
+
+    def take(batch: DataFrame, _: int) -> None:
+        batch.write.format("noop").mode("overwrite").save()
+        ended.append((time.perf_counter(), cpu_seconds(tree(os.getpid()))))
+
+    place = bench.folder / f"checkpoint{time.monotonic_ns()}"
+    same_rows = parsed.mapInArrow(same, parsed.schema)
+    writing = same_rows.writeStream.foreachBatch(take).trigger(availableNow=True)
+    writing.option("checkpointLocation", str(place)).start().awaitTermination()
+    return rate(ended, wanted)
+
+
 # --- a backlog --------------------------------------------------------------------------------------------
 
 
@@ -89,6 +135,11 @@ def backlog(bench: Bench, frame: DataFrame, wanted: int) -> dict[str, Any]:
     stop(frame)
     if sum(newest.values()) != wanted:
         raise RuntimeError(f"{sum(newest.values()):,} of {wanted:,} rows were counted")
+    return rate(looks, wanted)
+
+
+def rate(looks: list[tuple[float, float]], wanted: int) -> dict[str, Any]:
+    """Return the figures from the end of the first micro-batch on. looks: (time, processor seconds)."""
     (begun, cpu_begun), (ended, cpu_ended) = looks[0], looks[-1]
     rows = wanted * (len(looks) - 1) // len(looks)
     return {
@@ -224,4 +275,4 @@ def paced(bench: Bench, number: int) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    run({"through": through}, __doc__, slots=3)
+    run({"through": through, "partitions": partitions}, __doc__, slots=3)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from checkpoint.core.links.frames import FrameFlag as FrameFlag
     from checkpoint.core.links.frames import FrameType as FrameType
     from checkpoint.core.links.frames import control_frame as control_frame
-    from checkpoint.core.links.frames import decode_region_asked as decode_region_asked
     from checkpoint.core.links.frames import decode_share as decode_share
+    from checkpoint.core.links.frames import decode_to_desk as decode_to_desk
     from checkpoint.core.links.frames import decode_to_task as decode_to_task
     from checkpoint.core.links.frames import job_digest as job_digest
     from checkpoint.core.links.handshake import LinkHello as LinkHello
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from checkpoint.core.links.messages import Pause as Pause
     from checkpoint.core.links.messages import Paused as Paused
     from checkpoint.core.links.messages import Peer as Peer
+    from checkpoint.core.links.messages import ReadAlone as ReadAlone
     from checkpoint.core.links.messages import RegionAsked as RegionAsked
     from checkpoint.core.links.messages import RegionAt as RegionAt
     from checkpoint.core.links.messages import RequestCheckpoint as RequestCheckpoint

@@ -24,6 +24,8 @@ import os
 import secrets
 import tempfile
 import threading
+import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -48,12 +50,13 @@ from checkpoint import (
     FrameType,
     LinkHello,
     Peer,
+    ReadAlone,
     RegionAsked,
     RegionAt,
     RegionState,
     control_frame,
-    decode_region_asked,
     decode_share,
+    decode_to_desk,
     decode_to_task,
     job_digest,
 )
@@ -118,6 +121,7 @@ class Desk:
         """The run of the query for which the region was started last."""
         self._failure: Exception | None = None
         self._stopped = False
+        self._warned = False
         self._portal = Portal(f"dos-desk-{region}")
         self._held = ExitStack()
         try:
@@ -187,10 +191,24 @@ class Desk:
 
     async def _serve(self, link: Link) -> None:
         try:
-            asked = decode_region_asked(await link.receive())
-            await link.send(control_frame(await self._answer(asked)))
+            asked = decode_to_desk(await link.receive())
+            if isinstance(asked, ReadAlone):
+                self._warn_once(asked)
+            else:
+                await link.send(control_frame(await self._answer(asked)))
         except (BrokenConnectionError, LinkClosedError, ControlMessageError) as error:
             logger.info("region %s: a task went without its answer: %s", self._name, error.args[0])
+
+    def _warn_once(self, read: ReadAlone) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "region %s: one task has read and parsed the %d partitions of a micro-batch, in %.1f s;"
+                " df.repartition(1) before `through` has a task for each do that, and costs a shuffle",
+                self._name,
+                read.partitions,
+                read.seconds,
+            )
 
     async def _answer(self, asked: RegionAsked) -> RegionAt | BatchRefused:
         try:
@@ -252,6 +270,8 @@ class DrivenRegion:
     store_url: str
     token: bytes = field(default=b"", repr=False)
     sink: str
+    read_alone_s: float
+    """See `limits.READ_ALONE_S`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +420,7 @@ class Carrier:
         self._coordinator: Link | None = None
         self._workers: dict[tuple[Peer, int], Link] = {}
         """(address, incarnation) -> link."""
+        self._warned = False
 
     def through(
         self, batch: CarriedBatch, given: Iterator[tuple[int, pa.RecordBatch]]
@@ -426,6 +447,14 @@ class Carrier:
             portal.soon(carrying.rows.changed)
             while (found := portal.call(carrying.next)) is not None:
                 yield found
+
+    def warn_if_slow(self, reading: "BatchReading") -> None:
+        """Have the driver warn if one task has read for long what several could have read."""
+        slow = reading.partitions > 1 and reading.seconds >= self._region.read_alone_s
+        if slow and not self._warned:
+            self._warned = True
+            read = ReadAlone(job=self._region.name, partitions=reading.partitions, seconds=reading.seconds)
+            self._portal.call(self._tell, read)
 
     def close(self) -> None:
         """Close all links and the store."""
@@ -478,6 +507,16 @@ class Carrier:
             raise _refused(answer)
         assert isinstance(answer, RegionAt)
         return region.host, answer.port
+
+    async def _tell(self, message: ReadAlone) -> None:
+        try:
+            desk = await self._dial((self._region.host, self._region.desk_port))
+            try:
+                await desk.send(control_frame(message))
+            finally:
+                await desk.aclose()
+        except DosError as error:  # the batch is processed without it
+            logger.info("region %s: a warning is lost: %s", self._region.name, error.args[0])
 
     async def _record(self, link: Link, batch: CarriedBatch, rows: BatchRows) -> BatchProcessed:
         """Have the region process a batch; return its record."""
@@ -615,11 +654,49 @@ def _refused(answer: BatchRefused) -> DosError:
 TIME: Final = "_dos_time"
 """The column with the time of the batch."""
 INPUT: Final = "_dos_input"
-"""The column with the number of the input of a row, whose columns are in the struct of that number."""
+"""The column with the input of a row and its partition: the number of the input, plus the number of inputs
+times that of the partition. With several inputs the columns of each are in the struct of its number.
+"""
 MARKER: Final = -1
 """The number of rows that belong to no input."""
 _carriers: dict[str, tuple[DrivenRegion, Carrier]] = {}
 """Region -> its carrier in this process, which Spark uses again for later tasks."""
+
+
+class BatchReading:
+    """How a task has read the rows of a batch: in how many seconds, and where they come from."""
+
+    def __init__(self, inputs: int) -> None:
+        self._inputs = inputs
+        self._tags: set[int] = set()
+        self.seconds = 0.0
+
+    @property
+    def partitions(self) -> int:
+        """The partitions with rows, of the input with most of them."""
+        return max(Counter(tag % self._inputs for tag in self._tags).values(), default=0)
+
+    def timed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the same batches."""
+        begin = time.perf_counter()
+        for batch in batches:
+            self.seconds += time.perf_counter() - begin
+            yield batch
+            begin = time.perf_counter()
+        self.seconds += time.perf_counter() - begin
+
+    def by_input(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield (input or MARKER, its rows)."""
+        tags = batch.column(INPUT)
+        found: dict[int, list[int]] = {}
+        for tag in pc.unique(tags).to_pylist():
+            found.setdefault(tag if tag == MARKER else tag % self._inputs, []).append(tag)
+        for number, own in found.items():
+            if number != MARKER:
+                self._tags.update(own)
+            # A batch has rows of several inputs only where their partitions meet.
+            is_alone = len(found) == 1
+            yield number, batch if is_alone else batch.filter(pc.is_in(tags, pa.array(own, tags.type)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -631,26 +708,27 @@ class CarryingTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         query, query_run, number = _batch_of_task()
-        given = self._rows(batches)
+        reading = BatchReading(len(self.schemas))
+        given = self._rows(reading, batches)
         first = next(given, None)
         time_us = 0 if first is None else first[0]
         rows = itertools.chain(() if first is None else (first,), given)
         carried = CarriedBatch(query, query_run, number, time_us)
-        return _carrier_of(self.region).through(
+        carrier = _carrier_of(self.region)
+        yield from carrier.through(
             carried, ((channel, batch) for _, channel, batch in rows if channel != MARKER)
         )
+        carrier.warn_if_slow(reading)
 
-    def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+    def _rows(
+        self, reading: BatchReading, batches: Iterator[pa.RecordBatch]
+    ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
         """Yield (time of the batch, input, rows)."""
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            time_us, inputs = batch.column(TIME)[0].as_py(), batch.column(INPUT)
-            numbers = pc.unique(inputs).to_pylist()
-            for number in numbers:
-                # A batch has rows of several inputs only where their partitions meet.
-                rows = batch if len(numbers) == 1 else batch.filter(pc.equal(inputs, number))
-                yield time_us, number, rows if number == MARKER else self._of(number, rows)
+        for batch in reading.timed(batches):
+            if batch.num_rows:
+                time_us = batch.column(TIME)[0].as_py()
+                for number, rows in reading.by_input(batch):
+                    yield time_us, number, rows if number == MARKER else self._of(number, rows)
 
     def _of(self, number: int, rows: pa.RecordBatch) -> pa.RecordBatch:
         schema = self.schemas[number]
@@ -694,18 +772,20 @@ def carried(
     for other in others:
         together = together.unionByName(other, allowMissingColumns=True)
     timed = together.withColumn(TIME, functions.unix_micros(functions.current_timestamp()))
-    # One task carries a batch: rows of several tasks would be gone with the first of them that ends.
+    # One task carries a batch. Of several, each would have to wait until all have sent their rows: for ever,
+    # with fewer free slots than tasks, or if an action evaluates a part of the partitions first (`take`).
     task = CarryingTask(region, tuple(schema for _, schema in inputs))
     return timed.coalesce(1).mapInArrow(task, spark_schema(output))
 
 
 def _tagged(frames: Sequence[DataFrame]) -> list[DataFrame]:
     if len(frames) == 1:
-        return [frames[0].withColumn(INPUT, functions.lit(0))]
+        return [frames[0].withColumn(INPUT, functions.spark_partition_id())]
     tagged = []
     for number, df in enumerate(frames):
+        tag = functions.spark_partition_id() * len(frames) + number
         columns = functions.struct(*(functions.col(quoted(name)) for name in df.columns))
-        tagged.append(df.select(functions.lit(number).alias(INPUT), columns.alias(str(number))))
+        tagged.append(df.select(tag.alias(INPUT), columns.alias(str(number))))
     return tagged
 
 

@@ -40,6 +40,7 @@ from dataflow.sources.stored import InputSource
 from dos_client.blocking import open_store
 from dos_client.urls import parse_url
 from dos_protocol.errors import DosError
+from spark_integration import limits
 from spark_integration.batches import REFUSALS, Desk, DrivenRegion, carried
 from spark_integration.catalyst import stateful_parts
 from spark_integration.core.session_checks import SparkMaster
@@ -323,6 +324,7 @@ def _streamed(
         store_url=used.url,
         token=checked.options.get("token", b""),
         sink=ends.sink,
+        read_alone_s=limits.READ_ALONE_S,
     )
     schemas = [ends.schemas[handle] for handle in ends.handles]
     frame = carried(list(zip(inputs.values(), schemas, strict=True)), region, ends.columns, tick=tick)

@@ -84,6 +84,8 @@ SHARE_AGAIN_S = 0.2
 DESK_KEY_BYTES = 32
 BATCH_MEMORY_BYTES = 64 * 1024 * 1024
 """A task keeps so much of its rows in memory, and the rest in a file."""
+READ_ALONE_S = 5.0
+"""A batch that takes a task longer to read is worth a warning, if it has several partitions."""
 SHARE_FRAME_ROWS = 4096
 """Rows of a batch are dealt to the workers in frames of at most so many."""
 OUTPUT_BATCHES_AHEAD = 16

@@ -78,7 +78,7 @@ def control_messages() -> str:
     kinds = [
         *(("worker", kind) for kind in get_args(m.ToCoordinator)),
         *(("coordinator", kind) for kind in get_args(m.ToWorker)),
-        ("task, to the desk of the driver", m.RegionAsked),
+        *(("task, to the desk of the driver", kind) for kind in get_args(m.ToDesk)),
         *(("task", kind) for kind in get_args(m.FromTask)),
         *(
             ("coordinator, to a task" if kind is not m.RegionAt else "desk, to a task", kind)

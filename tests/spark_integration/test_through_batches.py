@@ -334,6 +334,24 @@ def test_a_task_that_is_killed_at_any_step_loses_and_doubles_nothing(
     assert [batch for batch, _ in job.shown] == list(range(len(killing_task.STEPS)))
 
 
+def test_a_task_that_reads_several_partitions_alone_for_long_is_warned_of_once(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(limits, "READ_ALONE_S", 0.0)
+    lines = job.lines
+    warned = "one task has read and parsed the 3 partitions of a micro-batch"
+    for number, (partitions, lines_of_log) in enumerate([(1, 0), (3, 1)]):
+        job.lines = lines.repartition(partitions)
+        job.frame.dos.stop()
+        job.frame = job.through()
+        for batch in range(2 * number, 2 * number + 2):
+            job.put(batch, "a\nb\nc\n" * 10)
+        job.run()
+        assert job.counts() == job.expected
+        assert len([one for one in caplog.messages if warned in one]) == lines_of_log
+        assert len([one for one in caplog.messages if "one task has read" in one]) == lines_of_log
+
+
 class Poisoned(UserOperator):
     """Raises at a word."""
 

@@ -21,8 +21,8 @@ from checkpoint.core.links.messages import (
     ControlMessage,
     FromTask,
     FromWorker,
-    RegionAsked,
     ToCoordinator,
+    ToDesk,
     ToTask,
     ToWorker,
 )
@@ -287,7 +287,7 @@ _to_coordinator: Final[msgspec.json.Decoder[ToCoordinator]] = msgspec.json.Decod
 _to_worker: Final[msgspec.json.Decoder[ToWorker]] = msgspec.json.Decoder(ToWorker)
 _from_task: Final[msgspec.json.Decoder[FromTask]] = msgspec.json.Decoder(FromTask)
 _to_task: Final[msgspec.json.Decoder[ToTask]] = msgspec.json.Decoder(ToTask)
-_region_asked: Final[msgspec.json.Decoder[RegionAsked]] = msgspec.json.Decoder(RegionAsked)
+_to_desk: Final[msgspec.json.Decoder[ToDesk]] = msgspec.json.Decoder(ToDesk)
 _share: Final[msgspec.json.Decoder[BatchShare]] = msgspec.json.Decoder(BatchShare)
 _encoder: Final = msgspec.json.Encoder()
 
@@ -342,9 +342,9 @@ def decode_from_task(frame: ChannelFrame) -> FromTask:
     return message
 
 
-def decode_region_asked(frame: ChannelFrame) -> RegionAsked:
+def decode_to_desk(frame: ChannelFrame) -> ToDesk:
     """Return the message in the CONTROL frame of a task at the driver. Raises ControlMessageError."""
-    message: RegionAsked = _decode(_region_asked, frame)
+    message: ToDesk = _decode(_to_desk, frame)
     return message
 
 

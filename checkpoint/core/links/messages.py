@@ -268,6 +268,16 @@ class RegionAsked(BatchAsked, frozen=True, kw_only=True):
     """The run of the query, which is another one after each start."""
 
 
+class ReadAlone(ControlMessage, frozen=True, kw_only=True):
+    """To the driver, by a task: its batch took long to read, and all rows came through this one task. The
+    driver warns of it once.
+    """
+
+    partitions: int
+    """Of the input, that had rows."""
+    seconds: float
+
+
 class BatchOffered(ControlMessage, frozen=True, kw_only=True):
     """Every worker has acknowledged its whole share, in `incarnation`."""
 
@@ -468,6 +478,7 @@ ToCoordinator: TypeAlias = (
     | CompanionReport
 )
 FromTask: TypeAlias = BatchAsked | BatchOffered
+ToDesk: TypeAlias = RegionAsked | ReadAlone
 ToTask: TypeAlias = RegionAt | BatchNeeded | BatchProcessed | BatchRefused
 ToWorker: TypeAlias = (
     Restore
