@@ -211,6 +211,32 @@ def _output(df: DataFrame) -> list[tuple[int, str]]:
     return [(one.exprId().id(), one.name()) for one in _elements(output)]
 
 
+def plain_columns(df: DataFrame, below: DataFrame) -> list[int | None]:
+    """Return for each column of `df` the position of the column of `below` that it is, under any name; None
+    for one that is computed. Raises FrameError if between the two rows are made, left out or moved.
+    """
+    given: Any = df
+    base: Any = below
+    bottom = base._jdf.queryExecution().analyzed()  # noqa: SLF001
+    plan = given._jdf.queryExecution().analyzed()  # noqa: SLF001
+    projections = []
+    while not plan.equals(bottom):
+        name = str(plan.nodeName())
+        if name not in ("Project", "SubqueryAlias"):
+            raise FrameError(f"{name} lies between two stateful calls")
+        if name == "Project":
+            projections.append(plan.projectList())
+        plan = plan.child()
+    found: dict[int, int | None] = {number: at for at, (number, _) in enumerate(_output(below))}
+    for projection in reversed(projections):
+        for column in _elements(projection):
+            if column.productPrefix() == "Alias":
+                child = column.child()
+                is_plain = child.productPrefix() == "AttributeReference"
+                found[column.exprId().id()] = found.get(child.exprId().id()) if is_plain else None
+    return [found.get(number) for number, _ in _output(df)]
+
+
 _STATEFUL_PLANS: Final = frozenset(
     [
         "Aggregate",

@@ -260,7 +260,9 @@ class RegionFrame(DataFrame):  # type: ignore[misc]  # PySpark has no types here
         print("== Spark, before the region ==")  # as `explain` of Spark
         for before in self._call.divided.before.values():
             before.explain(extended, mode)
-        print(f"== Region ==\n{self._call.divided.describe()}\n\n== Spark, after the region ==")
+        calls = [*self._call.divided.below, self._call.divided]
+        region = "\n".join(call.describe() for call in calls)
+        print(f"== Region ==\n{region}\n\n== Spark, after the region ==")
         self._preview().explain(extended, mode)
 
     def _preview(self) -> DataFrame:
@@ -289,8 +291,13 @@ class RegionFrame(DataFrame):  # type: ignore[misc]  # PySpark has no types here
     drop_duplicates = dropDuplicates
 
     def _deduplicated(self, subset: Any, shadow: DataFrame) -> "RegionFrame":
-        _refuse_second(self)
-        return RegionFrame(shadow, self._settings, _Call(deduplicated(self._shadow, subset, shadow)))
+        call = deduplicated(self._shadow, subset, shadow, self._below)
+        return RegionFrame(shadow, self._settings, _Call(call))
+
+    @property
+    def _below(self) -> StatefulCall | None:
+        """The stateful call above which another one would be."""
+        return None if self._call is None else self._call.divided
 
     def dropDuplicatesWithinWatermark(self, *_subset: Any, **_options: Any) -> NoReturn:
         _not_yet("dropDuplicatesWithinWatermark")
@@ -474,14 +481,6 @@ def _not_yet(name: str) -> NoReturn:
     )
 
 
-def _refuse_second(frame: RegionFrame) -> None:
-    if frame._call is not None:
-        raise FrameError(
-            f"a stateful call after {frame._call.divided.name} would be in the same region",
-            remedy="make a region of its own for it: dos.frame(first.df())",
-        )
-
-
 def _refuse_stream(frame: RegionFrame, name: str) -> None:
     if frame.isStreaming:
         raise FrameError(
@@ -640,7 +639,6 @@ class FrameGroupedData(GroupedData):  # type: ignore[misc]  # PySpark has no typ
     def __init__(self, frame: RegionFrame, cols: tuple[Any, ...]) -> None:
         self._frame = frame
         self._cols: tuple[Any, ...] = tuple(cols[0]) if len(cols) == 1 and isinstance(cols[0], list) else cols
-        _refuse_second(frame)
         self._df = frame._shadow
         self.session = self._df.sparkSession
         self._own = self._df.groupBy(*self._cols)  # an unknown column is an error of Spark, here
@@ -659,7 +657,9 @@ class FrameGroupedData(GroupedData):  # type: ignore[misc]  # PySpark has no typ
     def _divided(self, exprs: tuple[Column, ...], shadow: DataFrame) -> RegionFrame:
         keys = [self._key(one) for one in self._cols]
         frame = self._frame
-        return RegionFrame(shadow, frame._settings, _Call(divided(self._df, keys, exprs, shadow)))
+        return RegionFrame(
+            shadow, frame._settings, _Call(divided(self._df, keys, exprs, shadow, frame._below))
+        )
 
     def _key(self, given: Any) -> Column:
         if isinstance(given, Column):

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import IntegerType, StructField, StructType, TimestampType
 
 from dataflow import (
     ApproxDistinct,
@@ -39,9 +39,9 @@ from dataflow import (
 from dataflow.errors import SchemaError
 from dataflow.graph.builder import Graph, Stream
 from dataflow.operators.aggregates import Aggregate
-from dataflow.operators.windows import START, STOP, Window
+from dataflow.operators.windows import START, STOP, Selection, Window
 from dataflow.schema import quoted
-from spark_integration.catalyst import Catalyst, all_of
+from spark_integration.catalyst import Catalyst, all_of, plain_columns
 from spark_integration.core.dividing import (
     Argument,
     Columns,
@@ -69,6 +69,7 @@ WATERMARK: Final = "spark.watermarkDelayMs"
 """The metadata of a column with a watermark: Spark has parsed the interval."""
 Mode: TypeAlias = Literal["append", "update", "complete"]
 """The output mode of a stream."""
+_OTHER_REGION: Final = "make a region of its own for it: dos.frame(first.df())"
 _BATCH_LATENESS: Final = timedelta(days=4_000_000)
 """Longer than from the year 1 to 9999: in a batch no row is late, and windows are over at its end."""
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -93,12 +94,15 @@ class WindowShape(NamedTuple):
 
 @dataclass(frozen=True)
 class StatefulCall(ABC):
-    """A call that a region computes. `name`: of its operator; `inputs`: the rows that it gets, by name; of
-    each Spark's DataFrame, which is carried to the region; `shadow`: what Spark makes of the call.
+    """A call that a region computes. `name`: of its operator; `inputs`: the rows that it gets, by name: a
+    DataFrame of Spark, which is carried to the region, or the output of a call below it; `shadow`: what Spark
+    makes of the call.
     """
 
+    emits_updates: ClassVar[bool] = False
+    """Whether the output modes "update" and "complete" emit a group again when it changes."""
     name: str
-    inputs: Mapping[str, DataFrame]
+    inputs: "Mapping[str, DataFrame | Between]"
     shadow: DataFrame
 
     def named(self, name: str) -> Self:
@@ -107,12 +111,27 @@ class StatefulCall(ABC):
     @property
     def before(self) -> dict[str, DataFrame]:
         """The rows of the region: source -> what Spark computes before it."""
-        return dict(self.inputs)
+        found: dict[str, DataFrame] = {}
+        for name, rows in self.inputs.items():
+            found |= rows.call.before if isinstance(rows, Between) else {name: rows}
+        return found
+
+    @property
+    def below(self) -> "list[StatefulCall]":
+        """The calls below this one in the same region, the lowest first."""
+        given = [rows.call for rows in self.inputs.values() if isinstance(rows, Between)]
+        return [call for one in given for call in (*one.below, one)]
 
     def graph(self, name: str, mode: Mode | None) -> Graph:
         """Return the graph of a region. mode: of a stream; None in a batch. Raises FrameError if the call
-        needs a watermark in this mode and there is none; GraphError, SchemaError.
+        needs a watermark in this mode and there is none, or if two calls have one name; GraphError,
+        SchemaError.
         """
+        names = [call.name for call in (*self.below, self)]
+        if twice := [one for one in names if names.count(one) > 1]:
+            raise FrameError(
+                f"two calls would be named {twice[0]!r}", remedy='call .named("...") on one of them'
+            )
         graph = Graph(name)
         self.stream(graph, mode).sink(OUTPUT, LogSink(publish="checkpoint"))
         return graph
@@ -120,7 +139,11 @@ class StatefulCall(ABC):
     def stream(self, graph: Graph, mode: Mode | None) -> Stream:
         """Add the sources and the operators of this call to a graph; return the output. Raises as `graph`."""
         return self.add(
-            {name: graph.source(name, InputSource(name, df.schema)) for name, df in self.inputs.items()}, mode
+            {
+                name: rows.stream(graph, mode) if isinstance(rows, Between) else _source(graph, name, rows)
+                for name, rows in self.inputs.items()
+            },
+            mode,
         )
 
     @abstractmethod
@@ -135,12 +158,25 @@ class StatefulCall(ABC):
     def describe(self) -> str:
         """Return lines with the name of the operator, its keys and its state."""
 
+    def plain_columns(self) -> list[str | None]:
+        """Return for each column of the shadow the column of the region's output that has its values; START
+        for the window, None for one that Spark computes after the region.
+        """
+        return [None] * len(self.shadow.columns)
+
     def empty_output(self) -> DataFrame:
         """Return the output of a region without rows. Raises FrameError if no region has such an operator."""
         # Of a stream, "complete" has the columns of all modes, and needs no watermark.
         mode: Mode | None = "complete" if self.shadow.isStreaming else None
+        graph = Graph("check")
         try:
-            plan = self.graph("check", mode).plan()
+            # The calls below have been checked: of their output the columns are enough.
+            inputs = {
+                name: rows.alone(graph, name) if isinstance(rows, Between) else _source(graph, name, rows)
+                for name, rows in self.inputs.items()
+            }
+            self.add(inputs, mode).sink(OUTPUT, LogSink(publish="checkpoint"))
+            plan = graph.plan()
         except (GraphError, SchemaError) as error:
             raise FrameError(f"{self.name} cannot be computed by a region: {error}") from error
         columns = plan.schemas[self.name]
@@ -154,16 +190,52 @@ class StatefulCall(ABC):
 
 
 @dataclass(frozen=True)
+class Between:
+    """Rows of a call below, in the same region. `schema`: theirs, with Spark's metadata; `selection`: what
+    lies between: their columns, of those of the output of that call.
+    """
+
+    call: StatefulCall
+    schema: StructType
+    selection: Selection
+
+    def stream(self, graph: Graph, mode: Mode | None) -> Stream:
+        if self.call.emits_updates and mode not in (None, "append"):
+            # Its rows are new values of groups, which a call above would count again.
+            raise FrameError(
+                f"{self.call.name} has another call above it, and would have new values of its groups in the"
+                f" output mode {mode!r}",
+                remedy='use the output mode "append"',
+            )
+        rows = self.call.stream(graph, mode)
+        return rows.map(
+            f"{self.call.name}.columns", self.selection, schema=arrow_schema(self.schema), takes="batch"
+        )
+
+    def alone(self, graph: Graph, name: str) -> Stream:
+        """Return rows with these columns and event time, as if there were no call below."""
+        rows = _source(graph, name, self)
+        if TIME not in self.schema.names:
+            return rows
+        return rows.event_time(f"{name}.time", TIME, lateness=_BATCH_LATENESS, max_ahead=None)
+
+
+def _source(graph: Graph, name: str, rows: DataFrame | Between) -> Stream:
+    return graph.source(name, InputSource(name, rows.schema))
+
+
+@dataclass(frozen=True)
 class Aggregation(StatefulCall):
     """A `groupBy(...).agg(...)`."""
 
+    emits_updates: ClassVar[bool] = True
     division: DividedCall
     shape: WindowShape | None
 
     def add(self, inputs: Mapping[str, Stream], mode: Mode | None) -> Stream:
         rows = inputs[INPUT]
         lateness = _BATCH_LATENESS if mode is None else self._delay(mode)
-        if lateness is not None:
+        if lateness is not None and not self.below:  # through calls below the watermark comes with the rows
             rows = rows.event_time(f"{self.name}.time", TIME, lateness=lateness, max_ahead=None)
         keys = [key.name for key in self.division.plain_keys] or [ALL]
         keyed = rows.key_by(f"{self.name}.key", *keys)
@@ -204,6 +276,19 @@ class Aggregation(StatefulCall):
     def after(self, rows: DataFrame) -> DataFrame:
         return _after(self.division, rows, self.shadow.schema)
 
+    def plain_columns(self) -> list[str | None]:
+        if not self.division.keys:
+            return super().plain_columns()  # Spark makes its row if there is none
+        window = self.division.window
+        return [
+            None
+            if one.expression.kind is not ExpressionKind.STATE
+            else START
+            if window is not None and one.expression.name == window.name
+            else one.expression.name
+            for one in self.division.results
+        ]
+
     def describe(self) -> str:
         keys = ", ".join(key.name for key in self.division.plain_keys) or "none"
         state = ", ".join(f"{name} = {one}" for name, one in _aggregates(self.division).items())
@@ -221,6 +306,8 @@ class Deduplication(StatefulCall):
     def add(self, inputs: Mapping[str, Stream], mode: Mode | None) -> Stream:
         rows = inputs[INPUT]
         window: Tumbling | None = None
+        if mode is None and not self.below:
+            rows = rows.event_time(f"{self.name}.time", TIME, lateness=_BATCH_LATENESS, max_ahead=None)
         delay = None if mode is None or self.time is None else self._delay_of(self.time)
         if self.time is not None and delay is not None:
             # Spark drops a row, and forgets a key, whose time is at or below the watermark, which has whole
@@ -236,12 +323,19 @@ class Deduplication(StatefulCall):
             *[F.col(quoted(one.name)).alias(one.name, metadata=_without_watermark(one)) for one in fields]
         )
 
+    def plain_columns(self) -> list[str | None]:
+        return list(self.shadow.columns)
+
     def describe(self) -> str:
         return f"dedup {self.name}\n  key     {', '.join(self.keys)}"
 
 
-def deduplicated(df: DataFrame, subset: Sequence[str] | None, shadow: DataFrame) -> Deduplication:
-    """Return `df.dropDuplicates(subset)`. shadow: the same call on Spark's DataFrame. Raises FrameError."""
+def deduplicated(
+    df: DataFrame, subset: Sequence[str] | None, shadow: DataFrame, below: StatefulCall | None = None
+) -> Deduplication:
+    """Return `df.dropDuplicates(subset)`. shadow: the same call on Spark's DataFrame. below: the call of the
+    same region of whose result `df` was made. Raises FrameError.
+    """
     columns = _columns_of(df)
     if columns.ambiguous():
         raise FrameError(
@@ -257,7 +351,13 @@ def deduplicated(df: DataFrame, subset: Sequence[str] | None, shadow: DataFrame)
             remedy="use one of them",
         )
     name = call_name("dedup", keys if subset is not None else ())
-    call = Deduplication(name, {INPUT: df}, shadow, keys, timed[0] if timed else None)
+    rows: DataFrame | Between
+    if below is not None:
+        rows = _between(df, below)
+    else:
+        # In a batch a call above it waits for the end, which is one of event time.
+        rows = df if df.isStreaming else df.withColumn(TIME, F.timestamp_micros(F.lit(0)))
+    call = Deduplication(name, {INPUT: rows}, shadow, keys, timed[0] if timed else None)
     check_columns(name, call.after(call.empty_output()), shadow)
     return call
 
@@ -280,9 +380,15 @@ def _without_watermark(field: StructField) -> dict[str, Any]:
 
 
 def divided(
-    df: DataFrame, keys: Sequence[Column], results: Sequence[Column], shadow: DataFrame
+    df: DataFrame,
+    keys: Sequence[Column],
+    results: Sequence[Column],
+    shadow: DataFrame,
+    below: StatefulCall | None = None,
 ) -> Aggregation:
-    """Divide an aggregation of `df`. shadow: the same call on Spark's own DataFrame. Raises FrameError."""
+    """Divide an aggregation of `df`. shadow: the same call on Spark's own DataFrame. below: the call of the
+    same region from which `df` was made. Raises FrameError.
+    """
     spark = df.sparkSession
     catalyst = Catalyst(spark)
     fields = shadow.schema.fields
@@ -307,9 +413,16 @@ def divided(
         {one: field.dataType.simpleString() for one, field in zip(typed, found, strict=True)},
     )
     shape = None if division.window is None else _shape(df, catalyst, division.window.expression)
-    before = df.select(*_before(catalyst, division, shadow))
-    if shape is not None:
-        before = before.where(F.col(TIME).isNotNull())  # as Spark: a row without a time is in no window
+    before: DataFrame | Between
+    if below is not None:
+        zeros = [] if division.plain_keys else [StructField(ALL, IntegerType(), nullable=False)]
+        if shape is None and not shadow.isStreaming:
+            zeros.append(StructField(TIME, TimestampType(), nullable=False))
+        before = _between(df.select(*_plain(catalyst, division, below)), below, zeros)
+    else:
+        before = df.select(*_before(catalyst, division, shadow))
+        if shape is not None:
+            before = before.where(F.col(TIME).isNotNull())  # as Spark: a row without a time is in no window
     size = None if shape is None else shape.size
     name = call_name("aggregate", [key.name for key in division.plain_keys], size)
     aggregation = Aggregation(name, {INPUT: before}, shadow, division, shape)
@@ -420,6 +533,67 @@ def _shape(df: DataFrame, catalyst: Catalyst, window: Expression) -> WindowShape
     if size <= 0 or slide <= 0 or windows(checked) != {one: shape.windows(one) for one in checked}:
         raise FrameError(f"the windows of {text} are not regular", remedy="use windows of a fixed size")
     return shape
+
+
+# --- between two calls of a region --------------------------------------------------------------------------
+
+
+def _plain(catalyst: Catalyst, division: DividedCall, below: StatefulCall) -> list[Column]:
+    """Return the columns of an aggregation above another call. Raises FrameError if one is computed."""
+    columns = [catalyst.column(key.expression).alias(key.name) for key in division.plain_keys]
+    for one in division.arguments:
+        value, *more = one.values
+        if more or one.where is not None or one.form not in (Form.VALUE, Form.PRESENT):
+            raise _is_computed(one.name, below)
+        columns.append(catalyst.column(value).alias(one.name))  # Count(column) counts where it is present
+    if division.window is not None:
+        time = division.window.expression.children[0]
+        if time.kind is ExpressionKind.CALL and time.name == "window_time":
+            time = time.children[0]  # `window` of a window uses its time, too
+        columns.append(catalyst.column(time).alias(TIME))
+    return columns
+
+
+def _is_computed(name: str, below: StatefulCall) -> FrameError:
+    return FrameError(
+        f"{name!r} is computed between {below.name} and a stateful call above it; in one region only plain"
+        " columns lie there, and window(...) of a window",
+        remedy=_OTHER_REGION,
+    )
+
+
+def _between(given: DataFrame, below: StatefulCall, zeros: Sequence[StructField] = ()) -> Between:
+    """Return these columns as rows of the region. zeros: columns more, of zeros. Raises FrameError unless
+    they are plain ones of the result of the call below; `TIME` is its window.
+    """
+    try:
+        positions = plain_columns(given, below.shadow)
+    except FrameError as error:
+        raise FrameError(f"{error} ({below.name} and the next one)", remedy=_OTHER_REGION) from None
+    columns = below.plain_columns()
+    fields = list(given.schema.fields)
+    selected, window_time = [], None
+    for index, (field, position) in enumerate(zip(fields, positions, strict=True)):
+        found = None if position is None else columns[position]
+        if found is None:
+            raise _is_computed(field.name, below)
+        if (field.name == TIME) != (found == START):
+            used = (
+                "window(...) of a time that is no window" if found != START else f"its window {field.name!r}"
+            )
+            raise FrameError(
+                f"a stateful call above {below.name} uses {used}",
+                remedy=f"group by window(...) of its window, or {_OTHER_REGION}",
+            )
+        if found != START:
+            selected.append((field.name, found))
+            continue
+        kind: Any = field.dataType
+        fields[index] = StructField(TIME, kind["start"].dataType, metadata=field.metadata)
+        window_time = TIME
+    made = arrow_schema(StructType(list(zeros)))
+    selection = Selection(tuple(selected), window_time, tuple((one.name, one.type) for one in made))
+    return Between(below, StructType([*fields, *zeros]), selection)
 
 
 # --- after the region ---------------------------------------------------------------------------------------

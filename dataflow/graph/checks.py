@@ -15,11 +15,12 @@ from dataflow.graph.plan import GraphPlan
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.broadcast_state import BroadcastStateSpec
 from dataflow.operators.event_time import LATE_PORTS, EventTimeSpec, check_time_column, micros_of
+from dataflow.operators.functions import MapSpec
 from dataflow.operators.join import LEFT, RIGHT, JoinSpec
 from dataflow.operators.map_state import MapStateSpec
 from dataflow.operators.routing import KeyBySpec, SideOutputSpec, check_keyed_alike
 from dataflow.operators.sorting import SortSpec, TopKSpec
-from dataflow.operators.windows import START, STOP, CountWindowSpec, WindowSpec
+from dataflow.operators.windows import START, STOP, CountWindowSpec, Selection, WindowSpec
 from dataflow.sinks.base import SinkSpec
 from dataflow.sinks.log import LogSink
 from dataflow.sources.base import SourceSpec
@@ -350,6 +351,8 @@ def _output(node: NodeSpec, spec: OperatorSpec, inputs: Sequence[Lags]) -> Lags:
     if isinstance(spec, WindowSpec):
         size = micros_of(spec.window.size, "size")
         return {START: size - 1, STOP: 0, "": size + worst}
+    if isinstance(spec, MapSpec) and isinstance(spec.function, Selection):
+        return spec.function.lags(inputs[0])
     if isinstance(spec, TopKSpec):
         return {"": micros_of(spec.window.size, "size") + worst}
     if isinstance(spec, JoinSpec):

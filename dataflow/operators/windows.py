@@ -205,6 +205,34 @@ def _starts_in(block: pa.RecordBatch) -> Slots:
 
 
 @dataclass(frozen=True, slots=True)
+class Selection:
+    """A function of `map`, of batches, through which event time passes. `columns`: (new name, column).
+    `window_time`: the name of one more column, the time of the window of a row: its end less 1 microsecond,
+    as in Spark. `zeros`: (name, type) of columns of zeros.
+    """
+
+    columns: tuple[tuple[str, str], ...]
+    window_time: str | None = None
+    zeros: tuple[tuple[str, pa.DataType], ...] = ()
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        made = {new: batch.column(old) for new, old in self.columns}
+        if self.window_time is not None:
+            # The end itself would be in the window that follows.
+            stop = batch.column(STOP)
+            made[self.window_time] = pa.array(stop.cast(pa.int64()).to_numpy() - 1).cast(stop.type)
+        for name, kind in self.zeros:
+            made[name] = pa.array(np.zeros(batch.num_rows, np.int64)).cast(kind)
+        return pa.RecordBatch.from_pydict(made)
+
+    def lags(self, above: Mapping[str, int]) -> dict[str, int]:
+        """Return by how much each column may be behind the watermark. above: the same of the input."""
+        lags = {new: above.get(old, above.get("", 0)) for new, old in self.columns}
+        # A window is emitted when the watermark reaches its last microsecond, which is its time.
+        return lags if self.window_time is None else {**lags, self.window_time: 0}
+
+
+@dataclass(frozen=True, slots=True)
 class WindowSpec(TimedSpec):
     """Aggregates by key and window. With `updates` and `table` it need not know event time: no window has to
     be over. With `table` none ever is, and no row is late.

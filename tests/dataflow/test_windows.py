@@ -22,6 +22,7 @@ from dataflow import (
     Tumbling,
 )
 from dataflow.errors import OperatorError
+from dataflow.operators.windows import Selection
 from dataflow.schema import parse_schema
 from dataflow.sources.base import SourceBatch
 from dataflow.state.scratch import SnapshotSpool
@@ -104,6 +105,27 @@ def test_windows_of_windows_close_one_after_the_other() -> None:
         trial.crash()
     trial.step({}, end=True)
     assert [(one["windows"], one["rows"]) for one in trial.rows("out")] == [(2, 4), (2, 2)]
+
+
+def test_a_window_of_the_times_of_windows_is_over_with_the_last_of_them() -> None:
+    graph = Graph("times")
+    rows = graph.source("rows", InputSource("rows", SCHEMA)).event_time("timed", "at", lateness=timedelta(0))
+    first = rows.key_by("by_key", "key").aggregate("first", Tumbling("at", timedelta(seconds=5)), n=Count())
+    selection = Selection((("k", "key"), ("n", "n")), window_time="time", zeros=(("zero", pa.int32()),))
+    columns = first.map(
+        "columns", selection, schema="k string, n bigint, time timestamp, zero int", takes="batch"
+    )
+    made = columns.key_by("again", "k", "zero").aggregate(
+        "second", Tumbling("time", timedelta(seconds=10)), windows=Count(), rows=Sum("n")
+    )
+    made.sink("out", CallSink(print))
+    trial = Trial(graph, workers=2)
+    for number, windows in ((1, 0), (2, 0), (6, 0), (9.9, 0), (10, 1), (15, 1), (19.999999, 1), (20, 2)):
+        trial.step({"rows": [row(number)]}, checkpoint=True)
+        trial.crash()
+        assert len(trial.rows("out")) == windows, number
+    found = [(one["window_start"], one["windows"], one["rows"], one["zero"]) for one in trial.rows("out")]
+    assert found == [(second(0), 2, 4, 0), (second(10), 2, 3, 0)]
 
 
 def test_windows_that_are_over_leave_no_state() -> None:

@@ -1,0 +1,184 @@
+"""Several stateful calls of a frame, and several streams, in one region, have Spark's rows."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
+
+import spark_integration as dos
+from dos_server.testing import Servers, ThreadedServer
+from spark_integration.core.dividing import FrameError
+from tests.spark_integration.frame_cases import START, table
+from tests.spark_integration.test_frame import nothing_runs
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+
+Rows = Sequence[tuple[float, str]]
+"""Minute and word."""
+
+
+class Streams:
+    """Streams of files, and a program on them with or without the changed line."""
+
+    def __init__(self, spark: SparkSession, folder: Path, names: Sequence[str]) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._names = names
+        for name in names:
+            (folder / name).mkdir()
+
+    def put(self, number: int, rows: Mapping[str, Rows]) -> None:
+        """Add a file, which is a micro-batch, to each stream."""
+        for name in self._names:
+            lines = [
+                {f"{name}At": (START + timedelta(minutes=minute)).isoformat(), name: word}
+                for minute, word in rows.get(name, ())
+            ]
+            hidden = self._folder / f"{number}.json"
+            hidden.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+            os.utime(hidden, (1_700_000_000 + number,) * 2)  # a stream takes the oldest first
+            hidden.rename(self._folder / name / hidden.name)
+
+    def given(self, store: str | None) -> list[Any]:
+        found = []
+        for name in self._names:
+            reader = self._spark.readStream.schema(f"{name}At timestamp, {name} string")
+            df = reader.option("maxFilesPerTrigger", 1).json(str(self._folder / name))
+            found.append(df if store is None else dos.frame(df, store=store, workers=2))
+        return found
+
+    def run(self, program: Callable[..., Any], store: str | None) -> list[list[Any]]:
+        """Run the program on the files that are there. Return the rows of each micro-batch that has some."""
+        batches: list[list[Any]] = []
+
+        def take(df: DataFrame, _batch: int) -> None:
+            if rows := sorted((tuple(row) for row in df.collect()), key=repr):
+                batches.append(rows)
+
+        writer = program(*self.given(store)).writeStream.trigger(availableNow=True)
+        place = f"{self._folder}/{'plain' if store is None else 'framed'}-checkpoint"
+        writer.option("checkpointLocation", place).foreachBatch(take).start().awaitTermination()
+        return batches
+
+
+def compare(streams: Streams, program: Callable[..., Any], store: str, runs: Sequence[Any]) -> list[Any]:
+    """Each micro-batch has Spark's rows, in each of the runs on more files. Return them."""
+    number, found = 0, []
+    for files in runs:
+        for rows in files:
+            streams.put(number, rows)
+            number += 1
+        expected = streams.run(program, None)
+        assert streams.run(program, store) == expected
+        found += expected
+    return found
+
+
+def windowed(words: Any) -> Any:
+    counted = words.withWatermark("wordAt", "10 minutes").groupBy(F.window("wordAt", "10 minutes"), "word")
+    return counted.agg(F.count("*").alias("n"), F.min("wordAt").alias("first"))
+
+
+def windows_of_windows(words: Any) -> Any:
+    few = windowed(words).drop("first").withColumnRenamed("word", "term").select("n", "term", "window")
+    hours = few.groupBy(F.window(F.window_time("window"), "1 hour"), "term")
+    return hours.agg(F.sum("n").alias("total"), F.count("n").alias("windows"))
+
+
+def test_windows_of_windows_have_sparks_rows_in_each_micro_batch(
+    spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path
+) -> None:
+    first = [
+        [(0, "a"), (1, "b"), (9.99, "a"), (10, "a")],
+        [(59.9999, "a"), (60, "b"), (35, "b")],
+        # The watermark is at the end of an hour and of a window: both are over.
+        [(70, "a"), (61, "a")],
+        [(62, "b")],
+        [(55, "late"), (60, "a")],
+    ]
+    second = [[(56, "late"), (79, "a")], [(140, "b"), (76, "b")], [(400, "z")]]
+    runs = [[{"word": rows} for rows in files] for files in (first, second)]
+    streams = Streams(spark, tmp_path, ["word"])
+    batches = compare(streams, windows_of_windows, servers.url, runs)
+    hours = [{row[0].start for row in batch} for batch in batches]
+    assert [len(one) for one in hours] == [1, 1, 1], "each hour is in the micro-batch that ends it"
+    assert sum(row[-2] for batch in batches for row in batch) == 14
+
+
+def test_three_calls_of_a_batch_have_sparks_rows(
+    spark: SparkSession, servers: Servers[ThreadedServer]
+) -> None:
+    rows = [(START + timedelta(minutes=7 * n), f"w{n % 4}", n % 5) for n in range(60)]
+    df = spark.createDataFrame(rows, "at timestamp, word string, v int")
+
+    def program(given: DataFrame) -> DataFrame:
+        distinct = given.select("word", "v").dropDuplicates().select(F.col("v").alias("one"), "word")
+        counted = distinct.groupBy("one").agg(
+            F.count("word").alias("words"), (F.sum("one") + 1).alias("more")
+        )
+        return counted.drop("more").groupBy("words").agg(F.max("one").alias("most")).filter("most > 0")
+
+    def of_windows(given: DataFrame) -> DataFrame:
+        return (
+            given.groupBy(F.window("at", "10 minutes")).count().groupBy(F.window("window", "1 hour")).count()
+        )
+
+    framed = dos.frame(df, store=servers.url, workers=2)
+    for one in (program, of_windows):
+        assert table(one(framed)) == table(one(df))
+
+
+def test_what_lies_between_two_calls_is_plain_or_refused_by_name(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    nothing_runs(monkeypatch)
+    (words,) = Streams(spark, tmp_path, ["word"]).given("memory://unused")
+    counted = windowed(words)
+    hour = F.window("window", "1 hour")
+    calls: dict[str, Callable[[], Any]] = {
+        "Filter lies between two stateful calls": lambda: counted.filter("n > 1").groupBy(hour).count(),
+        "Generate lies between": lambda: (
+            counted.select("window", F.explode(F.array("n", "n")).alias("n")).groupBy(hour).count()
+        ),
+        "'double' is computed between aggregate_by_word_10m": lambda: (
+            counted.withColumn("double", F.col("n") * 2).groupBy(hour, "double").count()
+        ),
+        "'more' is computed between": lambda: (
+            windowed(words)
+            .groupBy(hour)
+            .agg(F.max("n"))
+            .select("window", (F.col("max(n)") + 1).alias("more"))
+            .groupBy(hour)
+            .agg(F.sum("more"))
+        ),
+        "is computed between": lambda: counted.groupBy(hour).agg(F.sum(F.col("n") * 2)),
+        "'true.*is computed between": lambda: counted.groupBy(hour).agg(F.count_if(F.col("n") > 1)),
+        "uses its window 'window'": lambda: counted.groupBy("window").count(),
+        "window.* of a time that is no window": lambda: counted.groupBy(F.window("first", "1 hour")).count(),
+        "withWatermark after a stateful call": lambda: counted.withWatermark("first", "1 hour"),
+    }
+    for text, call in calls.items():
+        with pytest.raises(FrameError, match=text) as caught:
+            call()
+        assert "dos.frame(first.df())" in caught.value.remedy or text.startswith("with"), text
+    for mode in ("update", "complete"):
+        with pytest.raises(AnalysisException) as refused:
+            counted.groupBy(hour, "word").count().writeStream.outputMode(mode).format("noop").start()
+        assert not isinstance(refused.value, FrameError), "Spark's own condition"
+    same = [
+        counted.groupBy(F.window(time, "10 minutes"), "word").count()
+        for time in ("window", F.window_time("window"))
+    ]
+    for one in same:
+        with pytest.raises(FrameError, match=r"two calls would be named 'aggregate_by_word_10m'.*\.named"):
+            one.df()
+    same[0].named("again").explain()
+    text = capsys.readouterr().out
+    assert text.index("aggregate aggregate_by_word_10m") < text.index("aggregate again")
