@@ -162,9 +162,9 @@ def frame(
         sold.show()
 
     Names, types and errors are those of Spark. Stateful is what keeps rows or results between rows:
-    `dropDuplicates`, `distinct`, and `groupBy` with `agg` (`avg`, `bool_and`, `bool_or`, `count`, `count_if`,
-    `max`, `min`, `sum`, `approx_count_distinct`). What a region does not compute is refused with FrameError,
-    at the call; nothing falls back to state of Spark.
+    `dropDuplicates`, `dropDuplicatesWithinWatermark`, `distinct`, and `groupBy` with `agg` (`avg`,
+    `bool_and`, `bool_or`, `count`, `count_if`, `max`, `min`, `sum`, `approx_count_distinct`). What a region
+    does not compute is refused with FrameError, at the call; nothing falls back to state of Spark.
 
     - In a batch, an action or `write` runs the region once, with the rows of that time. A stream starts it
       with `writeStream.start()`; the query has the attribute `dos`. In the output mode "complete" the sink is
@@ -290,8 +290,8 @@ class RegionFrame(DataFrame):  # type: ignore[misc]  # PySpark has no types here
 
     drop_duplicates = dropDuplicates
 
-    def _deduplicated(self, subset: Any, shadow: DataFrame) -> "RegionFrame":
-        call = deduplicated(self._shadow, subset, shadow, self._below)
+    def _deduplicated(self, subset: Any, shadow: DataFrame, *, within: bool = False) -> "RegionFrame":
+        call = deduplicated(self._shadow, subset, shadow, self._below, within=within)
         return RegionFrame(shadow, self._settings, _Call(call))
 
     @property
@@ -299,8 +299,13 @@ class RegionFrame(DataFrame):  # type: ignore[misc]  # PySpark has no types here
         """The stateful call above which another one would be."""
         return None if self._call is None else self._call.divided
 
-    def dropDuplicatesWithinWatermark(self, *_subset: Any, **_options: Any) -> NoReturn:
-        _not_yet("dropDuplicatesWithinWatermark")
+    def dropDuplicatesWithinWatermark(self, subset: Any = None) -> "RegionFrame":
+        if not self.isStreaming:
+            raise FrameError(
+                "dropDuplicatesWithinWatermark of a batch: Spark has it for streams only",
+                remedy="use dropDuplicates",
+            )
+        return self._deduplicated(subset, self._shadow.dropDuplicatesWithinWatermark(subset), within=True)
 
     def transform(self, func: Callable[..., DataFrame], *args: Any, **kwargs: Any) -> "RegionFrame":
         result = func(self, *args, **kwargs)

@@ -298,14 +298,18 @@ class Aggregation(StatefulCall):
 
 @dataclass(frozen=True)
 class Deduplication(StatefulCall):
-    """A `dropDuplicates(...)`. `keys`: names of columns; `time`: that of them which has a watermark."""
+    """A `dropDuplicates(...)`. `keys`: names of columns; `time`: that of them which has a watermark.
+    `within`: `dropDuplicatesWithinWatermark(...)`, whose time need not be a key.
+    """
 
     keys: tuple[str, ...]
     time: str | None
+    within: bool = False
 
     def add(self, inputs: Mapping[str, Stream], mode: Mode | None) -> Stream:
         rows = inputs[INPUT]
         window: Tumbling | None = None
+        within: timedelta | None = None
         if mode is None and not self.below:
             rows = rows.event_time(f"{self.name}.time", TIME, lateness=_BATCH_LATENESS, max_ahead=None)
         delay = None if mode is None or self.time is None else self._delay_of(self.time)
@@ -315,7 +319,8 @@ class Deduplication(StatefulCall):
             lateness = max(delay - _MICROSECOND, timedelta(0))
             rows = rows.event_time(f"{self.name}.time", self.time, lateness=lateness, max_ahead=None)
             window = Tumbling(self.time, timedelta(milliseconds=1), _MICROSECOND)
-        return rows.key_by(f"{self.name}.key", *self.keys).dedup(self.name, window)
+            within = delay if self.within else None
+        return rows.key_by(f"{self.name}.key", *self.keys).dedup(self.name, window, within=within)
 
     def after(self, rows: DataFrame) -> DataFrame:
         fields = self.shadow.schema.fields
@@ -327,14 +332,20 @@ class Deduplication(StatefulCall):
         return list(self.shadow.columns)
 
     def describe(self) -> str:
-        return f"dedup {self.name}\n  key     {', '.join(self.keys)}"
+        within = f"\n  within  the delay of {self.time!r}" if self.within else ""
+        return f"dedup {self.name}\n  key     {', '.join(self.keys)}{within}"
 
 
 def deduplicated(
-    df: DataFrame, subset: Sequence[str] | None, shadow: DataFrame, below: StatefulCall | None = None
+    df: DataFrame,
+    subset: Sequence[str] | None,
+    shadow: DataFrame,
+    below: StatefulCall | None = None,
+    *,
+    within: bool = False,
 ) -> Deduplication:
-    """Return `df.dropDuplicates(subset)`. shadow: the same call on Spark's DataFrame. below: the call of the
-    same region of whose result `df` was made. Raises FrameError.
+    """Return `df.dropDuplicates(subset)`, or `within` the watermark. shadow: the same call on Spark's
+    DataFrame. below: the call of the same region of whose result `df` was made. Raises FrameError.
     """
     columns = _columns_of(df)
     if columns.ambiguous():
@@ -344,7 +355,7 @@ def deduplicated(
         )
     keys = columns.names if subset is None else tuple(dict.fromkeys(map(columns.spelled, subset)))
     _refuse_collations([df.schema[one] for one in keys])
-    timed = [one for one in keys if WATERMARK in df.schema[one].metadata]
+    timed = [one for one in (columns.names if within else keys) if WATERMARK in df.schema[one].metadata]
     if len(timed) > 1:
         raise FrameError(
             f"duplicates are found by several columns with a watermark ({', '.join(timed)})",
@@ -352,12 +363,14 @@ def deduplicated(
         )
     name = call_name("dedup", keys if subset is not None else ())
     rows: DataFrame | Between
+    if below is not None and within:
+        raise FrameError(f"dropDuplicatesWithinWatermark after {below.name}", remedy=_OTHER_REGION)
     if below is not None:
         rows = _between(df, below)
     else:
         # In a batch a call above it waits for the end, which is one of event time.
         rows = df if df.isStreaming else df.withColumn(TIME, F.timestamp_micros(F.lit(0)))
-    call = Deduplication(name, {INPUT: rows}, shadow, keys, timed[0] if timed else None)
+    call = Deduplication(name, {INPUT: rows}, shadow, keys, timed[0] if timed else None, within)
     check_columns(name, call.after(call.empty_output()), shadow)
     return call
 

@@ -37,7 +37,7 @@ from dataflow.core.regions import (
     choose_regions,
     region_options,
 )
-from dataflow.errors import GraphError
+from dataflow.errors import GraphError, SchemaError
 from dataflow.graph.checks import (
     check_replica,
     complete_first_problems,
@@ -419,7 +419,9 @@ class KeyedStream(Stream):
             return self._then(name, CountWindowSpec(self._keys(), window, listed))
         return self._then(name, WindowSpec(self._keys(), window, listed, emit or "final"))
 
-    def dedup(self, name: str, window: Tumbling | None = None, /) -> Stream:
+    def dedup(
+        self, name: str, window: Tumbling | None = None, /, *, within: timedelta | None = None
+    ) -> Stream:
         """Emit the first row of each key when it arrives.
 
         With a window: of each key in each window; the key is forgotten when the window closes, and later rows
@@ -428,10 +430,17 @@ class KeyedStream(Stream):
 
             by_item.dedup("items")
             by_item.dedup("items_of_a_day", Tumbling("at", timedelta(days=1)))
+
+        within: the first row of each key, whatever its window, and no other one until this long after the end
+        of the window of that first row. Then the key is forgotten. Raises SchemaError without a window.
+
+            by_item.dedup("items", Tumbling("at", timedelta(seconds=1)), within=timedelta(minutes=10))
         """
-        if window is None:
+        if window is None and within is None:
             return self._then(name, DedupSpec(self._keys()))
-        return self._then(name, WindowDedupSpec(self._keys(), window))
+        if window is None:
+            raise SchemaError("dedup with within= needs a window: Tumbling('at', timedelta(seconds=1))")
+        return self._then(name, WindowDedupSpec(self._keys(), window, within))
 
     def join(
         self,

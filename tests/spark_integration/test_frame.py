@@ -196,7 +196,7 @@ def test_refusals_name_the_call_and_the_remedy(df: DataFrame, monkeypatch: pytes
         r"transformWithState of a frame.*dos\.through": lambda: given.groupBy("k").transformWithState(
             None, ""
         ),
-        r"dropDuplicatesWithinWatermark is not computed": given.dropDuplicatesWithinWatermark,
+        r"dropDuplicatesWithinWatermark of a batch": given.dropDuplicatesWithinWatermark,
         r"union with a frame that has a stateful call.*other\.df\(\)": lambda: given.union(sold),
         r"withWatermark after a stateful call": lambda: sold.withWatermark("count", "1 day"),
         r"no stateful call that could be named": lambda: given.named("x"),
@@ -301,6 +301,27 @@ def test_a_stream_has_sparks_rows_over_restarts_and_late_rows(
         assert found == expected
         sizes.append(len(found))
     assert 0 < sizes[0] < sizes[1]
+
+
+def test_a_stream_drops_sparks_duplicates_within_the_watermark_over_restarts(
+    spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path
+) -> None:
+    rerun = Rerun(spark, tmp_path, servers.url)
+
+    def program(given: DataFrame) -> DataFrame:
+        # A key is forgotten 5 minutes after its first row, whose time ends in some microseconds.
+        shifted = given.withColumn("at", F.col("at") + F.expr("interval 300 microseconds"))
+        return shifted.withWatermark("at", "5 minutes").dropDuplicatesWithinWatermark(["k"])
+
+    sizes = []
+    # The first rows are of minute 1. The watermark of 11:00:06.000300 is at 6:00:06.000; k0 was first at
+    # 1:00:00.000300, k1 a second and k2 two seconds later. 2 is late.
+    for number, minutes in enumerate([[1, 3], [4, 11], [2, 12], [12, 13, 30], [29, 31]]):
+        rerun.add(minutes, number)
+        expected, found = rerun.run(program, framed=False), rerun.run(program, framed=True)
+        assert found == expected
+        sizes.append(len(found))
+    assert sizes == [3, 3, 6, 6, 9]
 
 
 def test_a_stream_drops_sparks_duplicates_and_late_rows(
