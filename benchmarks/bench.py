@@ -2,7 +2,7 @@
 
 bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [recovery] [local] [scale]
 [autoscale] [dadstorm] [backup] [restore] [replication] [tls] [fairness] [--pairs N] [--quick] [--long]
-bench.py dataflow --help bench.py spark --help
+bench.py dataflow --help bench.py spark --help bench.py port --help
 
 Without names, everything is measured and the file is written. With names, the figures are only printed.
 `server`, `checkpoint`, `recovery`, `local`, `journal`, `scale`, `autoscale`, `dadstorm`, `backup`,
@@ -18,7 +18,8 @@ and simulates 30 days instead of 7.
 Duration: `server`, one server compared with a plain copy and Redis, takes a few minutes. `journal`, which
 measures records, replays, restores and archives of journaled files, takes about five. `dadstorm`, the
 delivery of single tuples beside that of steps, takes two, `replication` ten. `dataflow` takes about two
-hours and `spark` ten minutes; each of the two has its own options and its own section of the file.
+hours, `spark` ten minutes and `port` half an hour; each of the three has its own options and its own section
+of the file.
 """
 
 import argparse
@@ -35,6 +36,7 @@ import autoscale_page
 import benches
 import dadstorm
 import dataflow_bench
+import port
 import replication
 import scale
 import spark_bench
@@ -133,7 +135,7 @@ BENCHES: Final[dict[str, Bench]] = {
 }
 SECTIONS: Final = (
     *("server", "checkpoint", "recovery", "local", "scale", "autoscale", "dadstorm"),
-    *("restore", "backup", "tls", "fairness", "journal", "dataflow", "spark"),
+    *("restore", "backup", "tls", "fairness", "journal", "dataflow", "spark", "port"),
 )
 """The sections of the page that benches write, in their order."""
 TEXT = """\
@@ -202,6 +204,14 @@ Everything ran on it: clients, servers and Spark.
   - *Sink*: from `save` to the commit. A Parquet file is renamed at its commit and not synced.
   - *Through*: one worker; first a backlog of Parquet files, counted by key, then rows that are passed on as
     they arrive.
+- **Jobs that are ported** (`./run bench port`): keys are drawn uniformly, so most calls get one row. Rates
+  and processor time exclude the first micro-batch. Processor time and memory are those of all processes: JVM,
+  Python workers, workers of the region, servers.
+  - *Sessions*: a timer for each user. *Fraud*: arrays of eight doubles in rows (in the state of
+    `applyInPandasWithState`, PySpark 4.3 fails on arrays). *Totals*: JSON, joined with a table; no Python.
+    The first two are graphs with `calls="group"`, through `dos.through`; the third is a frame.
+  - *Recovery*: the driver and all that it started are killed in a micro-batch; from the start of the program
+    again to the commit of that micro-batch.
 - **Memory**: the high-water mark of resident memory; with idle connections the current one. Growth: the
   increase per GB in the second half.
 """
@@ -236,6 +246,8 @@ def main() -> int:
         return dataflow_bench.main(sys.argv[2:])
     if sys.argv[1:2] == ["spark"]:
         return spark_bench.main(sys.argv[2:])
+    if sys.argv[1:2] == ["port"]:
+        return port.main(sys.argv[2:])
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
