@@ -2,10 +2,11 @@
 
     benchmarks/port_program.py JOB VARIANT FOLDER [--store URL] [--workers N]
 
-JOB is `sessions` (a StatefulProcessor with a timer), `fraud` (a function of groups, arrays in rows) or `totals`
-(windows of JSON, joined with a table). VARIANT is `spark` or `dos`. The input is FOLDER/input, the output
-FOLDER/output, the checkpoint of the query FOLDER/checkpoint. The program ends when all input is processed;
-started again after a kill, it continues. It writes the file FOLDER/session when the session of Spark is there.
+JOB is `sessions` (a StatefulProcessor with a timer), `fraud` (a function of groups, arrays in rows) or
+`totals` (windows of JSON, joined with a table). VARIANT is `spark` or `dos`. The input is FOLDER/input, the
+output FOLDER/output, the checkpoint of the query FOLDER/checkpoint. The program ends when all input is
+processed; started again after a kill, it continues. It writes the file FOLDER/session when the session of
+Spark is there.
 """
 
 import argparse
