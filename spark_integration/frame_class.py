@@ -14,7 +14,7 @@ the stream, or in the output mode "complete" on the table of each micro-batch.
 parent class has under it would return nothing, or run in Spark.
 """
 
-# ruff: noqa: N802, SLF001  # names of Spark; the functions of this file make the methods of its class
+# ruff: noqa: N802, N803, SLF001  # names of Spark; the functions of this file make the methods of its class
 
 import functools
 import inspect
@@ -31,15 +31,25 @@ from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 from pyspark.sql.group import GroupedData
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
-from pyspark.sql.types import NumericType
+from pyspark.sql.types import NumericType, StructType
 
+from dataflow.operators.spark_functions import ProcessorTakes
 from dataflow.schema import quoted
 from spark_integration.catalyst import Rebinding, check_output_mode, identifiers, stateful_parts
 from spark_integration.core.dividing import FrameError, digest
 from spark_integration.errors import ConnectSessionError
 from spark_integration.frames import each_batch, through
 from spark_integration.sessions import is_connect
-from spark_integration.stateful import WATERMARK, Mode, StatefulCall, check_columns, deduplicated, divided
+from spark_integration.stateful import (
+    WATERMARK,
+    Mode,
+    StatefulCall,
+    applied_with_state,
+    check_columns,
+    deduplicated,
+    divided,
+    transformed,
+)
 
 logger = logging.getLogger("dos.spark_integration")
 
@@ -211,7 +221,7 @@ class RegionFrame(DataFrame):  # type: ignore[misc]  # PySpark has no types here
 
     # --- the result ---
 
-    def df(self, outputMode: str = "append") -> DataFrame:  # noqa: N803  # as in `DataStreamWriter`
+    def df(self, outputMode: str = "append") -> DataFrame:  # as in `DataStreamWriter`
         """Return the result as a DataFrame of Spark. If there is a stateful call, this runs its region, in a
         batch once for all frames made from it; on a stream it starts the region. In the mode "update" the
         rows are new values of groups, not new groups. Raises FrameError for the mode "complete".
@@ -660,16 +670,82 @@ class FrameGroupedData(GroupedData):  # type: ignore[misc]  # PySpark has no typ
         return self._divided(exprs, shadow)
 
     def _divided(self, exprs: tuple[Column, ...], shadow: DataFrame) -> RegionFrame:
-        keys = [self._key(one) for one in self._cols]
-        frame = self._frame
-        return RegionFrame(
-            shadow, frame._settings, _Call(divided(self._df, keys, exprs, shadow, frame._below))
-        )
+        call = _Call(divided(self._df, self._keys(), exprs, shadow, self._frame._below))
+        return RegionFrame(shadow, self._frame._settings, call)
+
+    def _keys(self) -> list[Column]:
+        return [self._key(one) for one in self._cols]
 
     def _key(self, given: Any) -> Column:
         if isinstance(given, Column):
             return given
         return F.col(given) if isinstance(given, str) else self._df[given - 1]
+
+    def applyInPandasWithState(
+        self,
+        func: Callable[..., Any],
+        outputStructType: StructType | str,
+        stateStructType: StructType | str,
+        outputMode: str,
+        timeoutConf: str,
+    ) -> RegionFrame:
+        """Call a function with all rows of a key in a micro-batch, and its state. Raises FrameError, and as
+        Spark.
+        """
+        name = "applyInPandasWithState"
+        self._refuse_below(name)
+        _refuse_processing_time(name, timeoutConf, "ProcessingTimeTimeout", "EventTimeTimeout")
+        shadow = self._own.applyInPandasWithState(
+            func, outputStructType, stateStructType, outputMode, timeoutConf
+        )
+        state = stateStructType
+        if isinstance(state, str):
+            state = StructType.fromDDL(state)
+        keys = self._keys()
+        call = applied_with_state(self._df, keys, shadow, func, state, outputMode, timeoutConf)
+        return RegionFrame(shadow, self._frame._settings, _Call(call))
+
+    def transformWithState(self, *args: Any, **options: Any) -> RegionFrame:
+        """Run a StatefulProcessor, which gets rows. Raises FrameError, and as Spark."""
+        return self._transformed("row", *args, **options)
+
+    def transformWithStateInPandas(self, *args: Any, **options: Any) -> RegionFrame:
+        """Run a StatefulProcessor, which gets DataFrames of pandas. Raises FrameError, and as Spark."""
+        return self._transformed("pandas", *args, **options)
+
+    def _refuse_below(self, name: str) -> None:
+        if (below := self._frame._below) is not None:
+            raise FrameError(
+                f"{name} after {below.name}",
+                remedy="make a region of its own for it: dos.frame(first.df())",
+            )
+
+    def _transformed(
+        self,
+        takes: ProcessorTakes,
+        statefulProcessor: Any,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: GroupedData | None = None,
+        eventTimeColumnName: str = "",
+    ) -> RegionFrame:
+        name = "transformWithState" if takes == "row" else "transformWithStateInPandas"
+        self._refuse_below(name)
+        _refuse_processing_time(name, timeMode, "ProcessingTime", "EventTime")
+        if initialState is not None:
+            raise FrameError(
+                f"{name} of a frame has no initial state",
+                remedy="make the initial state rows of the stream, before all others",
+            )
+        if eventTimeColumnName:
+            raise FrameError(
+                f"{name} with eventTimeColumnName: its result has no event time for another call",
+                remedy="leave it out, and make a frame of the result: dos.frame(first.df())",
+            )
+        shadow = getattr(self._own, name)(statefulProcessor, outputStructType, outputMode, timeMode)
+        call = transformed(self._df, self._keys(), shadow, statefulProcessor, outputMode, timeMode, takes)
+        return RegionFrame(shadow, self._frame._settings, _Call(call))
 
     def count(self) -> RegionFrame:
         return self._divided((F.count(F.lit(1)),), self._own.count())
@@ -699,12 +775,21 @@ class FrameGroupedData(GroupedData):  # type: ignore[misc]  # PySpark has no typ
         return self._numbers("sum", cols)
 
 
-GROUPED: Final = frozenset({"agg", "avg", "count", "max", "mean", "min", "sum"})
+GROUPED: Final = frozenset(
+    [
+        *("agg", "avg", "count", "max", "mean", "min", "sum"),
+        *("applyInPandasWithState", "transformWithState", "transformWithStateInPandas"),
+    ]
+)
 """Public names of GroupedData that a region computes. All others are refused by name."""
 
-_STATEFUL_FUNCTIONS: Final = frozenset(
-    {"applyInPandasWithState", "transformWithState", "transformWithStateInPandas"}
-)
+
+def _refuse_processing_time(name: str, given: str, processing: str, event: str) -> None:
+    if given.lower() == processing.lower():
+        raise FrameError(
+            f"{name} of a frame has no time-outs and timers of processing time ({given!r})",
+            remedy=f'use "{event}" with withWatermark, or "None" or "NoTimeout" without timers',
+        )
 
 
 def _define_grouped() -> None:
@@ -712,8 +797,6 @@ def _define_grouped() -> None:
         if name.startswith("_") or name in GROUPED:
             continue
         remedy = f"call it on the DataFrame of Spark: frame.df().groupBy(...).{name}"
-        if name in _STATEFUL_FUNCTIONS:
-            remedy = "use the method of that kind of a graph, with dos.through"
         refused = _refused(name, "of a frame is not computed by a region", remedy)
         setattr(FrameGroupedData, name, functools.wraps(getattr(GroupedData, name))(refused))
 

@@ -1,10 +1,10 @@
 """A stateful call of a frame, divided: what Spark computes before the region, its operators in the graph of
 the region, and what Spark computes on their output.
 
-`divided` makes an `Aggregation` of `groupBy(...).agg(...)`, `deduplicated` a `Deduplication`. How an
-aggregation is divided is decided in `core/dividing.py`. Here Columns are read and made, Spark is asked for
-types and windows, and the result is compared with Spark's own (the shadow) before anything starts: names and
-types must be equal.
+`divided` makes an `Aggregation` of `groupBy(...).agg(...)`, `deduplicated` a `Deduplication`,
+`applied_with_state` and `transformed` a `GroupFunction`. How an aggregation is divided is decided in
+`core/dividing.py`. Here Columns are read and made, Spark is asked for types and windows, and the result is
+compared with Spark's own (the shadow) before anything starts: names and types must be equal.
 
 In a batch the region has one window for each key, which is over when the input ends. So the output has one
 row for each key. On a stream the output mode is `emit=` of the operator.
@@ -12,16 +12,17 @@ row for each key. On a stream the output mode is `emit=` of the operator.
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
-from pyspark.sql.types import IntegerType, StructField, StructType, TimestampType
+from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType, TimestampType
 
 from dataflow import (
     ApproxDistinct,
@@ -37,10 +38,11 @@ from dataflow import (
     Tumbling,
 )
 from dataflow.errors import SchemaError
-from dataflow.graph.builder import Graph, Stream
+from dataflow.graph.builder import Graph, KeyedStream, Stream
 from dataflow.operators.aggregates import Aggregate
+from dataflow.operators.spark_functions import ProcessorTakes, state_columns
 from dataflow.operators.windows import START, STOP, Selection, Window
-from dataflow.schema import quoted
+from dataflow.schema import parse_schema, quoted
 from spark_integration.catalyst import Catalyst, all_of, plain_columns
 from spark_integration.core.dividing import (
     Argument,
@@ -323,10 +325,7 @@ class Deduplication(StatefulCall):
         return rows.key_by(f"{self.name}.key", *self.keys).dedup(self.name, window, within=within)
 
     def after(self, rows: DataFrame) -> DataFrame:
-        fields = self.shadow.schema.fields
-        return rows.select(
-            *[F.col(quoted(one.name)).alias(one.name, metadata=_without_watermark(one)) for one in fields]
-        )
+        return _columns_as(rows, self.shadow.schema)
 
     def plain_columns(self) -> list[str | None]:
         return list(self.shadow.columns)
@@ -334,6 +333,149 @@ class Deduplication(StatefulCall):
     def describe(self) -> str:
         within = f"\n  within  the delay of {self.time!r}" if self.within else ""
         return f"dedup {self.name}\n  key     {', '.join(self.keys)}{within}"
+
+
+@dataclass(frozen=True)
+class GroupFunction(StatefulCall):
+    """A `groupBy(...).applyInPandasWithState(...)` or `transformWithState...(...)`. `keys`: names of columns;
+    `time`: the column of event time, if the function has timers; `call`: adds the operator to a keyed stream;
+    `state`: its columns.
+    """
+
+    keys: tuple[str, ...]
+    time: str | None
+    call: Callable[..., Stream]
+    state: pa.Schema
+
+    def add(self, inputs: Mapping[str, Stream], mode: Mode | None) -> Stream:
+        rows = inputs[INPUT]
+        if mode is None:
+            rows = rows.event_time(f"{self.name}.time", TIME, lateness=_BATCH_LATENESS, max_ahead=None)
+        elif self.time is not None:
+            delay = self._delay_of(self.time)
+            assert delay is not None, "the column has a watermark"
+            # As for duplicates: Spark's watermark is the latest time less the delay.
+            lateness = max(delay - _MICROSECOND, timedelta(0))
+            rows = rows.event_time(f"{self.name}.time", self.time, lateness=lateness, max_ahead=None)
+        # Without event time no row is late, also if the clock of the driver, which is its time, went back.
+        keyed = rows.key_by(f"{self.name}.key", *self.keys)
+        calls = "group" if mode is None else "batch"
+        return self.call(keyed, self.name, time=self.time or TIME, calls=calls, clock=TIME)
+
+    def after(self, rows: DataFrame) -> DataFrame:
+        return _columns_as(rows, self.shadow.schema)
+
+    def describe(self) -> str:
+        state = ", ".join(f"{field.name} {field.type}" for field in self.state)
+        time = "" if self.time is None else f"\n  time    {self.time}"
+        return f"transform {self.name}\n  key     {', '.join(self.keys)}{time}\n  state   {state}"
+
+
+def applied_with_state(
+    df: DataFrame,
+    keys: Sequence[Column],
+    shadow: DataFrame,
+    function: Callable[..., Any],
+    state: StructType,
+    mode: str,
+    timeout: str,
+) -> GroupFunction:
+    """Return `applyInPandasWithState`. shadow: the same call on Spark's DataFrame. Raises FrameError, and in
+    a batch what Spark raises.
+    """
+    if not shadow.isStreaming:
+        given: Any = shadow
+        given._jdf.queryExecution().sparkPlan()  # noqa: SLF001  # Spark refuses it here
+        raise FrameError("applyInPandasWithState is for streams", remedy="use applyInPandas of Spark")
+    call = partial(
+        KeyedStream.apply_in_pandas_with_state,
+        func=function,
+        outputStructType=shadow.schema,
+        stateStructType=state,
+        outputMode=mode,
+        timeoutConf=timeout,
+    )
+    return _of_groups(df, keys, shadow, call, timers=timeout == "EventTimeTimeout", state=parse_schema(state))
+
+
+def transformed(
+    df: DataFrame,
+    keys: Sequence[Column],
+    shadow: DataFrame,
+    processor: Any,
+    mode: str,
+    time_mode: str,
+    takes: ProcessorTakes,
+) -> GroupFunction:
+    """Return `transformWithState` (takes="row") or `transformWithStateInPandas` ("pandas"). shadow: the same
+    call on Spark's DataFrame. Raises FrameError.
+    """
+    timers = time_mode.lower() == "eventtime"
+    if timers and not shadow.isStreaming:
+        raise FrameError("a batch has no timers", remedy='use the time mode "None", or a stream')
+    try:
+        state = state_columns(processor, timers=timers)
+    except SchemaError as error:
+        raise FrameError(
+            f"the processor cannot run in a region: {error}",
+            remedy="leave out what needs processing time (ttlDurationMs); use timers of event time",
+        ) from error
+    call = partial(
+        KeyedStream.transform_with_state,
+        processor=processor,
+        outputStructType=shadow.schema,
+        outputMode=mode,
+        timeMode=time_mode,
+        takes=takes,
+    )
+    return _of_groups(df, keys, shadow, call, timers=timers, state=state)
+
+
+def _of_groups(
+    df: DataFrame,
+    keys: Sequence[Column],
+    shadow: DataFrame,
+    call: "partial[Stream]",
+    *,
+    timers: bool,
+    state: pa.Schema,
+) -> GroupFunction:
+    columns = _columns_of(df)
+    if TIME in columns.names:
+        raise FrameError(f"the DataFrame has a column {TIME!r}", remedy="rename it before")
+    _refuse_ambiguous(columns)
+    names = _key_names(df, keys, columns)
+    timed = [field.name for field in df.schema if WATERMARK in field.metadata]
+    if timers and len(timed) != 1:
+        raise FrameError(
+            f"timers of event time need one column with a watermark, and {len(timed)} columns have one",
+            remedy="call withWatermark before groupBy, and keep its column",
+        )
+    # The processing time: constant in a micro-batch, and the same when it is repeated.
+    before = df.withColumn(TIME, F.current_timestamp())
+    call = partial(call, time_zone=df.sparkSession.conf.get("spark.sql.session.timeZone"))
+    name = call_name("transform", names)
+    made = GroupFunction(name, {INPUT: before}, shadow, names, timed[0] if timers else None, call, state)
+    check_columns(name, made.after(made.empty_output()), shadow)
+    return made
+
+
+def _key_names(df: DataFrame, keys: Sequence[Column], columns: Columns) -> tuple[str, ...]:
+    """Return the names of keys, which are columns: Spark takes no others for functions of groups."""
+    catalyst = Catalyst(df.sparkSession)
+    read = [catalyst.read(one) for one in keys]
+    plain = [one.parts for one in read if one.kind is ExpressionKind.COLUMN]
+    names = tuple(columns.spelled(name) for name, *field in plain if not field)
+    if not names or len({*names}) < len(keys) or not {*names} <= {*columns.names}:
+        raise FrameError(
+            "functions of groups need keys that are different columns", remedy="add a column before"
+        )
+    fields = [df.schema[name] for name in names]
+    _refuse_collations(fields)
+    for field in fields:
+        if isinstance(field.dataType, (ArrayType, StructType)):
+            raise FrameError(f"the key {field.name!r} of a function is nested", remedy="group by its parts")
+    return names
 
 
 def deduplicated(
@@ -348,11 +490,7 @@ def deduplicated(
     DataFrame. below: the call of the same region of whose result `df` was made. Raises FrameError.
     """
     columns = _columns_of(df)
-    if columns.ambiguous():
-        raise FrameError(
-            f"the DataFrame has several columns named {min(columns.ambiguous())!r}",
-            remedy="rename one before, for example with toDF",
-        )
+    _refuse_ambiguous(columns)
     keys = columns.names if subset is None else tuple(dict.fromkeys(map(columns.spelled, subset)))
     _refuse_collations([df.schema[one] for one in keys])
     timed = [one for one in (columns.names if within else keys) if WATERMARK in df.schema[one].metadata]
@@ -380,11 +518,26 @@ def _columns_of(df: DataFrame) -> Columns:
     return Columns(tuple(df.columns), sensitive)
 
 
+def _refuse_ambiguous(columns: Columns) -> None:
+    if columns.ambiguous():
+        raise FrameError(
+            f"the DataFrame has several columns named {min(columns.ambiguous())!r}",
+            remedy="rename one before, for example with toDF",
+        )
+
+
 def _refuse_collations(keys: Sequence[StructField]) -> None:
     """Keys of a region are equal if their bytes are; with a collation 'a' may equal 'A' in Spark."""
     for field in keys:
         if " collate " in field.dataType.simpleString().lower():
             raise FrameError(f"the key {field.name!r} has a collation", remedy='cast it to "string"')
+
+
+def _columns_as(rows: DataFrame, shadow: StructType) -> DataFrame:
+    """Return the columns that Spark makes of a call."""
+    return rows.select(
+        *[F.col(quoted(one.name)).alias(one.name, metadata=_without_watermark(one)) for one in shadow.fields]
+    )
 
 
 def _without_watermark(field: StructField) -> dict[str, Any]:

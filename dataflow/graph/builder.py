@@ -540,12 +540,14 @@ class KeyedStream(Stream):
         ttl: timedelta | None = None,
         state_on: StateLocation = "memory",
         time_zone: str = "UTC",
+        clock: str | None = None,
     ) -> Stream:
         """Call a function written for Spark's `applyInPandasWithState`, unchanged, with (key, DataFrames,
         GroupState) for each row, in event-time order, and after a timeout. calls="group": for all rows of a
-        key that a step releases. docs/state.md has the difference, and what is not supported. `time_zone`: of
-        the times that the function sees; in Spark that of the session. The other
-        arguments are those of `map_state`.
+        key that a step releases; "batch": for all rows of a key in a micro-batch, when it ends. docs/state.md
+        has the difference, and what is not supported. `time_zone`: of the times that the function sees; in
+        Spark that of the session. clock: a column with the processing time, which the function gets from its
+        GroupState, and not in its rows. The other arguments are those of `map_state`.
 
             def numbered(key, frames, state):
                 n = (state.get[0] if state.exists else 0) + sum(map(len, frames))
@@ -556,6 +558,7 @@ class KeyedStream(Stream):
             by_item.apply_in_pandas_with_state("numbered", numbered, columns, state, "append", time="at")
         """
         check_mode(outputMode)
+        check_calls(calls, ttl)
         spec = GroupStateSpec(
             self._keys(),
             time,
@@ -569,7 +572,9 @@ class KeyedStream(Stream):
             state_on=state_on,
             timeout=timeoutConf,
             time_zone=time_zone,
-            grouped=check_calls(calls),
+            clock=clock,
+            grouped=calls == "group",
+            per_batch=calls == "batch",
         )
         return self._then(name, spec)
 
@@ -589,12 +594,15 @@ class KeyedStream(Stream):
         ttl: timedelta | None = None,
         state_on: StateLocation = "memory",
         time_zone: str = "UTC",
+        clock: str | None = None,
     ) -> Stream:
         """Run a `StatefulProcessor` written for Spark's `transformWithState` (takes="pandas":
         `transformWithStateInPandas`), unchanged. `handleInputRows` is called for each row, in event-time
         order, `handleExpiredTimer` after a timer has passed. calls="group": for all rows of a key that a step
-        releases. docs/state.md has the difference, and what is not supported. `time_zone`: of the times that
-        it sees; in Spark that of the session. The other arguments are those of `map_state`.
+        releases; "batch": for all rows of a key in a micro-batch, when it ends. docs/state.md has the
+        difference, and what is not supported. `time_zone`: of the times that it sees; in Spark that of the
+        session. clock: a column with the processing time, which it gets from TimerValues, and not in its
+        rows. The other arguments are those of `map_state`.
 
             class Numbered:  # a StatefulProcessor, where Spark is installed
                 def init(self, handle):
@@ -609,6 +617,7 @@ class KeyedStream(Stream):
             by_item.transform_with_state("numbered", Numbered(), columns, "append", "none", time="at")
         """
         check_mode(outputMode)
+        check_calls(calls, ttl)
         timers = check_time_mode(timeMode)
         columns = state_columns(processor, timers=timers)
         spec = ProcessorSpec(
@@ -626,7 +635,9 @@ class KeyedStream(Stream):
             takes=takes,
             timers=timers,
             time_zone=time_zone,
-            grouped=check_calls(calls),
+            clock=clock,
+            grouped=calls == "group",
+            per_batch=calls == "batch",
         )
         return self._then(name, spec)
 

@@ -112,8 +112,9 @@ class MapStateSpec(OperatorSpec):
 
     kind: ClassVar[OperatorKind] = OperatorKind.MAP_STATE
     not_edited: ClassVar[str] = ""
-    needs_time: ClassVar[bool] = True
     stores_rows: ClassVar[bool] = True
+    timer_of_watermark_waits: ClassVar[bool] = False
+    """Whether a timer of the watermark of a micro-batch does not fire with it (`per_batch`)."""
     keys: tuple[str, ...]
     time: str
     on_row: OnRow
@@ -131,6 +132,8 @@ class MapStateSpec(OperatorSpec):
     """Whether a call gets all rows of a key that a step releases. Like the functions, it is not part of the
     fingerprint.
     """
+    per_batch: bool = field(default=False, kw_only=True)
+    """Whether a call gets all rows of a key in a micro-batch, when it ends. Then it needs no event time."""
 
     def __post_init__(self) -> None:
         check_state_location(self.state_on)
@@ -141,6 +144,10 @@ class MapStateSpec(OperatorSpec):
             )
         if not callable(self.on_row) or not (self.on_timer is None or callable(self.on_timer)):
             raise SchemaError("on_row and on_timer of map_state must be functions")
+
+    @property
+    def needs_time(self) -> bool:
+        return not self.per_batch
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         check_time_column(self.time, inputs[0])
@@ -167,7 +174,13 @@ class MapStateSpec(OperatorSpec):
     def earlier(self) -> "Sequence[MapStateSpec]":
         history = self.history()
         return [
-            replace(self, state=history.columns_of(version), state_version=version, migrations=(), ttl=ttl)
+            replace(
+                self,
+                state=history.columns_of(version),
+                state_version=version,
+                migrations=(),
+                ttl=ttl,
+            )
             for version in history.versions
             for ttl in (None, timedelta(days=1))
         ]
@@ -194,7 +207,7 @@ class MapStateSpec(OperatorSpec):
 
     def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
         del inputs
-        if not self.grouped:
+        if not self.grouped and not self.per_batch:
             return None  # calls are in the order of time, equal times by all columns
         return ReplicaProblem(
             "gets the rows of a key that a step releases in one call, and the steps of replicas differ",
@@ -312,10 +325,19 @@ class MapStateOperator(TimedOperator):
         self.extra_arguments: tuple[Any, ...] = (self._emitter,) if spec.side_outputs else ()
         """The arguments that follow the state."""
 
+    def watermark(self, index: int = 0) -> Watermark:
+        watermark = super().watermark(index)
+        # In a micro-batch of Spark, which counts milliseconds: a row above the last whole one is not late.
+        return watermark // 1_000 * 1_000 if self._spec.per_batch and is_time(watermark) else watermark
+
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         batch, times = self.in_time(batch, times_of(batch.column(self._spec.time), self._spec.time))
         self._rows.add(batch, times, hashes_of(batch))
         return ()
+
+    # Before event time advances, as in Spark: the calls for rows, and then those for timers.
+    def end_batch(self) -> Sequence[pa.RecordBatch]:
+        return self._run(self._rows.take(END), self.watermark()) if self._spec.per_batch else ()
 
     def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
         self._table.change(self._states.date(self.watermark(index)))
@@ -323,16 +345,22 @@ class MapStateOperator(TimedOperator):
 
     def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
         watermark = self.watermark(index)
-        rows = self._rows.take(watermark)
+        return self._run(self._rows.take(watermark), watermark)
+
+    def _run(self, rows: Rows, watermark: Watermark) -> Sequence[pa.RecordBatch]:
+        """Call the functions for these rows, and for the timers that the watermark has passed."""
         rows = rows.take(in_order(rows.batch, rows.times))
         keys = [rows.batch.column(name) for name in self._spec.keys]
         slots = self._table.find_or_add(keys, rows.hashes)
-        run = _Run(self, watermark, self._due(watermark))
+        # Of a function in a micro-batch of Spark, the timer of the watermark waits.
+        waits = self._spec.per_batch and self._spec.timer_of_watermark_waits and is_time(watermark)
+        fires = watermark - 1 if waits else watermark
+        run = _Run(self, fires, self._due(fires), watermark if self._spec.per_batch else None)
         if self.calls.give is None:
             run.rows(_each(rows.batch), rows.times.tolist(), slots.tolist())
         else:
             run.groups(rows, slots)
-        run.timers_before(watermark if watermark == END else watermark + 1, at_end=watermark == END)
+        run.timers_before(fires if fires == END else fires + 1, at_end=fires == END)
         self._table.take_touched()
         over = self._states.expire(watermark)
         self._table.change(np.concatenate([over, np.array(run.fired, np.int64)]))
@@ -452,10 +480,19 @@ def _value(key: Any) -> Any:
 class _Run:
     """The calls for one punctuation."""
 
-    def __init__(self, operator: MapStateOperator, watermark: Watermark, timers: Iterable[Timer]) -> None:
-        """timers: those that are set for times up to the watermark."""
+    def __init__(
+        self,
+        operator: MapStateOperator,
+        watermark: Watermark,
+        timers: Iterable[Timer],
+        of_calls: Watermark | None,
+    ) -> None:
+        """timers: those that are set for times up to the watermark. of_calls: see `KeyState.watermark`; if it
+        is given, timers come after all rows.
+        """
         self._operator = operator
         self._watermark = watermark
+        self._of_calls = of_calls
         self._timers = list(timers)
         heapq.heapify(self._timers)
         self._set = operator.states.timers.values
@@ -485,10 +522,11 @@ class _Run:
 
     def groups(self, rows: Rows, slots: Slots) -> None:
         """Call the row function for each group of rows, and fire the timers that precede its first row."""
-        operator, timers = self._operator, self._timers
+        operator, timers, in_time = self._operator, self._timers, self._of_calls is None
         assert operator.calls.give is not None
         self.called.update(slots.tolist())
-        groups = call_groups(slots, rows.times, grouped=operator.spec.grouped, ttl=operator.states.ttl)
+        grouped = operator.spec.grouped or not in_time
+        groups = call_groups(slots, rows.times, grouped=grouped, ttl=operator.states.ttl)
         order, begins = groups.rows.tolist(), groups.begins.tolist()
         times, slot_of = rows.times[groups.rows].tolist(), slots[groups.rows].tolist()
         give = operator.calls.give(rows.batch.take(pa.array(groups.rows)), times)
@@ -501,10 +539,10 @@ class _Run:
         while waiting:
             _, begin, end = heapq.heappop(waiting)
             slot, time = slot_of[begin], times[begin]
-            if timers and timers[0][0] < time:
+            if in_time and timers and timers[0][0] < time:
                 self.timers_before(time)
             # The timer comes before the rows that are later, as if each row had its call. NONE is after all.
-            timer: int = set_.item(slot)
+            timer: int = set_.item(slot) if in_time else NONE
             until = end if timer >= times[end - 1] else bisect_right(times, timer, begin, end)
             assert until > begin, "a timer before the first row has fired"
             given = give(begin, until)
@@ -527,7 +565,7 @@ class _Run:
         before: int = self._set.item(slot)
         if before != NONE:
             state.timer = operator.as_time(before)
-        state.at_end = self._at_end
+        state.at_end, state.watermark = self._at_end, self._of_calls
         count = len(self.made)
         try:
             self.made += several(function(*arguments, state, *operator.extra_arguments))

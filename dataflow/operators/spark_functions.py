@@ -4,18 +4,24 @@ They are called in event-time order, once per row: Spark does not define how man
 the only number that does not depend on how the rows arrived. With `calls="group"` a call gets all rows of its
 key that a step releases, except that no call has rows from both sides of a timer or of the end of a time to
 live. The watermark during a call is 1 ms before the row's time, or the time of the timer.
+
+With `calls="batch"` they are called as Spark calls them: at the end of a micro-batch, for all rows of a key,
+then for timers. The watermark is that of the micro-batch. Without `event_time` above no row is late, whatever
+its time is.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 
+from dataflow.core.event_time import END, UNKNOWN, is_time
 from dataflow.errors import SchemaError
+from dataflow.operators.event_time import check_time_column, times_of
 from dataflow.operators.map_state import Calls, MapStateSpec
 from dataflow.state.key_states import KeyState
 from dataflow.state.processor_states import ProcessorHandle
@@ -37,7 +43,7 @@ from dataflow.values.spark_rows import (
 )
 from dos_protocol.errors import text_of
 
-CallsPer: TypeAlias = Literal["row", "group"]
+CallsPer: TypeAlias = Literal["row", "group", "batch"]
 _TIMEOUTS: Final = ("NoTimeout", "EventTimeTimeout")
 _MODES: Final = ("append", "update")
 
@@ -50,23 +56,59 @@ def check_mode(mode: str) -> None:
         )
 
 
-def check_calls(calls: str) -> bool:
-    """Return whether a call gets all rows of a key that a step releases. Raises SchemaError."""
+def check_calls(calls: str, ttl: timedelta | None) -> None:
+    """Raise SchemaError for another word than those of `CallsPer`, and for "batch" with a ttl."""
     if calls not in get_args(CallsPer):
         raise SchemaError(
-            f"calls must be 'row', a call for each row, or 'group', one for the rows of a key that a step"
-            f" releases, not {calls!r}"
+            "calls must be 'row', a call for each row; 'group', one for the rows of a key that a step"
+            f" releases; or 'batch', one for those in a micro-batch; not {calls!r}"
         )
-    return calls == "group"
+    if calls == "batch" and ttl is not None:
+        # It counts from the last call of a key, and those of micro-batches are in no order of time.
+        raise SchemaError('ttl needs calls in the order of event time; leave it out, or calls="batch"')
+
+
+@dataclass(slots=True)
+class TimerValues:
+    """The times of a call: the watermark, by default 1 ms before the row that was read last, and the
+    processing time, if it is known.
+    """
+
+    watermark: int
+    processing: int | None = None
+
+    def getCurrentWatermarkInMs(self) -> int:  # noqa: N802 - these are Spark's names
+        """Return the watermark in milliseconds since 1970."""
+        return self.watermark
+
+    def getCurrentProcessingTimeInMs(self) -> int:  # noqa: N802
+        """Return that of the micro-batch. Raises NotImplementedError if it is not known."""
+        if self.processing is None:
+            refuse(
+                "getCurrentProcessingTimeInMs", "a replay would not repeat it, use getCurrentWatermarkInMs"
+            )
+        return self.processing
+
+
+def _watermark_of(state: KeyState, own: int) -> int:
+    """Return the watermark of a call in milliseconds. own: if it is not that of a micro-batch."""
+    if state.watermark is None or state.watermark == END:
+        return own
+    return state.watermark // 1_000 if is_time(state.watermark) else 0  # of the first one, as in Spark
 
 
 class GroupState:
     """The third argument of the function: Spark's `GroupState`, with event time only."""
 
-    def __init__(self, tuples: Tuples, state: KeyState, watermark: int, timeout: str, *, out: bool) -> None:
+    def __init__(
+        self, tuples: Tuples, state: KeyState, values: TimerValues, timeout: str, *, out: bool
+    ) -> None:
         self._tuples = tuples
         self._value = state.value
-        self._watermark = watermark
+        self._watermark = watermark = _watermark_of(state, values.watermark)
+        self._processing = values.processing
+        self._has_event_time = timeout != "NoTimeout" or state.watermark != UNKNOWN
+        self._first_timeout = watermark + 1 if state.watermark is None else watermark
         self._timeout = timeout
         self.hasTimedOut = out
         """Whether this call is for a timeout rather than for rows."""
@@ -108,7 +150,7 @@ class GroupState:
             timeout_ms = self._tuples.times.millis(timestampMs)
         else:
             timeout_ms = take_millis(timestampMs)
-        if timeout_ms <= self._watermark:
+        if timeout_ms < self._first_timeout:
             raise ValueError(f"timeout {timeout_ms} ms must be after the watermark, {self._watermark} ms")
         self.timeout_ms = timeout_ms
 
@@ -119,15 +161,21 @@ class GroupState:
         )
 
     def getCurrentWatermarkMs(self) -> int:  # noqa: N802
-        """Return the watermark of this call in milliseconds since 1970."""
+        """Return the watermark of this call in milliseconds since 1970. Raises NotImplementedError if there
+        is none.
+        """
+        if not self._has_event_time:
+            refuse("GroupState.getCurrentWatermarkMs", "the operator has no event time above it")
         return self._watermark
 
     def getCurrentProcessingTimeMs(self) -> int:  # noqa: N802
-        """Raise NotImplementedError: processing time is not supported."""
-        refuse(
-            "GroupState.getCurrentProcessingTimeMs",
-            "a replay would not repeat it, use getCurrentWatermarkMs",
-        )
+        """Return that of the micro-batch. Raises NotImplementedError if it is not known."""
+        if self._processing is None:
+            refuse(
+                "GroupState.getCurrentProcessingTimeMs",
+                "a replay would not repeat it, use getCurrentWatermarkMs",
+            )
+        return self._processing
 
     def as_value(self) -> dict[str, Any] | None:
         return self._value
@@ -137,8 +185,11 @@ class GroupState:
 class GroupStateSpec(MapStateSpec):
     """`on_row` is the user's function of (key, DataFrames, GroupState)."""
 
+    timer_of_watermark_waits: ClassVar[bool] = True
     timeout: str = "NoTimeout"
     time_zone: str = UTC_ZONE
+    clock: str | None = None
+    """The column with the processing time, which is not given to the function."""
 
     def __post_init__(self) -> None:
         MapStateSpec.__post_init__(self)
@@ -149,6 +200,10 @@ class GroupStateSpec(MapStateSpec):
                 " 'EventTimeTimeout' with setTimeoutTimestamp, or 'NoTimeout'"
             )
 
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        _check_clock(self, inputs[0])
+        return MapStateSpec.output_schema(self, inputs)
+
     def detail(self) -> str:
         return _with_time_zone(MapStateSpec.detail(self), self.time_zone)
 
@@ -158,27 +213,25 @@ class GroupStateSpec(MapStateSpec):
             running.on_rows,
             running.on_timer,
             batch_of=batch_of_cells,
-            give=lambda batch, times: _GivenFrames(batch, times, self.keys, running.times).of,
+            give=lambda batch, times: _GivenFrames(batch, times, self, running).of,
         )
+
+
+def _check_clock(spec: "_SparkSpec", columns: pa.Schema) -> None:
+    """Raise SchemaError if the column of the processing time is no timestamp, or a key."""
+    if spec.clock is None:
+        return
+    if spec.clock in spec.keys:
+        raise SchemaError(f"the functions get the key {spec.clock!r}, so clock must be another column")
+    check_time_column(spec.clock, columns)
+
+
+def _key_columns(spec: "_SparkSpec", columns: pa.Schema) -> pa.Schema:
+    return pa.schema([columns.field(name) for name in spec.keys])
 
 
 def _with_time_zone(detail: str, zone: str) -> str:
     return detail if zone == UTC_ZONE else f"{detail} zone {zone}"
-
-
-@dataclass(slots=True)
-class TimerValues:
-    """The watermark of a call: 1 ms before the row that was read last."""
-
-    watermark: int
-
-    def getCurrentWatermarkInMs(self) -> int:  # noqa: N802 - these are Spark's names
-        """Return the watermark in milliseconds since 1970."""
-        return self.watermark
-
-    def getCurrentProcessingTimeInMs(self) -> int:  # noqa: N802
-        """Raise NotImplementedError: processing time is not supported."""
-        refuse("getCurrentProcessingTimeInMs", "a replay would not repeat it, use getCurrentWatermarkInMs")
 
 
 @dataclass(slots=True)
@@ -196,33 +249,37 @@ class _GivenFrames:
     """The rows of a punctuation as DataFrames, for one call after the other."""
 
     def __init__(
-        self, batch: pa.RecordBatch, times: Sequence[int], keys: Sequence[str], session: SessionTimes
+        self,
+        batch: pa.RecordBatch,
+        times: Sequence[int],
+        spec: "_SparkSpec",
+        running: "_Function | _Running",
     ) -> None:
-        self._slices = InSlices(batch, lambda part: Frames(part, session))
-        self._keys = InSlices(batch.select(keys), rows_of)
-        self._schema = batch.schema
-        self._times = times
-        self._session = session
+        batch, self._values = _without_clock(batch, times, spec)
+        self._slices = InSlices(batch, lambda part: Frames(part, running.times))
+        self._keys = InSlices(batch.select(spec.keys), rows_of)
+        self._key = running.key
 
     def of(self, begin: int, end: int) -> Group:
         """Return the rows from `begin` up to `end`. Each DataFrame has at most `InSlices.rows_max`."""
         rows, at = self._keys.of(begin, begin + 1)
-        key = self._session.key(rows[at], self._schema)
+        key = self._key(rows[at])
         frames = (slice_.of(first, last) for slice_, first, last in self._slices.each(begin, end))
-        return Group(key, frames, TimerValues(_just_before(self._times[begin])), end)
+        return Group(key, frames, self._values(begin), end)
 
 
 class _GivenRows:
     """The rows of a punctuation as `Row`s, for one call after the other."""
 
     def __init__(
-        self, batch: pa.RecordBatch, times: Sequence[int], keys: Sequence[str], running: "_Running"
+        self, batch: pa.RecordBatch, times: Sequence[int], spec: "ProcessorSpec", running: "_Running"
     ) -> None:
+        batch, self._values = _without_clock(batch, times, spec)
+        self._times_stay = spec.per_batch or _has_no_times(spec)
         self._slices = InSlices(batch, rows_of)
         self._rows = SparkRows(batch.schema, running.times)
-        self._schema = batch.schema
         self._times = times
-        self._keys = keys
+        self._keys = spec.keys
         self._running = running
 
     def of(self, begin: int, end: int) -> Group:
@@ -230,8 +287,8 @@ class _GivenRows:
         processor has set when it reads this row: a call for each row would be after that timer.
         """
         rows, at = self._slices.of(begin, begin + 1)
-        key = self._running.times.key({name: rows[at][name] for name in self._keys}, self._schema)
-        values = TimerValues(_just_before(self._times[begin]))
+        key = self._running.key({name: rows[at][name] for name in self._keys})
+        values = self._values(begin)
         if end - begin == 1:
             return Group(key, iter((self._rows.of(rows[at]),)), values, end)
         group = Group(key, iter(()), values, end)
@@ -242,6 +299,9 @@ class _GivenRows:
         at = begin
         for rows, first, last in self._slices.each(begin, group.end):
             for row in islice(rows, first, last):
+                if self._times_stay:
+                    yield self._rows.of(row)
+                    continue
                 time, timer = self._times[at], self._running.handle.first_timer
                 if at > begin and timer is not None and timer * 1_000 < time:
                     group.end = at
@@ -249,6 +309,27 @@ class _GivenRows:
                 group.values.watermark = _just_before(time)
                 yield self._rows.of(row)
                 at += 1
+
+
+def _without_clock(
+    batch: pa.RecordBatch, times: Sequence[int], spec: "_SparkSpec"
+) -> tuple[pa.RecordBatch, Callable[[int], TimerValues]]:
+    """Return the rows that the functions get, and a function from the first row of a call to its times."""
+    if spec.clock is None:
+        return batch, lambda begin: TimerValues(_just_before(times[begin]))
+    clock = times_of(batch.column(spec.clock), spec.clock)
+
+    def values(begin: int) -> TimerValues:
+        if _has_no_times(spec):
+            return TimerValues(-1, -1)
+        return TimerValues(_just_before(times[begin]), int(clock[begin]) // 1_000)
+
+    return batch.drop_columns([spec.clock]), values
+
+
+def _has_no_times(spec: "_SparkSpec") -> bool:
+    """Whether its calls get no times, as in Spark those of a processor in the time mode "None"."""
+    return isinstance(spec, ProcessorSpec) and spec.clock is not None and not spec.timers
 
 
 def _just_before(time: int) -> int:
@@ -261,22 +342,23 @@ class _Function:
 
     def __init__(self, spec: GroupStateSpec, columns: pa.Schema) -> None:
         self._spec = spec
-        self._columns = columns
         self.times = SessionTimes(spec.time_zone, naive=True)
+        self.key = self.times.keys(_key_columns(spec, columns))
         self._tuples = Tuples(spec.state, self.times)
         self._time = columns.field(spec.time).type
 
     def on_rows(self, given: Group, state: KeyState) -> Sequence[Any]:
-        return self._call(given.key, given.rows, state, given.values.watermark, out=False)
+        return self._call(given.key, given.rows, state, given.values, out=False)
 
     def on_timer(self, key: dict[str, Any], time: Any, state: KeyState) -> Sequence[Any]:
-        return self._call(self.times.key(key, self._columns), iter(()), state, millis(time), out=True)
+        values = TimerValues(millis(time))
+        return self._call(self.key(key), iter(()), state, values, out=True)
 
     def _call(
-        self, key: tuple[Any, ...], frames: Iterator[Any], state: KeyState, watermark: int, *, out: bool
+        self, key: tuple[Any, ...], frames: Iterator[Any], state: KeyState, values: TimerValues, *, out: bool
     ) -> Sequence[Any]:
         spec = self._spec
-        group = GroupState(self._tuples, state, watermark, spec.timeout, out=out)
+        group = GroupState(self._tuples, state, values, spec.timeout, out=out)
         result = spec.on_row(key, frames, group)  # type: ignore[call-arg, arg-type]
         made = list(cells_of_frames(result, spec.schema, self.times))
         state.value = group.as_value()
@@ -339,10 +421,16 @@ class ProcessorSpec(MapStateSpec):
     takes: ProcessorTakes = "row"
     timers: bool = False
     time_zone: str = UTC_ZONE
+    clock: str | None = None
+    """The column with the processing time, which is not given to the processor."""
 
     def __post_init__(self) -> None:
         MapStateSpec.__post_init__(self)
         SessionTimes(self.time_zone, naive=True).tzinfo()
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        _check_clock(self, inputs[0])
+        return MapStateSpec.output_schema(self, inputs)
 
     def detail(self) -> str:
         return _with_time_zone(MapStateSpec.detail(self), self.time_zone)
@@ -353,21 +441,26 @@ class ProcessorSpec(MapStateSpec):
         if self.takes == "pandas":
             return calls._replace(
                 batch_of=batch_of_cells,
-                give=lambda batch, times: _GivenFrames(batch, times, self.keys, running.times).of,
+                give=lambda batch, times: _GivenFrames(batch, times, self, running).of,
             )
-        return calls._replace(give=lambda batch, times: _GivenRows(batch, times, self.keys, running).of)
+        return calls._replace(give=lambda batch, times: _GivenRows(batch, times, self, running).of)
+
+
+_SparkSpec: TypeAlias = GroupStateSpec | ProcessorSpec
 
 
 class _Running:
     def __init__(self, spec: ProcessorSpec, columns: pa.Schema) -> None:
         self._spec = spec
-        self._columns = columns
         self.times = SessionTimes(spec.time_zone, naive=spec.takes == "pandas")
+        self.key = self.times.keys(_key_columns(spec, columns))
         self._time = columns.field(spec.time).type
         self._processor, self.handle = opened(spec.processor, timers=spec.timers, times=self.times)
 
     def on_rows(self, given: Group, state: KeyState) -> Sequence[Any]:
         self.handle.load(state.value)
+        if state.watermark is not None and not _has_no_times(self._spec):
+            given.values.watermark = _watermark_of(state, given.values.watermark)
         return self._end(self._processor.handleInputRows(given.key, given.rows, given.values), state)
 
     def on_timer(self, key: dict[str, Any], time: Any, state: KeyState) -> Sequence[Any]:
@@ -380,16 +473,13 @@ class _Running:
                 continue  # the previous timer deleted it, or its time to live expired
             self.handle.deleteTimer(expiry)
             self.handle.fired = expiry
-            values, info = TimerValues(expiry), ExpiredTimerInfo(expiry)
+            values, info = TimerValues(_watermark_of(state, expiry)), ExpiredTimerInfo(expiry)
             expired = getattr(self._processor, "handleExpiredTimer", None)
             if expired is not None:
-                made += self._end(expired(self._key(key), values, info), state)
+                made += self._end(expired(self.key(key), values, info), state)
         self.handle.fired = None
         self._keep(state)
         return made
-
-    def _key(self, key: dict[str, Any]) -> tuple[Any, ...]:
-        return self.times.key(key, self._columns)
 
     def _end(self, result: Any, state: KeyState) -> Sequence[Any]:
         schema = self._spec.schema

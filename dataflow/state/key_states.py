@@ -163,6 +163,8 @@ class KeyState:
     """When to call `on_timer`: a datetime like those of the time column, or None. One for each key."""
     at_end: bool = False
     """Whether all sources are at their end: `on_timer` is not called again for this key."""
+    watermark: Watermark | None = None
+    """That of all calls of a micro-batch (`calls="batch"`); None: a call's own."""
 
 
 class KeyStates(SlotValues):

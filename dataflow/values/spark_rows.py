@@ -181,12 +181,13 @@ class SessionTimes:
                     raise UserFault(f"a time does not exist in the zone {self.zone}: {error}") from error
         return [_unless_none(convert, value) for value in column]
 
-    def key(self, key: Mapping[str, Any], columns: pa.Schema) -> tuple[Any, ...]:
-        """Return the values of a key as the user gets them."""
-        converts = (self.to_user(columns.field(name).type) or _same for name in key)
-        return tuple(
-            _unless_none(convert, value) for convert, value in zip(converts, key.values(), strict=True)
-        )
+    def keys(self, columns: pa.Schema) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+        """Return a function from a key of these columns to its values as the user gets them."""
+        converts = [self.to_user(field.type) for field in columns]
+        if not any(converts):
+            return lambda key: tuple(key.values())
+        used = [convert or _same for convert in converts]
+        return lambda key: tuple(map(_unless_none, used, key.values()))
 
     def millis(self, time: datetime) -> int:
         """Return whole milliseconds since 1970 of a time of the user, rounded down."""

@@ -16,7 +16,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from dataflow import CallSink, Graph, InputSource, SchemaError
-from dataflow.errors import OperatorError, UserFault
+from dataflow.errors import GraphError, OperatorError, UserFault
 from dataflow.schema import parse_schema
 from dataflow.testing import Trial
 from dataflow.values.python_rows import batch_of_result, columns_of_frame
@@ -483,5 +483,132 @@ def test_a_call_gets_more_rows_than_one_dataframe_holds(monkeypatch: pytest.Monk
 
 
 def test_an_unknown_division_into_calls_is_refused() -> None:
-    with pytest.raises(SchemaError, match=r"calls must be .row., a call for each row, or .group.*not .key."):
+    with pytest.raises(SchemaError, match=r"calls must be .row., a call for each row; .group.*not .key."):
         graph_of("function", calls="key")
+
+
+# --- a call for the rows of a key in a micro-batch ----------------------------------------------------------
+
+
+def batch_graph(calls: list[Any], lateness: timedelta | None, **given: Any) -> Graph:
+    """A function that notes its calls: the key, the values of the rows, the watermark; and its timer."""
+
+    def function(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> None:
+        found = list(frames)
+        seconds = [value for frame in found for value in frame["x"]]
+        watermark = state.getCurrentWatermarkMs() if lateness is not None else None
+        calls.append(("out" if state.hasTimedOut else key[0], seconds, watermark))
+        if lateness is not None and found:
+            state.setTimeoutTimestamp(millis(second(int(max(seconds))) + timedelta(seconds=5)))
+        state.update((0,))
+
+    graph = Graph("batches")
+    rows = graph.source("rows", InputSource("rows", SCHEMA))
+    if lateness is not None:
+        rows = rows.event_time("timed", "at", lateness=lateness - timedelta(microseconds=1))
+    timeout = "NoTimeout" if lateness is None else "EventTimeTimeout"
+    made = rows.key_by("by_key", "key").apply_in_pandas_with_state(
+        "s", function, SESSIONS, STATE, "append", timeout, time="at", calls="batch", **given
+    )
+    made.sink("out", CallSink(print))
+    return graph
+
+
+def at(*seconds: float) -> list[AnyRow]:
+    return [row(0, "a", one) | {"at": second(0) + timedelta(seconds=one)} for one in seconds]
+
+
+def test_without_event_time_no_row_is_late_whatever_a_clock_does() -> None:
+    calls: list[Any] = []
+    trial = Trial(batch_graph(calls, None))
+    for rows in (at(50.0, 20.0), at(10.0), at(10.0, 50.0), at(-7.0)):  # the last ones are before all others
+        trial.step({"rows": rows}, checkpoint=True)
+        assert [counters["s"]["rows"] for counters in trial.counters()] == [0] * len(trial.counters())
+    assert calls == [
+        ("a", [20.0, 50.0], None),
+        ("a", [10.0], None),
+        ("a", [10.0, 50.0], None),
+        ("a", [-7.0], None),
+    ]
+
+
+def test_a_call_for_a_micro_batch_has_sparks_watermark_and_timers_come_after_all_rows() -> None:
+    calls: list[Any] = []
+    trial = Trial(batch_graph(calls, timedelta(seconds=2)))
+    zero = millis(second(0))
+    trial.step({"rows": at(3.0, 1.0)})
+    # The watermark is at 1 second, in whole milliseconds: a row of 1 s is late, one of 1.0005 s is not.
+    trial.step({"rows": at(20.0, 1.0, 1.0005)})
+    # That row put the timer off to 25 s. With a watermark of exactly 25 s it waits, as in Spark.
+    trial.step({"rows": [one | {"key": "b"} for one in at(27.0)]})
+    trial.step({"rows": [one | {"key": "b"} for one in at(27.001)]})
+    trial.step({"rows": at(26.0)})
+    assert calls == [
+        ("a", [1.0, 3.0], 0),
+        ("a", [1.0005, 20.0], zero + 1_000),
+        ("b", [27.0], zero + 18_000),
+        ("b", [27.001], zero + 25_000),
+        ("out", [], zero + 25_001),
+        ("a", [26.0], zero + 25_001),
+    ]
+
+
+@pytest.mark.parametrize("takes", ["row", "pandas"])
+def test_a_processor_gets_a_micro_batch_and_the_timer_of_its_watermark_fires(takes: str) -> None:
+    calls: list[Any] = []
+
+    class Noted(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self.handle = handle
+
+        def handleInputRows(self, key: Any, rows: Iterator[Any], times: Any) -> Iterator[Any]:
+            self.handle.registerTimer(millis(second(4)))
+            found = [one.x if takes == "row" else list(one["x"]) for one in rows]
+            calls.append((found, times.getCurrentWatermarkInMs(), times.getCurrentProcessingTimeInMs()))
+            return iter([])
+
+        def handleExpiredTimer(self, key: Any, times: Any, info: Any) -> Iterator[Any]:
+            calls.append((info.getExpiryTimeInMs(), times.getCurrentWatermarkInMs()))
+            return iter([])
+
+    def copied(processor: Any, memo: Any) -> Any:
+        return processor
+
+    Noted.__deepcopy__ = copied  # type: ignore[attr-defined]
+    graph = Graph("batches")
+    rows = graph.source("rows", InputSource("rows", f"{SCHEMA}, clock timestamp"))
+    rows = rows.event_time("timed", "at", lateness=timedelta(0))
+    made = rows.key_by("by_key", "key").transform_with_state(
+        "s", Noted(), SESSIONS, "append", "eventTime", time="at", takes=takes, calls="batch", clock="clock"
+    )
+    made.sink("out", CallSink(print))
+    trial = Trial(graph)
+    for fed in (at(0.0, 5.0), at(9.0)):
+        trial.step({"rows": [one | {"clock": second(100)} for one in fed]})
+    zero = millis(second(0))
+    rows_of = (lambda *found: [*found]) if takes == "row" else (lambda *found: [[*found]])
+    assert calls == [
+        (rows_of(0.0, 5.0), 0, zero + 100_000),
+        (zero + 4_000, zero + 4_999),
+        (rows_of(9.0), zero + 4_999, zero + 100_000),
+        (zero + 4_000, zero + 4_999),
+    ]
+
+
+def test_calls_for_micro_batches_have_no_time_to_live_and_no_watermark_of_nothing() -> None:
+    with pytest.raises(SchemaError, match="ttl needs calls in the order of event time"):
+        batch_graph([], None, ttl=timedelta(days=1))
+    with pytest.raises(GraphError, match="clock must be another column"):
+        batch_graph([], None, clock="key").plan()
+
+    def function(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> None:
+        state.getCurrentWatermarkMs()
+
+    graph = Graph("batches")
+    keyed = graph.source("rows", InputSource("rows", SCHEMA)).key_by("by_key", "key")
+    made = keyed.apply_in_pandas_with_state(
+        "s", function, SESSIONS, STATE, "append", time="at", calls="batch"
+    )
+    made.sink("out", CallSink(print))
+    with pytest.raises(OperatorError, match="the operator has no event time above it"):
+        Trial(graph).step({"rows": [row(0)]})

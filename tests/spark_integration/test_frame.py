@@ -193,11 +193,11 @@ def test_refusals_name_the_call_and_the_remedy(df: DataFrame, monkeypatch: pytes
         r"cube is not computed by a region": lambda: given.cube("k"),
         r"pivot of a frame": lambda: given.groupBy("k").pivot("flag"),
         r"applyInPandas of a frame": lambda: given.groupBy("k").applyInPandas(None, ""),
-        r"transformWithState of a frame.*dos\.through": lambda: given.groupBy("k").transformWithState(
-            None, ""
-        ),
         r"dropDuplicatesWithinWatermark of a batch": given.dropDuplicatesWithinWatermark,
         r"union with a frame that has a stateful call.*other\.df\(\)": lambda: given.union(sold),
+        r"transformWithState after aggregate_by_k.*dos\.frame": lambda: sold.groupBy("k").transformWithState(
+            None, "", "Update", "None"
+        ),
         r"withWatermark after a stateful call": lambda: sold.withWatermark("count", "1 day"),
         r"no stateful call that could be named": lambda: given.named("x"),
         r"a literal is a key": lambda: given.groupBy(F.lit(1)).count(),

@@ -86,12 +86,12 @@ PROGRAMS: dict[str, Program] = {
 class Running:
     """A program with or without the changed line. `batches`: the rows of each micro-batch that has some."""
 
-    def __init__(self, spark: SparkSession, folder: Path, store: str | None) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, store: str | None, workers: int = 2) -> None:
         lines: Any = spark.readStream.schema("at timestamp, value string").option("maxFilesPerTrigger", 1)
         self.words = lines.json(str(folder / "in"))
         self.place = folder / ("plain" if store is None else "framed")
         if store is not None:
-            self.words = dos.frame(self.words, store=store, workers=2)
+            self.words = dos.frame(self.words, store=store, workers=workers)
         self.batches: list[list[Any]] = []
 
     def run(self, program: Program) -> None:

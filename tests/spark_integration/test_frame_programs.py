@@ -3,7 +3,7 @@ as they are shipped, with files in place of sockets and Kafka; others are writte
 
 A program that a region computes runs on Spark and with the changed line, a file in a micro-batch, and has the
 same rows. Every other one is refused by name, before anything starts. Restarts and repeated micro-batches are
-in `test_frame.py` and `test_frame_modes.py`.
+in `test_frame.py`, `test_frame_modes.py` and `test_frame_functions.py`.
 """
 
 import json
@@ -28,6 +28,14 @@ from dos_server.testing import Servers, ThreadedServer
 from spark_integration.core.dividing import FrameError
 from tests.spark_integration.frame_cases import START
 from tests.spark_integration.test_frame import nothing_runs
+from tests.spark_integration.test_frame_functions import (
+    COUNTS,
+    PROVIDER,
+    ROCKSDB,
+    Violations,
+    ViolationsOfRows,
+    confs,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -234,13 +242,11 @@ def counted(sensors: Any) -> Any:
     )
 
 
-def refused_function(name: str, mode: str = "None", **options: Any) -> Program:
-    """Return a program with a processor; what it does is of no matter, because the call is refused."""
-    return of(
-        lambda sensors: getattr(sensors.groupBy("id"), name)(None, "id string", "Update", mode, **options),
-        SENSORS,
-        mode="update",
-    )
+def processed(name: str, processor: Any, mode: str = "None", **options: Any) -> Program:
+    def call(sensors: Any) -> Any:
+        return getattr(sensors.groupBy("id"), name)(processor, COUNTS, "Update", mode, **options)
+
+    return of(call, SENSORS, mode="update")
 
 
 # --- all of them ------------------------------------------------------------------------------------------
@@ -257,7 +263,7 @@ class Case(NamedTuple):
 
 
 SESSIONS = r"session_window is not computed"
-FUNCTION = r"of a frame is not computed by a region .*use the method of that kind of a graph"
+PROCESSING = r"of a frame has no time-outs and timers of processing time"
 STREAMS = r"join of streams is not computed .*two streams in a graph with dos\.through"
 CASES: dict[int, Case] = {
     1: Case("network_wordcount", shipped("structured_network_wordcount", "host", "1"), per_batch=True),
@@ -273,7 +279,7 @@ CASES: dict[int, Case] = {
     5: Case(
         "network_wordcount_session_window",
         shipped("structured_network_wordcount_session_window", "host", "1"),
-        f"applyInPandasWithState {FUNCTION}",
+        f"applyInPandasWithState {PROCESSING}",
     ),
     6: Case("late data, update", of(windowed, WORDS, mode="update"), per_batch=True),
     7: Case("late data, append", of(windowed, WORDS)),
@@ -316,34 +322,30 @@ CASES: dict[int, Case] = {
         ),
     ),
     19: Case("several watermarks", of(joined(delays=("1 hour", "2 hours")), ADS, CLICKS), STREAMS),
-    20: Case(
-        "applyInPandasWithState", of(counted, SENSORS, mode="update"), f"applyInPandasWithState {FUNCTION}"
-    ),
+    20: Case("applyInPandasWithState", of(counted, SENSORS, mode="update"), per_batch=True),
     21: Case(
-        "transformWithStateInPandas",
-        refused_function("transformWithStateInPandas"),
-        f"transformWithStateInPandas {FUNCTION}",
+        "transformWithStateInPandas", processed("transformWithStateInPandas", Violations()), per_batch=True
     ),
-    22: Case("transformWithState", refused_function("transformWithState"), f"transformWithState {FUNCTION}"),
+    22: Case("transformWithState", processed("transformWithState", ViolationsOfRows()), per_batch=True),
     23: Case(
         "timers of processing time",
-        refused_function("transformWithStateInPandas", "ProcessingTime"),
-        f"transformWithStateInPandas {FUNCTION}",
+        processed("transformWithStateInPandas", None, "ProcessingTime"),
+        f"transformWithStateInPandas {PROCESSING}",
     ),
     24: Case(
         "state that expires (TTL)",
-        refused_function("transformWithStateInPandas", "ProcessingTime"),
-        f"transformWithStateInPandas {FUNCTION}",
+        processed("transformWithStateInPandas", None, "ProcessingTime"),
+        f"transformWithStateInPandas {PROCESSING}",
     ),
     25: Case(
         "initial state",
-        refused_function("transformWithStateInPandas", initialState=None),
-        f"transformWithStateInPandas {FUNCTION}",
+        processed("transformWithStateInPandas", None, initialState=object),
+        "transformWithStateInPandas of a frame has no initial state",
     ),
     26: Case(
         "a window after transformWithState",
-        refused_function("transformWithStateInPandas", "EventTime", eventTimeColumnName="at"),
-        f"transformWithStateInPandas {FUNCTION}",
+        processed("transformWithStateInPandas", None, "EventTime", eventTimeColumnName="at"),
+        "transformWithStateInPandas with eventTimeColumnName",
     ),
     27: Case("an upsert in foreachBatch", upsert),
     28: Case("observe", observed),
@@ -363,7 +365,8 @@ def test_a_program_has_sparks_rows(
     spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path, case: Case
 ) -> None:
     plain, framed = Run(spark, tmp_path, None), Run(spark, tmp_path, servers.url)
-    with ThreadPoolExecutor(1) as beside:  # both at once take less time
+    uses = {PROVIDER: ROCKSDB} if case.name.startswith("transformWithState") else {}
+    with confs(spark, uses), ThreadPoolExecutor(1) as beside:  # both at once take less time
         running = beside.submit(case.program, plain)
         case.program(framed)
         running.result()
@@ -388,7 +391,7 @@ def test_a_program_that_no_region_computes_is_refused_by_name(
 def test_each_of_the_28_programs_has_a_case() -> None:
     assert [*CASES] == [*range(1, 29)]
     refused = {number for number, case in CASES.items() if case.refused}
-    assert refused == {4, 5, 8, 9, 13, 14, 15, 19, 20, 21, 22, 23, 24, 25, 26}
+    assert refused == {4, 5, 8, 9, 13, 14, 15, 19, 23, 24, 25, 26}
 
 
 def test_a_program_that_spark_refuses_is_refused_by_a_frame_too(spark: SparkSession, tmp_path: Path) -> None:

@@ -361,9 +361,12 @@ class Batches:
         outcome = self._run.outcome
         assert outcome is not None
         remedy = "start the query again: it repeats the batch"
-        if outcome.error is not None and outcome.error.remedy:
-            remedy = outcome.error.remedy
-        return Refused("ended", f"region {self._run.spec.name!r} ended: {outcome.reason}", remedy)
+        text = f"region {self._run.spec.name!r} ended: {outcome.reason}"
+        if outcome.error is not None:
+            remedy = outcome.error.remedy or remedy
+            # The error of the query is where a user looks for the line of a function.
+            text = "\n".join([text, *getattr(outcome.error, "__notes__", ())])
+        return Refused("ended", text, remedy)
 
     def _open_one(self) -> None:
         run = self._run
