@@ -7,7 +7,7 @@ what a name means is decided by Spark where the Column is used.
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
@@ -63,6 +63,10 @@ class Catalyst:
     def read(self, column: Column) -> Expression:
         given: Any = column
         return self._read(self._spark._jsparkSession.expression(given._jc))  # noqa: SLF001
+
+    def resolved(self, node: Any) -> Expression:
+        """Return the expression behind one of Spark's in an analyzed plan. Its columns have identifiers."""
+        return self._read(node)
 
     def column(self, expression: Expression, replaced: Replaced | None = None) -> Column:
         """Return the Column of an expression; `STATE` stands for the column of that name. replaced: returns
@@ -235,6 +239,53 @@ def plain_columns(df: DataFrame, below: DataFrame) -> list[int | None]:
                 is_plain = child.productPrefix() == "AttributeReference"
                 found[column.exprId().id()] = found.get(child.exprId().id()) if is_plain else None
     return [found.get(number) for number, _ in _output(df)]
+
+
+class JoinPlan(NamedTuple):
+    """A join in an analyzed plan. `left`, `right`, `output`: identifiers of columns, by position."""
+
+    how: str
+    left: list[int]
+    right: list[int]
+    output: list[int]
+    conditions: list[Expression]
+    """All of them hold (AND)."""
+
+
+def join_plan(df: DataFrame) -> JoinPlan:
+    """Return the join of two DataFrames that `df` is."""
+    given: Any = df
+    plan = given._jdf.queryExecution().analyzed()  # noqa: SLF001
+    while plan.nodeName() == "Project":
+        plan = plan.child()
+    catalyst = Catalyst(df.sparkSession)
+    made = given.sparkSession._jvm.org.apache.spark.sql.catalyst.expressions  # noqa: SLF001
+    waiting = [plan.condition().get()] if plan.condition().isDefined() else []
+    conditions = []
+    while waiting:
+        node = waiting.pop()
+        if node.productPrefix() == "And":
+            waiting += [node.right(), node.left()]
+        elif node.productPrefix() == "Between":  # it names its value inside, which cannot be made again
+            value = node.input()
+            waiting += [
+                made.LessThanOrEqual(value, node.upper()),
+                made.GreaterThanOrEqual(value, node.lower()),
+            ]
+        else:
+            conditions.append(catalyst.resolved(node))
+    left, right = (
+        [one.exprId().id() for one in _elements(side.output())] for side in (plan.left(), plan.right())
+    )
+    return JoinPlan(
+        plan.joinType().toString(), left, right, [number for number, _ in _output(df)], conditions
+    )
+
+
+def identifier(column: Expression) -> int:
+    """Return Spark's identifier of a column in an analyzed plan."""
+    number: int = column.origin.exprId().id()
+    return number
 
 
 _STATEFUL_PLANS: Final = frozenset(

@@ -39,6 +39,7 @@ from spark_integration.catalyst import Rebinding, check_output_mode, identifiers
 from spark_integration.core.dividing import FrameError, digest
 from spark_integration.errors import ConnectSessionError
 from spark_integration.frames import each_batch, through
+from spark_integration.joins import stream_join
 from spark_integration.sessions import is_connect
 from spark_integration.stateful import (
     WATERMARK,
@@ -172,9 +173,10 @@ def frame(
         sold.show()
 
     Names, types and errors are those of Spark. Stateful is what keeps rows or results between rows:
-    `dropDuplicates`, `dropDuplicatesWithinWatermark`, `distinct`, and `groupBy` with `agg` (`avg`,
-    `bool_and`, `bool_or`, `count`, `count_if`, `max`, `min`, `sum`, `approx_count_distinct`). What a region
-    does not compute is refused with FrameError, at the call; nothing falls back to state of Spark.
+    `dropDuplicates`, `dropDuplicatesWithinWatermark`, `distinct`, the inner join of two streams, and
+    `groupBy` with `agg` (`avg`, `bool_and`, `bool_or`, `count`, `count_if`, `max`, `min`, `sum`,
+    `approx_count_distinct`). What a region does not compute is refused with FrameError, at the call; nothing
+    falls back to state of Spark.
 
     - In a batch, an action or `write` runs the region once, with the rows of that time. A stream starts it
       with `writeStream.start()`; the query has the attribute `dos`. In the output mode "complete" the sink is
@@ -303,6 +305,19 @@ class RegionFrame(DataFrame):  # type: ignore[misc]  # PySpark has no types here
     def _deduplicated(self, subset: Any, shadow: DataFrame, *, within: bool = False) -> "RegionFrame":
         call = deduplicated(self._shadow, subset, shadow, self._below, within=within)
         return RegionFrame(shadow, self._settings, _Call(call))
+
+    def _joined(
+        self, args: tuple[Any, ...], options: Mapping[str, Any], streams: list[DataFrame]
+    ) -> "RegionFrame":
+        """Return the join of this stream with another one."""
+        left, right = streams
+        if parts := stateful_parts(right):
+            raise FrameError(
+                f"the other stream of the join keeps state in Spark ({parts[0]})",
+                remedy="pass the DataFrame before that call",
+            )
+        shadow = left.join(*args, **options)
+        return RegionFrame(shadow, self._settings, _Call(stream_join(left, right, shadow)))
 
     @property
     def _below(self) -> StatefulCall | None:
@@ -529,6 +544,8 @@ def _two_sided(name: str) -> Any:
         kwargs = {key: _plain(name, one) for key, one in kwargs.items()}
         others = [one for one in (*args, *kwargs.values()) if isinstance(one, DataFrame)]
         streams = [one for one in (self._shadow, *others) if one.isStreaming]
+        if name == "join" and len(streams) == 2 and self._call is None:
+            return self._joined(args, kwargs, streams)
         if name.startswith("union"):
             has_watermark = any(WATERMARK in field.metadata for one in streams for field in one.schema.fields)
             allowed = not streams or (self._call is None and not has_watermark)

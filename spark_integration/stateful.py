@@ -160,11 +160,11 @@ class StatefulCall(ABC):
     def describe(self) -> str:
         """Return lines with the name of the operator, its keys and its state."""
 
-    def plain_columns(self) -> list[str | None]:
+    def plain_columns(self) -> list[str | None] | None:
         """Return for each column of the shadow the column of the region's output that has its values; START
-        for the window, None for one that Spark computes after the region.
+        for the window, None for one that Spark computes after the region. None: no call may be above it.
         """
-        return [None] * len(self.shadow.columns)
+        return None
 
     def empty_output(self) -> DataFrame:
         """Return the output of a region without rows. Raises FrameError if no region has such an operator."""
@@ -278,9 +278,9 @@ class Aggregation(StatefulCall):
     def after(self, rows: DataFrame) -> DataFrame:
         return _after(self.division, rows, self.shadow.schema)
 
-    def plain_columns(self) -> list[str | None]:
+    def plain_columns(self) -> list[str | None] | None:
         if not self.division.keys:
-            return super().plain_columns()  # Spark makes its row if there is none
+            return None  # Spark makes its row if there is none
         window = self.division.window
         return [
             None
@@ -440,10 +440,10 @@ def _of_groups(
     timers: bool,
     state: pa.Schema,
 ) -> GroupFunction:
-    columns = _columns_of(df)
+    columns = columns_of(df)
     if TIME in columns.names:
         raise FrameError(f"the DataFrame has a column {TIME!r}", remedy="rename it before")
-    _refuse_ambiguous(columns)
+    refuse_ambiguous(columns)
     names = _key_names(df, keys, columns)
     timed = [field.name for field in df.schema if WATERMARK in field.metadata]
     if timers and len(timed) != 1:
@@ -471,7 +471,7 @@ def _key_names(df: DataFrame, keys: Sequence[Column], columns: Columns) -> tuple
             "functions of groups need keys that are different columns", remedy="add a column before"
         )
     fields = [df.schema[name] for name in names]
-    _refuse_collations(fields)
+    refuse_collations(fields)
     for field in fields:
         if isinstance(field.dataType, (ArrayType, StructType)):
             raise FrameError(f"the key {field.name!r} of a function is nested", remedy="group by its parts")
@@ -489,10 +489,10 @@ def deduplicated(
     """Return `df.dropDuplicates(subset)`, or `within` the watermark. shadow: the same call on Spark's
     DataFrame. below: the call of the same region of whose result `df` was made. Raises FrameError.
     """
-    columns = _columns_of(df)
-    _refuse_ambiguous(columns)
+    columns = columns_of(df)
+    refuse_ambiguous(columns)
     keys = columns.names if subset is None else tuple(dict.fromkeys(map(columns.spelled, subset)))
-    _refuse_collations([df.schema[one] for one in keys])
+    refuse_collations([df.schema[one] for one in keys])
     timed = [one for one in (columns.names if within else keys) if WATERMARK in df.schema[one].metadata]
     if len(timed) > 1:
         raise FrameError(
@@ -513,12 +513,12 @@ def deduplicated(
     return call
 
 
-def _columns_of(df: DataFrame) -> Columns:
+def columns_of(df: DataFrame) -> Columns:
     sensitive = df.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
     return Columns(tuple(df.columns), sensitive)
 
 
-def _refuse_ambiguous(columns: Columns) -> None:
+def refuse_ambiguous(columns: Columns) -> None:
     if columns.ambiguous():
         raise FrameError(
             f"the DataFrame has several columns named {min(columns.ambiguous())!r}",
@@ -526,7 +526,7 @@ def _refuse_ambiguous(columns: Columns) -> None:
         )
 
 
-def _refuse_collations(keys: Sequence[StructField]) -> None:
+def refuse_collations(keys: Sequence[StructField]) -> None:
     """Keys of a region are equal if their bytes are; with a collation 'a' may equal 'A' in Spark."""
     for field in keys:
         if " collate " in field.dataType.simpleString().lower():
@@ -536,11 +536,11 @@ def _refuse_collations(keys: Sequence[StructField]) -> None:
 def _columns_as(rows: DataFrame, shadow: StructType) -> DataFrame:
     """Return the columns that Spark makes of a call."""
     return rows.select(
-        *[F.col(quoted(one.name)).alias(one.name, metadata=_without_watermark(one)) for one in shadow.fields]
+        *[F.col(quoted(one.name)).alias(one.name, metadata=without_watermark(one)) for one in shadow.fields]
     )
 
 
-def _without_watermark(field: StructField) -> dict[str, Any]:
+def without_watermark(field: StructField) -> dict[str, Any]:
     """Return the metadata of a column. The result of a region has no watermark of Spark."""
     return {key: value for key, value in field.metadata.items() if key != WATERMARK}
 
@@ -565,10 +565,10 @@ def divided(
             remedy="write each result as an expression of its own, without a star; and leave"
             " spark.sql.retainGroupColumns as it is",
         )
-    columns = _columns_of(df)
+    columns = columns_of(df)
     given_keys = [catalyst.read(one) for one in keys]
     given_results = [catalyst.read(one) for one in results]
-    _refuse_collations(fields[: len(keys)])
+    refuse_collations(fields[: len(keys)])
     calls = aggregate_calls(given_keys, given_results, columns)
     typed = [one for call in calls for one in typed_arguments(call)]
     found = df.select(*[catalyst.column(one).alias(str(index)) for index, one in enumerate(typed)]).schema
@@ -737,6 +737,10 @@ def _between(given: DataFrame, below: StatefulCall, zeros: Sequence[StructField]
     except FrameError as error:
         raise FrameError(f"{error} ({below.name} and the next one)", remedy=_OTHER_REGION) from None
     columns = below.plain_columns()
+    if columns is None:
+        raise FrameError(
+            f"a stateful call above {below.name} would be in the same region", remedy=_OTHER_REGION
+        )
     fields = list(given.schema.fields)
     selected, window_time = [], None
     for index, (field, position) in enumerate(zip(fields, positions, strict=True)):
@@ -790,7 +794,7 @@ def _after(division: DividedCall, rows: DataFrame, shadow: StructType) -> DataFr
     rows = rows.toDF(*names, ALL)
     return rows.select(
         *[
-            F.col(name).alias(field.name, metadata=_without_watermark(field))
+            F.col(name).alias(field.name, metadata=without_watermark(field))
             for name, field in zip(names, shadow.fields, strict=True)
         ]
     )

@@ -450,17 +450,19 @@ class KeyedStream(Stream):
         times: tuple[str, str],
         within: timedelta,
         suffix: str = "_right",
+        one_watermark: bool = False,
     ) -> Stream:
         """Join with `right`: all pairs of rows with the same key whose times are less than `within` apart.
 
         times: the time columns of both streams. The result has the columns of this stream, then those of the
         other without its key; `suffix` is appended to names that both have. Late rows go to the side outputs
-        "late" and "late_right".
+        "late" and "late_right". one_watermark: a row of either stream is late by the smaller watermark of
+        both, in whole milliseconds, as in Spark.
 
             right = prices.key_by("prices_by_item", "item")
             by_item.join("near", right, times=("at", "at"), within=timedelta(minutes=30), suffix="_now")
         """
-        spec = JoinSpec((self._keys(), right._keys()), times, within, suffix)
+        spec = JoinSpec((self._keys(), right._keys()), times, within, suffix, one_watermark)
         return self._with(right, name, spec)
 
     def top_k(self, name: str, window: Tumbling, k: int, *, by: str) -> Stream:

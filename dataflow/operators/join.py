@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dataflow.core.event_time import Watermark
+from dataflow.core.event_time import Watermark, is_time
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
@@ -39,7 +39,7 @@ RIGHT: Final = 1
 class JoinSpec(OperatorSpec):
     """Join of two inputs, with `keys` and `times` for each. `within` is the exclusive maximum distance in
     time. The columns of the right input, without its keys, follow the left's; `suffix` distinguishes equal
-    names.
+    names. `one_watermark`: the inputs have one watermark, as in Spark: the smaller one, in milliseconds.
     """
 
     kind: ClassVar[OperatorKind] = OperatorKind.JOIN
@@ -49,6 +49,7 @@ class JoinSpec(OperatorSpec):
     times: tuple[str, str]
     within: timedelta
     suffix: str = "_right"
+    one_watermark: bool = False
 
     def __post_init__(self) -> None:
         if not micros_of(self.within, "within"):
@@ -78,7 +79,7 @@ class JoinSpec(OperatorSpec):
     def detail(self) -> str:
         sides = zip(self.keys, self.times, strict=True)
         described = " with ".join(f"key ({', '.join(keys)}) time ({time})" for keys, time in sides)
-        return f"{described} within ({self.within})"
+        return f"{described} within ({self.within}){' one watermark' if self.one_watermark else ''}"
 
     def replica_problem(self, inputs: Sequence[pa.Schema]) -> None:
         del inputs  # each pair once, whichever row came first
@@ -119,11 +120,19 @@ class JoinOperator(TimedOperator):
     def __init__(self, spec: JoinSpec, inputs: Sequence[pa.Schema], output: pa.Schema) -> None:
         super().__init__(inputs[LEFT], inputs=2)
         self._within = micros_of(spec.within, "within")
+        self._one_watermark = spec.one_watermark
         self._output = output
         self._sides = [_Side(*parts) for parts in zip(spec.keys, spec.times, inputs, strict=True)]
         right = self._sides[RIGHT]
         self._right_columns = [name for name in right.columns.names if name not in right.keys]
         self._late_right: list[pa.RecordBatch] = []
+
+    def watermark(self, index: int = 0) -> Watermark:
+        if not self._one_watermark:
+            return super().watermark(index)
+        # A row of the faster input may be older than its own watermark: the other one decides.
+        least = min(self._time.watermarks)
+        return least // 1000 * 1000 if is_time(least) else least
 
     def process_of(self, index: int, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         side = self._sides[index]
@@ -191,6 +200,8 @@ class JoinOperator(TimedOperator):
         self._time.reach(watermark, index)
         # Also if the watermark did not advance: rows may have arrived that can have no partner any more.
         self._sides[RIGHT if index == LEFT else LEFT].table.take(self.watermark(index))
+        if self._one_watermark:
+            self._sides[index].table.take(self.watermark(index))
         return ()
 
     def own_tables(self) -> Mapping[str, StateTable]:

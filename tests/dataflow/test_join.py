@@ -17,13 +17,13 @@ def pay(number: float, key: str = "a", n: int = 1) -> Row:
     return {"who": key, "at": second(number), "n": n}
 
 
-def joining(left: timedelta, right: timedelta) -> Graph:
+def joining(left: timedelta, right: timedelta, *, one_watermark: bool = False) -> Graph:
     graph = Graph("joining")
     lefts = graph.source("left", InputSource("left", "at timestamp, key string, x double"))
     rights = graph.source("right", InputSource("right", "who string, at timestamp, n bigint"))
     keyed = lefts.event_time("left_timed", "at", lateness=left).key_by("by_key", "key")
     other = rights.event_time("right_timed", "at", lateness=right).key_by("by_who", "who")
-    made = keyed.join("pairs", other, times=("at", "at"), within=WITHIN)
+    made = keyed.join("pairs", other, times=("at", "at"), within=WITHIN, one_watermark=one_watermark)
     made.sink("out", CallSink(print))
     made.side_output("late", "late").sink("late_left", CallSink(print))
     made.side_output("late_right", "late_right").sink("late_right_out", CallSink(print))
@@ -42,6 +42,20 @@ def test_a_row_waits_for_the_other_stream_and_no_longer() -> None:
     trial.step({"left": [row(2)], "right": [pay(5)]})
     assert trial.rows("late_left") == [row(2)]
     assert trial.rows("late_right_out") == [pay(5)]
+
+
+def test_with_one_watermark_the_slower_stream_says_which_rows_are_late() -> None:
+    trial = Trial(joining(timedelta(0), timedelta(0), one_watermark=True), workers=2)
+    trial.step({"left": [row(60)], "right": [pay(10.0005)]}, checkpoint=True)
+    trial.crash()
+    # 11 is far behind the left stream itself. 10 is at the watermark, which has whole milliseconds.
+    trial.step({"left": [row(11), row(10), row(10.0001)], "right": [pay(12), pay(10)]})
+    assert sorted(one["at"] for one in trial.rows("out")) == [second(10.0001)] * 2 + [second(11)] * 2
+    assert trial.rows("late_left") == [row(10)]
+    assert trial.rows("late_right_out") == [pay(10)]
+    for rows, waiting in (({"right": [pay(66)]}, "60 and 66"), ({"left": [row(70)]}, "66 and 70")):
+        trial.step(rows)
+        assert sum(one["pairs"]["rows"] for one in trial.counters()) == 2, f"{waiting} wait"
 
 
 @pytest.mark.parametrize(

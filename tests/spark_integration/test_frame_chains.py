@@ -182,3 +182,90 @@ def test_what_lies_between_two_calls_is_plain_or_refused_by_name(
     same[0].named("again").explain()
     text = capsys.readouterr().out
     assert text.index("aggregate aggregate_by_word_10m") < text.index("aggregate again")
+
+
+def ads_and_clicks(ads: Any, clicks: Any, delays: tuple[str, str] = ("1 hour", "2 hours")) -> Any:
+    seen, clicked = ads.withWatermark("adAt", delays[0]), clicks.withWatermark("clickAt", delays[1])
+    condition = "click = ad AND clickAt >= adAt AND clickAt <= adAt + interval 1 hour"
+    return seen.join(clicked, F.expr(condition)).withColumn("late", clicked["clickAt"] > seen["adAt"])
+
+
+def test_a_join_of_two_streams_has_sparks_rows_in_each_micro_batch(
+    spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path
+) -> None:
+    first = [
+        {"ad": [(0, "a"), (5, "b")], "click": [(0, "a"), (-1, "a"), (65, "b")]},
+        {"ad": [(10, "a"), (300, "c")], "click": [(60, "a"), (60.0001, "a"), (70, "a"), (200, "x")]},
+        # The watermark is 80: that of the clicks, which are slower, although their delay is longer.
+        {"ad": [(81, "d"), (180, "d")], "click": [(82, "d"), (79, "x")]},
+        {"ad": [(80, "late"), (80.0001, "e")], "click": [(80.0001, "late"), (81, "e"), (141, "d")]},
+    ]
+    second = [
+        {"ad": [(80, "late"), (82, "f")], "click": [(82, "late"), (90, "f"), (142, "d"), (400, "g")]},
+        {"ad": [(390, "g")], "click": []},
+        {"ad": [], "click": [(330, "c"), (360, "c"), (361, "c")]},
+    ]
+    streams = Streams(spark, tmp_path, ["ad", "click"])
+    batches = compare(streams, ads_and_clicks, servers.url, [first, second])
+    begin = START.replace(tzinfo=None)
+    found = {(row[1], (row[2] - begin) / timedelta(minutes=1)) for batch in batches for row in batch}
+    assert {("a", 0), ("a", 60), ("a", 70), ("d", 82), ("e", 81), ("d", 141), ("c", 360)} <= found
+    assert not {("late", 82), ("c", 361), ("a", -1)} & found
+
+
+def test_a_join_of_streams_that_no_region_computes_is_refused_by_name(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing_runs(monkeypatch)
+    ads, clicks = Streams(spark, tmp_path, ["ad", "click"]).given("memory://unused")
+    seen, clicked = ads.withWatermark("adAt", "1 hour"), clicks.withWatermark("clickAt", "2 hours")
+    equal = "ad = click AND clickAt >= adAt"
+
+    def joined(condition: str, how: str = "inner") -> Callable[[], Any]:
+        return lambda: seen.join(clicked, F.expr(condition), how)
+
+    calls: dict[str, Callable[[], Any]] = {
+        "the left one has 0 columns with a watermark": lambda: ads.join(clicked, F.expr(equal)),
+        "the right one has 0 columns with a watermark": lambda: seen.join(clicks, F.expr(equal)),
+        "compared in both directions": joined(equal),
+        "compared in both .*directions": joined(f"{equal} AND hour(clickAt) <= hour(adAt) + 1"),
+        "both directions": joined(f"{equal} AND clickAt <= date_trunc('hour', adAt) + interval 1 hour"),
+        "without equal columns": joined("clickAt BETWEEN adAt AND adAt + interval 1 hour"),
+        "LeftOuter join of streams is not computed": joined(equal, "left"),
+        "LeftSemi join of streams is not computed": joined(equal, "left_semi"),
+        "a stateful call above join_by_ad": lambda: (
+            joined(f"{equal} AND clickAt < adAt + interval 1 hour")().groupBy("ad").count()
+        ),
+        "adds no fixed time": joined(f"{equal} AND clickAt < adAt + make_interval(0, 1)"),
+    }
+    for text, call in calls.items():
+        with pytest.raises(FrameError, match=text) as caught:
+            call()
+        assert caught.value.remedy, text
+    policy = "spark.sql.streaming.multipleWatermarkPolicy"
+    inner = joined("ad = click AND clickAt BETWEEN adAt - interval 1 day AND adAt + interval 2 minutes")()
+    assert inner._call.divided.reach == timedelta(days=2), "a day of a time zone may be longer"
+    spark.conf.set(policy, "max")
+    try:
+        for call in (inner.df, joined(f"{equal} AND clickAt = adAt")):
+            with pytest.raises(FrameError, match=policy):
+                call()
+    finally:
+        spark.conf.unset(policy)
+
+
+def test_a_join_has_the_delay_of_each_stream_and_keys_that_are_named_by_content(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (words,) = Streams(spark, tmp_path, ["word"]).given("memory://unused")
+    left = words.withColumn("n", F.length("word")).withWatermark("wordAt", "1 hour")
+    right = words.toDF("at", "term").withColumn("m", F.length("term")).withWatermark("at", "2 hours")
+    conditions = ["word = term", "n = m", "at = wordAt"]
+    both = [left.join(right, F.expr(" AND ".join(one))) for one in (conditions, conditions[::-1])]
+    calls = [one._call.divided for one in both]
+    assert {*calls[0].keys} == {*calls[1].keys} == {"#word=term", "#n=m"}
+    assert calls[0].reach == timedelta(0)
+    specs = calls[0].graph("any", "append").plan().specs
+    delays = [specs[f"{calls[0].name}.{side}.time"].lateness for side in ("left", "right")]
+    # Less 1 microsecond: a row at the watermark of Spark is late.
+    assert [one + timedelta(microseconds=1) for one in delays] == [timedelta(hours=1), timedelta(hours=2)]
