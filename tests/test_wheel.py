@@ -235,3 +235,4 @@ def test_the_names_for_spark_are_there_with_the_extra_spark(environment: Environ
     environment.install("[spark]")
     done = environment.run("python", "-c", "import dos\nprint(dos.run, dos.through, dos.register)")
     assert done.returncode == 0, done.stderr
+    assert (theirs / "spark_integration" / "frame_methods.pyi").exists()

@@ -1,7 +1,6 @@
 """`frame`: programs of Spark, and the same programs with one changed line."""
 
 import inspect
-import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -27,7 +26,6 @@ from spark_integration.frame_class import (
 from tests.spark_integration.frame_cases import START, table, typed
 from tests.support.examples import run_example
 
-SOURCE = Path(inspect.getfile(dos.RegionFrame)).read_text(encoding="utf-8")
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 
@@ -126,11 +124,6 @@ def test_each_public_name_of_a_dataframe_is_in_one_class_and_defined_by_the_fram
         assert isinstance(ours, property) == isinstance(parent, property), name
         if METHODS[name] not in (MethodClass.STATEFUL, MethodClass.OWN) and not isinstance(parent, property):
             assert inspect.signature(ours) == inspect.signature(parent)
-    returning = {MethodClass.ROW, MethodClass.TWO_SIDED, MethodClass.WHOLE, MethodClass.TIME}
-    typed_names = re.findall(
-        r'def (\w+)\(self, \*args: Any, \*\*kwargs: Any\) -> "RegionFrame": \.\.\.', SOURCE
-    )
-    assert {*typed_names} == {name for name, kind in METHODS.items() if kind in returning}
     grouped = {name for name in dir(GroupedData) if not name.startswith("_")}
     assert grouped <= vars(FrameGroupedData).keys()
     writer = {name for name in dir(DataStreamWriter) if not name.startswith("_")}
