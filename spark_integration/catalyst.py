@@ -137,7 +137,7 @@ def _call(node: Any, children: tuple[Expression, ...]) -> Expression:
         arguments=node.arguments().size(),
         filtered=node.filter().isDefined(),
         distinct=bool(node.isDistinct()),
-        rest="ignore nulls" if node.ignoreNulls().toString() in ("true", "Some(true)") else "",
+        rest="ignore nulls" if str(node.ignoreNulls()) in ("True", "Some(true)") else "",  # a bool before 4.2
         origin=node,
     )
 

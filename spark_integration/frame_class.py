@@ -105,10 +105,10 @@ def _methods() -> dict[str, MethodClass]:
         MethodClass.ACTION: "approxQuantile asTable cache checkpoint collect corr count cov"
         " createGlobalTempView createOrReplaceGlobalTempView createOrReplaceTempView createTempView"
         " executionInfo exists first foreach foreachPartition head inputFiles isEmpty isLocal"
-        " localCheckpoint mergeInto pandas_api persist plot randomSplit rdd registerTempTable sameSemantics"
+        " localCheckpoint mergeInto pandas_api persist plot rdd registerTempTable sameSemantics"
         " scalar semanticHash show storageLevel tail take toArrow toJSON toLocalIterator toPandas unpersist"
         " writeTo",
-        MethodClass.OWN: "explain na stat transform write writeStream",
+        MethodClass.OWN: "explain na randomSplit stat transform write writeStream",
         MethodClass.REFUSED: "cube groupingSets rollup",
     }
     return {name: kind for kind, text in names.items() for name in text.split()}
@@ -343,6 +343,11 @@ class RegionFrame(FrameMethods):
         result = func(self, *args, **kwargs)
         assert isinstance(result, RegionFrame), f"the function returned {type(result).__name__}, not a frame"
         return result
+
+    def randomSplit(self, weights: list[float], seed: int | None = None) -> list[DataFrame]:
+        if self._call is not None:
+            _refuse_stream(self, "randomSplit")
+        return [RegionFrame(one, self._settings) for one in self.df().randomSplit(weights, seed)]
 
     @property
     def na(self) -> Any:
@@ -588,7 +593,7 @@ def _refused(name: str, why: str, remedy: str) -> Any:
     return call
 
 
-def _define_methods() -> None:
+def _define_methods(cls: Any) -> None:
     makers: dict[MethodClass, Callable[[str, Any], Any]] = {
         MethodClass.ROW: lambda name, _: _row(name),
         MethodClass.TWO_SIDED: lambda name, _: _two_sided(name),
@@ -608,10 +613,10 @@ def _define_methods() -> None:
         else:
             made = _refused(name, "is unknown to this version of DOS", f"write frame.df().{name}")
             made = property(made) if isinstance(parent, property) else made
-        setattr(RegionFrame, name, made if isinstance(made, property) else functools.wraps(parent)(made))
+        setattr(cls, name, made if isinstance(made, property) else functools.wraps(parent)(made))
 
 
-_define_methods()
+_define_methods(RegionFrame)
 
 
 # --- groupBy ------------------------------------------------------------------------------------------------
@@ -638,9 +643,18 @@ class FrameGroupedData(GroupedData):  # type: ignore[misc]  # PySpark has no typ
         """Compute aggregates in a region. Raises FrameError for what it does not compute, and as Spark."""
         shadow = self._own.agg(*exprs)
         if len(exprs) == 1 and isinstance(exprs[0], dict):
-            pairs = exprs[0].items()
-            exprs = tuple(F.call_function(_DICT_NAMES.get(fn.lower(), fn), F.col(one)) for one, fn in pairs)
+            exprs = self._of_dict(exprs[0], shadow)
         return self._divided(exprs, shadow)
+
+    def _of_dict(self, given: dict[str, str], shadow: DataFrame) -> tuple[Column, ...]:
+        """Return the expressions of a dict in the order of Spark, which is that of a map of the JVM."""
+        found = {
+            self._own.agg({one: function}).columns[-1]: F.call_function(
+                _DICT_NAMES.get(function.lower(), function), F.col(one)
+            )
+            for one, function in given.items()
+        }
+        return tuple(found[name] for name in shadow.columns[-len(given) :])
 
     def _divided(self, exprs: tuple[Column, ...], shadow: DataFrame) -> RegionFrame:
         call = _Call(divided(self._df, self._keys(), exprs, shadow, self._frame._below))

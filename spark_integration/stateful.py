@@ -666,7 +666,7 @@ def _argument(catalyst: Catalyst, argument: Argument) -> Column:
 
 
 def _shape(df: DataFrame, catalyst: Catalyst, window: Expression) -> WindowShape:
-    """Read the windows off the rows that Spark itself makes. Raises FrameError if they are not regular.
+    """Read the windows off the rows that Spark itself makes. Raises as `shape_of`.
 
     No interval is parsed: Spark has two syntaxes, and defaults.
     """
@@ -685,7 +685,13 @@ def _shape(df: DataFrame, catalyst: Catalyst, window: Expression) -> WindowShape
             found[instant].add((start, stop))
         return found
 
-    text = text_of(window, Columns(()))
+    return shape_of(windows, text_of(window, Columns(())))
+
+
+def shape_of(windows: Callable[[list[int]], dict[int, set[tuple[int, int]]]], text: str) -> WindowShape:
+    """Return the shape of windows. windows: returns those of each time. Raises FrameError unless the shape
+    has the same windows at other times, which are drawn at random.
+    """
     ((start, stop), *_) = windows([0])[0] or {(0, 0)}
     size = stop - start
     # Three times cover the starts of three sizes without a gap: at least two windows, also if the slide is

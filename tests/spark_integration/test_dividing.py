@@ -1,9 +1,13 @@
 """The division of an aggregation, on expressions that are written by hand: no Spark is needed."""
 
+import random
 from collections.abc import Sequence
-from typing import Any
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql.types import DataType, DoubleType, StringType, StructField, StructType
 
 from spark_integration.core.dividing import (
     Columns,
@@ -19,6 +23,8 @@ from spark_integration.core.dividing import (
     text_of,
     typed_arguments,
 )
+from spark_integration.frame_class import METHODS, MethodClass, RegionFrame, _define_methods
+from spark_integration.stateful import Aggregation, WindowShape, check_columns, shape_of
 
 COLUMNS = Columns(("k", "V", "s", "s.b", "flag"))
 
@@ -153,3 +159,50 @@ def test_names_of_operators() -> None:
     assert call_name("aggregate", ["shop", "the day"], hour) == "aggregate_by_shop_the_day_1h"
     assert call_name("aggregate", ["ä"], 90 * 60_000_000) == "aggregate_by_key_90m"
     assert call_name("dedup", ["k"], 1) == "dedup_by_k_1us"
+
+
+def test_the_windows_of_a_region_are_those_that_spark_makes() -> None:
+    rng = random.Random(3)
+    shapes = [(10, 9, 5), (10, 10, 3), (7, 1, 0), *((size, rng.randint(1, size), 0) for size in range(2, 60))]
+    for size, slide, offset in shapes:
+        given = WindowShape(*(one * 1_000_000 for one in (size, slide, offset % slide)))
+        assert shape_of(lambda times, given=given: {one: given.windows(one) for one in times}, "") == given  # type: ignore[misc]
+        call = Aggregation("windows", None, None, divided(), given)  # type: ignore[arg-type]
+        window: Any = call._window()
+        found = (window.size, getattr(window, "slide", window.size), window.offset)
+        assert found == tuple(timedelta(microseconds=one) for one in given)
+
+
+def test_windows_that_have_no_shape_are_refused() -> None:
+    def late(times: list[int]) -> dict[int, set[tuple[int, int]]]:
+        """They are longer after some time."""
+        sizes = {one: 10 if one < 2**40 else 11 for one in times}
+        return {one: {(one // size * size, (one // size + 1) * size)} for one, size in sizes.items()}
+
+    with pytest.raises(FrameError, match=r"the windows of window\(at\) are not regular"):
+        shape_of(late, "window(at)")
+
+
+def test_a_result_with_other_names_or_types_than_sparks_is_refused() -> None:
+    class Rows(NamedTuple):
+        schema: StructType
+
+    def rows(**types: DataType) -> Any:
+        return Rows(StructType([StructField(name, one) for name, one in types.items()]))
+
+    text, number = StringType(), DoubleType()
+    expected = rows(k=text, total=number)
+    check_columns("sold", rows(k=text, total=number), expected)
+    for other in (rows(k=text, total=text), rows(k=text, sum=number), rows(total=number, k=text)):
+        with pytest.raises(FrameError, match=r"sold would have the columns .* but Spark makes"):
+            check_columns("sold", other, expected)
+
+
+def test_each_name_of_a_dataframe_is_defined_so_that_nothing_is_inherited() -> None:
+    """What the parent class has under it would return None, as `write` does, or run in Spark."""
+    made = type("Made", (), {})
+    _define_methods(made)
+    by_hand = {name for name, kind in METHODS.items() if kind in (MethodClass.STATEFUL, MethodClass.OWN)}
+    public = {name for name in vars(DataFrame) if not name.startswith("_")}
+    assert vars(made).keys() >= public - by_hand
+    assert vars(RegionFrame).keys() >= public

@@ -23,7 +23,7 @@ from spark_integration.frame_class import (
     FrameStreamWriter,
     MethodClass,
 )
-from tests.spark_integration.frame_cases import START, table, typed
+from tests.spark_integration.frame_cases import START, output_of_trial, table, typed
 from tests.support.examples import run_example
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
@@ -49,6 +49,7 @@ def both(df: DataFrame, framed: dos.RegionFrame, program: Callable[[DataFrame], 
     assert table(found) == table(expected)
 
 
+@pytest.mark.every_pyspark
 def test_a_batch_has_sparks_rows(df: DataFrame, framed: dos.RegionFrame) -> None:
     def program(given: DataFrame) -> DataFrame:
         # Spark before the region, each aggregate, and Spark after it with columns of the result.
@@ -113,6 +114,11 @@ def test_methods_of_groups_and_what_follows_them(
             args = ("a", "b", "v", "f")
         assert getattr(grouped, name)(*args).schema == getattr(spark_grouped, name)(*args).schema
     assert grouped.agg({"a": "max", "*": "count"}).columns == ["k", "max(a)", "count(1)"]
+    given = {"b": "max", "a": "sum", "flag": "count", "v": "count", "s": "size", "*": "count"}
+    of_dict = grouped.agg(given)._call
+    assert of_dict is not None, "columns of one type, which Spark has in the order of a map of the JVM"
+    found = of_dict.divided.after(output_of_trial(of_dict.divided))
+    assert table(found) == table(spark_grouped.agg(given))
 
 
 def test_each_public_name_of_a_dataframe_is_in_one_class_and_defined_by_the_frame() -> None:
@@ -141,7 +147,7 @@ def test_a_name_of_a_newer_spark_is_refused(df: DataFrame, monkeypatch: pytest.M
     }.items():
         monkeypatch.setattr(DataFrame, name, value, raising=False)
         monkeypatch.setattr(dos.RegionFrame, name, None, raising=False)
-    frame_class._define_methods()
+    frame_class._define_methods(dos.RegionFrame)
     given = dos.frame(df)
     with pytest.raises(FrameError, match=r"brandNew is unknown .*frame\.df\(\)\.brandNew"):
         given.brandNew()
@@ -176,6 +182,7 @@ def test_only_actions_run_a_region(df: DataFrame, monkeypatch: pytest.MonkeyPatc
         F.broadcast(sold)
     with pytest.raises(AssertionError, match="a region was started"):
         sold.collect()
+    assert {type(one) for one in dos.frame(df).randomSplit([1.0, 2.0])} == {dos.RegionFrame}
 
 
 def test_refusals_name_the_call_and_the_remedy(df: DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,6 +324,7 @@ def test_a_stream_drops_sparks_duplicates_within_the_watermark_over_restarts(
     assert sizes == [3, 3, 6, 6, 9]
 
 
+@pytest.mark.every_pyspark
 def test_a_stream_drops_sparks_duplicates_and_late_rows(
     spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path
 ) -> None:

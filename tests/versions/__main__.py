@@ -23,7 +23,7 @@ def main(
         typer.Option("--lowest", help="Not PySpark: the lowest allowed version of every other dependency."),
     ] = False,
 ) -> None:
-    """Run the tests of the main job, the sources, the sink and `through` with older versions of PySpark.
+    """Run tests of the main job, the sources, the sink, `through` and frames with older versions of PySpark.
 
     With --lowest, run tests of everything else with the lower bounds of pyproject.toml.
     Each version is downloaded once (400 MB) and stays below .venv.
