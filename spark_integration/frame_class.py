@@ -35,6 +35,7 @@ from pyspark.sql.types import NumericType, StructType
 
 from dataflow.operators.spark_functions import ProcessorTakes
 from dataflow.schema import quoted
+from dos_protocol.names import is_name
 from spark_integration.catalyst import Rebinding, check_output_mode, identifiers, stateful_parts
 from spark_integration.core.dividing import FrameError, digest
 from spark_integration.errors import ConnectSessionError
@@ -267,9 +268,9 @@ class RegionFrame(FrameMethods):
         """Name the last stateful call: its state is found again under this name. Raises FrameError."""
         if self._call is None:
             raise FrameError("this frame has no stateful call that could be named")
-        return RegionFrame(
-            self._shadow, self._settings, _Call(self._call.divided.named(name)), self._recorded
-        )
+        named = self._call.divided.named(name)
+        named.empty_output()  # no operator may have this name
+        return RegionFrame(self._shadow, self._settings, _Call(named), self._recorded)
 
     def explain(self, extended: bool | str | None = None, mode: str | None = None) -> None:
         """Print what Spark does before the region, the region, and what Spark does after it. Runs nothing."""
@@ -873,6 +874,8 @@ class FrameStreamWriter(DataStreamWriter):  # type: ignore[misc]  # PySpark has 
 
     def _region_name(self, place: str | None, query_name: str | None) -> str | None:
         """Return the name of the region. None: it is temporary, as the checkpoint of the query is."""
+        if query_name is not None and not is_name(query_name):
+            query_name = _name_of(query_name)
         if place is not None:
             return query_name or _name_of(str(place))
         below = self._frame.sparkSession.conf.get("spark.sql.streaming.checkpointLocation", None)
@@ -929,7 +932,9 @@ def _replace_view(spark: SparkSession, name: str, table: DataFrame, _batch: int)
 
 
 def _name_of(place: str) -> str:
-    """Return the name of a region for a checkpointLocation: its last part, and a digest of the whole."""
+    """Return the name of a region for a checkpointLocation, or for a queryName that is no name of a region:
+    its last part, and a digest of the whole.
+    """
     last = re.sub(r"[^A-Za-z0-9]+", "-", place.rstrip("/").rpartition("/")[2]).strip("-")
     return f"{last[:40] or 'frame'}-{digest(place)}"
 

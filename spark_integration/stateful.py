@@ -586,7 +586,7 @@ def divided(
             zeros.append(StructField(TIME, TimestampType(), nullable=False))
         before = _between(df.select(*_plain(catalyst, division, below)), below, zeros)
     else:
-        before = df.select(*_before(catalyst, division, shadow))
+        before = df.select(*_before(df, catalyst, division, shadow))
         if shape is not None:
             before = before.where(F.col(TIME).isNotNull())  # as Spark: a row without a time is in no window
     size = None if shape is None else shape.size
@@ -626,27 +626,24 @@ def _aggregate(aggregate: str, argument: str) -> Aggregate:
 # --- before the region --------------------------------------------------------------------------------------
 
 
-def _before(catalyst: Catalyst, division: DividedCall, shadow: DataFrame) -> list[Column]:
+def _before(df: DataFrame, catalyst: Catalyst, division: DividedCall, shadow: DataFrame) -> list[Column]:
     columns = [catalyst.column(key.expression).alias(key.name) for key in division.plain_keys]
     if not columns:
         columns = [F.lit(0).alias(ALL)]
     columns += [_argument(catalyst, one).alias(one.name) for one in division.arguments]
     if division.window is None and shadow.isStreaming:
         return columns
-    return [*columns, _time(catalyst, division.window, shadow.schema).alias(TIME)]
+    return [*columns, _time(df, catalyst, division.window, shadow.schema).alias(TIME)]
 
 
-def _time(catalyst: Catalyst, window: Key | None, shadow: StructType) -> Column:
+def _time(df: DataFrame, catalyst: Catalyst, window: Key | None, shadow: StructType) -> Column:
     if window is None:
         return F.timestamp_micros(F.lit(0))
     time = catalyst.column(window.expression.children[0])
     kind: Any = shadow[window.name].dataType
-    return time if _is_plain(window.expression.children[0]) else time.cast(kind["start"].dataType)
-
-
-def _is_plain(expression: Expression) -> bool:
-    """Whether its column has the metadata of a watermark, which a cast would remove."""
-    return expression.kind is ExpressionKind.COLUMN
+    given, used = df.select(time).schema[0].dataType, kind["start"].dataType
+    # A cast would remove the metadata of a watermark.
+    return time if given == used or isinstance(given, StructType) else time.cast(used)
 
 
 def _argument(catalyst: Catalyst, argument: Argument) -> Column:

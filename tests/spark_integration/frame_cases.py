@@ -47,6 +47,7 @@ def rows(count: int = 200, seed: int = 7) -> list[tuple[Any, ...]]:
 
 def typed(spark: SparkSession) -> DataFrame:
     df = spark.createDataFrame(rows(), DDL).withColumn("st.x", F.col("a") * 100)
+    df = df.withColumn("day", F.to_date("ts")).withColumn("text", F.col("ts").cast("string"))
     return df.coalesce(1).cache()
 
 
@@ -138,6 +139,8 @@ def computed() -> dict[str, Case]:
             [F.window("ts", "10 minutes", "9 minutes", "5 minutes")],
             [F.count("*")],
         ),
+        "window of text": ([F.window("text", "1 hour")], [F.count("*")]),
+        "window of a date": ([F.window("day", "1 hour")], [F.count("*")]),
         "window, alias": ([F.window("ts", "1 day").alias("day")], [F.max("v").alias("top")]),
         "other case": (["K"], [F.expr("SUM(V) as S")]),
         "higher-order function": (["k"], [F.sum(F.aggregate("xs", F.lit(0), lambda x, y: x + y)).alias("n")]),

@@ -200,6 +200,7 @@ def test_refusals_name_the_call_and_the_remedy(df: DataFrame, monkeypatch: pytes
         ),
         r"withWatermark after a stateful call": lambda: sold.withWatermark("count", "1 day"),
         r"no stateful call that could be named": lambda: given.named("x"),
+        r"my name cannot be computed by a region: .*operator name 'my name'": lambda: sold.named("my name"),
         r"a literal is a key": lambda: given.groupBy(F.lit(1)).count(),
     }
     for text, call in calls.items():
