@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from checkpoint.core.records.divisions import Mark as Mark
     from checkpoint.core.records.divisions import Sources as Sources
     from checkpoint.core.records.graphs import check_fingerprint as check_fingerprint
+    from checkpoint.core.records.graphs import check_graph as check_graph
     from checkpoint.core.records.graphs import check_log as check_log
     from checkpoint.core.records.graphs import declared_state as declared_state
     from checkpoint.core.records.graphs import fingerprint as fingerprint

@@ -222,7 +222,10 @@ class NoAnswerError(DosError):
 class FingerprintMismatchError(DosError):
     """The graph differs from the one that wrote the state in these `operators`. Nothing was started."""
 
-    remedy = "run the graph that wrote this state, or give the region a new name"
+    remedy = (
+        "run the program that wrote this state, with the settings that it had; or give the region a new name,"
+        " and a query that drives it a new checkpointLocation"
+    )
 
     def __init__(self, message: str, *, operators: tuple[str, ...], remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)

@@ -323,6 +323,40 @@ def stateful_parts(df: DataFrame) -> list[str]:
     return found
 
 
+_ZONE: Final = "spark.sql.session.timeZone"
+_ANSI: Final = "spark.sql.ansi.enabled"
+_BY_ANSI: Final = frozenset({"ansiEnabled", "evalContext", "evalMode", "failOnError"})
+"""Fields of expressions that have another value, or another error, without ANSI mode."""
+_PARSED: Final = frozenset({"csv", "json", "xml"})
+"""Sources that read times of text in the zone of the session."""
+
+
+def session_settings(df: DataFrame) -> str:
+    """Return the settings of the session, with their values, on which the rows of a DataFrame depend: "" if
+    they are the same in each session.
+    """
+    given: Any = df
+    used: set[str] = set()
+    plans = [given._jdf.queryExecution().analyzed()]  # noqa: SLF001
+    while plans:
+        plan = plans.pop()
+        plans += _elements(plan.children())
+        is_parsed = plan.nodeName() == "StreamingRelation" and plan.dataSource().className() in _PARSED
+        if is_parsed and re.search(r"\btimestamp\b", plan.schema().simpleString()):
+            used.add(_ZONE)
+        expressions = _elements(plan.expressions())
+        while expressions:
+            one = expressions.pop()
+            expressions += _elements(one.children())
+            kind, fields = one.productPrefix(), {*one.productElementNames().mkString(",").split(",")}
+            # A function of the user gets timestamps in the zone of the session. Most casts need none.
+            if kind == "PythonUDF" or ("timeZoneId" in fields and (kind != "Cast" or one.needsTimeZone())):
+                used.add(_ZONE)
+            if fields & _BY_ANSI:
+                used.add(_ANSI)
+    return ", ".join(f"{name}={df.sparkSession.conf.get(name)}" for name in sorted(used))
+
+
 def check_output_mode(df: DataFrame, mode: str) -> None:
     """Raise what Spark raises if it cannot run a stream in this output mode."""
     given: Any = df

@@ -18,12 +18,13 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Unpack
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from checkpoint import BatchAsked, refused_before_claim
+from checkpoint import BatchAsked, check_graph, refused_before_claim
 from checkpoint.chains.input_log import InputHandle
 from checkpoint.chains.manifest_log import read_manifest
 from checkpoint.errors import NoRegionError
@@ -42,7 +43,7 @@ from dos_client.urls import parse_url
 from dos_protocol.errors import DosError
 from spark_integration import limits
 from spark_integration.batches import REFUSALS, Desk, DrivenRegion, carried
-from spark_integration.catalyst import stateful_parts
+from spark_integration.catalyst import session_settings, stateful_parts
 from spark_integration.core.session_checks import SparkMaster
 from spark_integration.data_source import NAME, register
 from spark_integration.errors import (
@@ -217,7 +218,8 @@ def through(
     options["name"] = application
     inputs = dict(zip(ends.handles, frames, strict=True))
     if streams:
-        graph = fed_by_batches(graph, ends.handles)
+        settings = {name: session_settings(frame) for name, frame in inputs.items()}
+        graph = fed_by_batches(graph, ends.handles, settings)
     checked = check_run(
         spark,
         graph,
@@ -268,16 +270,18 @@ def each_batch(function: Callable[[DataFrame, int], object]) -> Callable[[DataFr
     return call
 
 
-def fed_by_batches(graph: Graph, handles: Sequence[str]) -> Graph:
-    """Return the graph with sources that batches feed in place of the InputSources of these handles. Raises
-    DosError for a graph with another source.
+def fed_by_batches(
+    graph: Graph, handles: Sequence[str], settings: Mapping[str, str] = MappingProxyType({})
+) -> Graph:
+    """Return the graph with sources that batches feed in place of the InputSources of these handles.
+    settings: handle -> `BatchSource.settings`. Raises DosError for a graph with another source.
     """
     nodes = []
     for node in graph.nodes()[0]:
         names = tuple(above if isinstance(above, str) else above.name for above in node.inputs)
         spec = node.spec
         if isinstance(spec, InputSource) and spec.name in handles:
-            spec = BatchSource(spec.schema, handles.index(spec.name))
+            spec = BatchSource(spec.schema, handles.index(spec.name), settings.get(spec.name, ""))
         elif isinstance(spec, SourceSpec):
             # Its rows would be in no batch: what a repeated batch gets would depend on when it is repeated.
             raise DosError(
@@ -334,7 +338,7 @@ def _streamed(
 
 def _refuse_before_claim(url: str, checked: CheckedRun, asked: BatchAsked) -> None:
     """Raise what a task would be answered with, if the region cannot be driven by its query: its start would
-    fence the driver that runs it.
+    fence the driver that runs it. Raises FingerprintMismatchError for another graph.
     """
     region = checked.application
     try:
@@ -345,9 +349,13 @@ def _refuse_before_claim(url: str, checked: CheckedRun, asked: BatchAsked) -> No
     except DosError as error:  # the claim waits for the store
         logger.info("the manifest of region %s cannot be read before it is claimed: %s", region, error)
         return
-    # A record that may be the last one would decide: under the claim it is known.
-    if not view.unproved and (refused := refused_before_claim(region, view.kept, asked)) is not None:
+    if view.unproved:
+        return  # a record that may be the last one would decide: under the claim it is known
+    if (refused := refused_before_claim(region, view.kept, asked)) is not None:
         raise REFUSALS[refused.problem](refused.text, remedy=refused.remedy)
+    if view.last is not None:
+        plan = checked.parts[0].graph.plan()
+        check_graph(view.last, plan.operators, region=region, older=plan.older_operators)
 
 
 def _refuse_aggregate(name: str, df: DataFrame) -> None:

@@ -41,12 +41,14 @@ class ShareRows(Protocol):
 @dataclass(frozen=True, slots=True)
 class BatchSource(base.SourceSpec):
     """Rows of the micro-batches of one query (`spark_integration.through`). schema: their columns; channel:
-    the number of this input in a share.
+    the number of this input in a share; settings: those of the session by which the query computes the rows,
+    which must not change while the region has state that was made of them.
     """
 
     times_rise: ClassVar[bool] = False
     schema: pa.Schema
     channel: int = 0
+    settings: str = ""
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         del inputs
@@ -68,7 +70,7 @@ class BatchSource(base.SourceSpec):
         )
 
     def detail(self) -> str:
-        return "batches"
+        return f"batches with {self.settings}" if self.settings else "batches"
 
 
 class BatchReader(base.SourceReader):

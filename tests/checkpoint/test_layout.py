@@ -349,6 +349,14 @@ def test_a_state_that_differs_is_told_with_the_migration_that_it_needs() -> None
     assert why(apply(3, "n"), apply(2, "n")).endswith("run a graph that declares version 3")
     for old, new in [(apply(1, "n"), apply(1, "n", " ttl")), ("sum", apply(1, "n")), (apply(1, "n"), "sum")]:
         assert why(old, new) == f"was {old}, is {new}"
+    long = "source from () batches with zone={} gives (a int, b int, c int, d int, e int)"
+    assert why(long.format("UTC"), long.format("CET")) == (
+        "was source ... () batches with zone=UTC gives (a int, ..., is source ... () batches with zone=CET"
+        " gives (a int, ..."
+    )
+    assert why("sum gives (a int)", "sum gives (a int, b int)") == (
+        "was sum gives (a int), is sum gives (a int, b int)"
+    )
     assert differing_operators({"a": "x"}, {"b": "y"}) == [
         ("a", "is in the stored state and not in this graph"),
         ("b", "is in this graph and not in the stored state"),

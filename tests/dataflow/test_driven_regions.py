@@ -38,6 +38,7 @@ def refusal(graph: Graph) -> str:
 
 def test_a_graph_of_batches_only_is_a_plan() -> None:
     assert driven().plan().fed_by_batches == ("lines",)
+    assert BatchSource(WORDS, settings="zone=UTC").detail() == "batches with zone=UTC"
 
 
 def test_rows_that_are_shown_before_the_record_of_their_batch_are_refused() -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 from pyspark.sql.streaming import DataStreamWriter
 
 import spark_integration as dos
 from dos_server.testing import Servers, ThreadedServer
+from spark_integration.catalyst import session_settings
 from spark_integration.core.dividing import FrameError
 from spark_integration.frame_class import (
     METHODS,
@@ -302,6 +303,58 @@ def test_a_stream_has_sparks_rows_over_restarts_and_late_rows(
         assert found == expected
         sizes.append(len(found))
     assert 0 < sizes[0] < sizes[1]
+
+
+def test_settings_of_the_session_are_noted_where_rows_depend_on_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    confs = "spark.sql.session.timeZone", "spark.sql.ansi.enabled"
+    zone, ansi = (f"{name}={spark.conf.get(name)}" for name in confs)
+    stream = spark.readStream.schema("k string, a int, ts timestamp")
+    rows, lines = stream.parquet(str(tmp_path)), stream.json(str(tmp_path))
+    for expected, given in [
+        ("", rows.withWatermark("ts", "1 hour").filter("k = 'a'").select("ts", F.upper("k"))),
+        (zone, rows.select(F.hour("ts"))),
+        (zone, rows.select(F.udf(lambda x: x, "string")("k"))),
+        (zone, lines.select("k")),  # the file has times as text
+        (ansi, rows.select(F.col("a") + 1)),
+        (f"{ansi}, {zone}", rows.select("a", F.to_timestamp("k").alias("at")).select("at")),
+    ]:
+        assert session_settings(given) == expected
+    assert session_settings(spark.readStream.schema("n int").json(str(tmp_path))) == ""
+
+
+def test_a_changed_expression_or_zone_is_refused_before_anything_is_lost(
+    spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path
+) -> None:
+    rerun = Rerun(spark, tmp_path, servers.url)
+    zone = "spark.sql.session.timeZone"
+
+    def program(factor: int) -> Callable[[DataFrame], DataFrame]:
+        def made(given: DataFrame) -> DataFrame:
+            timed = given.withWatermark("at", "5 minutes")
+            keys = F.window("at", "10 minutes"), F.hour("at").alias("hour")
+            return timed.groupBy(*keys).agg(F.sum(F.col("v") * factor).alias("n")).select("hour", "n")
+
+        return made
+
+    before = spark.conf.get(zone)
+    rerun.add([0, 30], 0)
+    rerun.run(program(2), framed=True)
+    rerun.add([31, 60], 1)
+    text = (
+        r"cannot be started: checkpoint .* made by another graph: operator 'aggregate_by_hour_10m' was .*\(#"
+    )
+    with pytest.raises(StreamingQueryException, match=text):
+        rerun.run(program(3), framed=True)
+    try:
+        spark.conf.set(zone, "Asia/Kolkata")
+        text = rf"operator 'input' was source .*{zone}={before}.*, is source .*{zone}=Asia/Kolkata.*settings"
+        with pytest.raises(StreamingQueryException, match=text):
+            rerun.run(program(2), framed=True)
+    finally:
+        spark.conf.set(zone, before)
+    assert rerun.run(program(2), framed=True) == rerun.run(program(2), framed=False)
 
 
 def test_a_stream_drops_sparks_duplicates_within_the_watermark_over_restarts(

@@ -23,6 +23,10 @@ from dos_protocol.digests import digest64
 _DECLARED: Final = re.compile(r"(.*) state (?:v(\d+) )?\((.*?)\)((?: ttl)?(?: gives \(.*\))?)")
 
 
+_WORDS_BESIDE: Final = 3
+"""How many equal words are shown beside those in which two descriptions differ."""
+
+
 class _Declared(NamedTuple):
     version: int
     columns: str
@@ -52,7 +56,7 @@ def _why(stored: str, present: str) -> str:
     """Return how two descriptions of one operator differ, with the remedy if only its declared state does."""
     old, new = _declared(stored), _declared(present)
     if old is None or new is None or old.rest != new.rest:
-        return f"was {stored}, is {present}"
+        return _difference(stored.split(" "), present.split(" "))
     difference = f"declares {new}, but the checkpoint holds {old}"
     if old.version > new.version:
         return f"{difference}: run a graph that declares version {old.version}"
@@ -61,6 +65,29 @@ def _why(stored: str, present: str) -> str:
         f"{difference}: give it state_version={version} and Migration({old.version}, state, function), where"
         " state has the columns of the checkpoint"
     )
+
+
+def _difference(stored: Sequence[str], present: Sequence[str]) -> str:
+    """Return two descriptions, of whose words those at the beginning and the end that are equal are left out,
+    except the first one and some beside the difference.
+    """
+    lengths = range(min(len(stored), len(present)) + 1)
+    begin = max(n for n in lengths if stored[:n] == present[:n])
+    end = max(
+        n
+        for n in lengths
+        if n + begin <= lengths[-1] and stored[len(stored) - n :] == present[len(present) - n :]
+    )
+    return "was {}, is {}".format(
+        *(_shortened(words, begin, len(words) - end) for words in (stored, present))
+    )
+
+
+def _shortened(words: Sequence[str], begin: int, end: int) -> str:
+    begin, end = max(begin - _WORDS_BESIDE, 0), min(end + _WORDS_BESIDE, len(words))
+    first = [words[0], "..."] if begin > 1 else list(words[:begin])
+    last = ["..."] if end < len(words) - 1 else list(words[end:])
+    return " ".join([*first, *words[begin:end], *last])
 
 
 def fingerprint(operators: Mapping[str, str]) -> str:
