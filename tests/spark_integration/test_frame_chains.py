@@ -54,7 +54,7 @@ class Streams:
             found.append(df if store is None else dos.frame(df, store=store, workers=2))
         return found
 
-    def run(self, program: Callable[..., Any], store: str | None) -> list[list[Any]]:
+    def run(self, program: Callable[..., Any], store: str | None, mode: str = "append") -> list[list[Any]]:
         """Run the program on the files that are there. Return the rows of each micro-batch that has some."""
         batches: list[list[Any]] = []
 
@@ -62,21 +62,23 @@ class Streams:
             if rows := sorted((tuple(row) for row in df.collect()), key=repr):
                 batches.append(rows)
 
-        writer = program(*self.given(store)).writeStream.trigger(availableNow=True)
+        writer = program(*self.given(store)).writeStream.outputMode(mode).trigger(availableNow=True)
         place = f"{self._folder}/{'plain' if store is None else 'framed'}-checkpoint"
         writer.option("checkpointLocation", place).foreachBatch(take).start().awaitTermination()
         return batches
 
 
-def compare(streams: Streams, program: Callable[..., Any], store: str, runs: Sequence[Any]) -> list[Any]:
+def compare(
+    streams: Streams, program: Callable[..., Any], store: str, runs: Sequence[Any], mode: str = "append"
+) -> list[Any]:
     """Each micro-batch has Spark's rows, in each of the runs on more files. Return them."""
     number, found = 0, []
     for files in runs:
         for rows in files:
             streams.put(number, rows)
             number += 1
-        expected = streams.run(program, None)
-        assert streams.run(program, store) == expected
+        expected = streams.run(program, None, mode)
+        assert streams.run(program, store, mode) == expected
         found += expected
     return found
 
@@ -110,6 +112,29 @@ def test_windows_of_windows_have_sparks_rows_in_each_micro_batch(
     hours = [{row[0].start for row in batch} for batch in batches]
     assert [len(one) for one in hours] == [1, 1, 1], "each hour is in the micro-batch that ends it"
     assert sum(row[-2] for batch in batches for row in batch) == 14
+
+
+def counted_once(words: Any) -> Any:
+    return words.select("word", F.length("word").alias("n")).dropDuplicates().groupBy("n").count()
+
+
+def words_of_windows(words: Any) -> Any:
+    return windowed(words).select(F.col("word").alias("term")).dropDuplicates()
+
+
+@pytest.mark.parametrize(
+    ("program", "mode"),
+    [(counted_once, "update"), pytest.param(words_of_windows, "append", marks=pytest.mark.long)],
+)
+def test_duplicates_below_and_above_an_aggregation_are_sparks(
+    spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path, program: Any, mode: str
+) -> None:
+    first = [[(0, "a"), (0, "bb"), (1, "cc"), (2, "a")], [(12, "a"), (13, "bb"), (14, "d")], [(30, "a")]]
+    second = [[(31, "cc"), (32, "e"), (33, "e")], [(60, "bb")], [(90, "f")]]
+    runs = [[{"word": rows} for rows in files] for files in (first, second)]
+    batches = compare(Streams(spark, tmp_path, ["word"]), program, servers.url, runs, mode)
+    assert len(batches) >= 2
+    assert len({row for batch in batches for row in batch}) > 3
 
 
 def test_three_calls_of_a_batch_have_sparks_rows(
