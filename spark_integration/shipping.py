@@ -23,11 +23,12 @@ import platform
 import site
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from pyspark import cloudpickle
@@ -36,24 +37,28 @@ from dos_protocol.errors import DosError
 from spark_integration.errors import ExecutorMismatchError
 from spark_integration.on_executor import DISTRIBUTION, MISMATCH, PACKAGES, installed_version
 
+_REGISTERING: Final = threading.Lock()
+"""cloudpickle registers modules for the whole process, and queries start regions in threads of their own."""
+
 
 def ship(value: Any, what: str) -> bytes:
     """Pickle `value`, with every function and class by value that the executors could not import.
     Raises DosError, which names `what`.
     """
     registered: list[ModuleType] = []
-    try:
-        while True:  # a module that is sent by value may refer to further ones
-            data, modules = _pickle(value, what)
-            new = [m for m in modules if m not in registered and not executors_have(m)]
-            if not new:
-                return data
-            for module in new:
-                cloudpickle.register_pickle_by_value(module)
-            registered += new
-    finally:
-        for module in registered:
-            cloudpickle.unregister_pickle_by_value(module)
+    with _REGISTERING:
+        try:
+            while True:  # a module that is sent by value may refer to further ones
+                data, modules = _pickle(value, what)
+                new = [m for m in modules if m not in registered and not executors_have(m)]
+                if not new:
+                    return data
+                for module in new:
+                    cloudpickle.register_pickle_by_value(module)
+                registered += new
+        finally:
+            for module in registered:
+                cloudpickle.unregister_pickle_by_value(module)
 
 
 def _pickle(value: Any, what: str) -> tuple[bytes, list[ModuleType]]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -81,6 +82,20 @@ def test_a_plain_pickle_would_not_have_done(user: ModuleType) -> None:
 def test_modules_are_sent_by_name_again_afterwards(user: ModuleType) -> None:
     before = len(ship(user.work, "work"))
     assert len(pickle.dumps(user.work)) < before / 4
+
+
+def test_several_threads_send_functions_of_one_file_at_a_time(user: ModuleType) -> None:
+    together = threading.Barrier(4)
+
+    def shipped(_: int) -> bytes:
+        together.wait()
+        data = [ship(user.work, "the graph") for _ in range(25)]
+        assert len({*data}) == 1
+        return data[0]
+
+    with ThreadPoolExecutor(4) as threads:
+        found = [*threads.map(shipped, range(4))]
+    assert all(b"FACTOR" in data for data in found), "by value"
 
 
 def test_classes_and_their_objects_travel_too(user: ModuleType) -> None:
