@@ -215,6 +215,8 @@ class Desk:
             port = await trio.to_thread.run_sync(self._running_for, asked)
         except Exception as error:  # of a start, which runs code of Spark and of the user
             text, remedy = str(error.args[0] if error.args else error), getattr(error, "remedy", "")
+            # With the traceback of a function of the user, in which the region failed for another attempt.
+            text = "\n".join([text, *getattr(error, "__notes__", ())])
             logger.error("region %s cannot be started: %s", self._name, error)
             return BatchRefused(
                 job=self._name,

@@ -183,8 +183,9 @@ def frame(
     Names, types and errors are those of Spark. Stateful is what keeps rows or results between rows:
     `dropDuplicates`, `dropDuplicatesWithinWatermark`, `distinct`, the inner join of two streams, and
     `groupBy` with `agg` (`avg`, `bool_and`, `bool_or`, `count`, `count_if`, `max`, `min`, `sum`,
-    `approx_count_distinct`). What a region does not compute is refused with FrameError, at the call; nothing
-    falls back to state of Spark.
+    `approx_count_distinct`), `applyInPandasWithState`, `transformWithState` or `transformWithStateInPandas`.
+    What a region does not compute is refused with FrameError, at the call; nothing falls back to state of
+    Spark.
 
     - In a batch, an action or `write` runs the region once, with the rows of that time. A stream starts it
       with `writeStream.start()`; the query has the attribute `dos`. In the output mode "complete" the sink is
