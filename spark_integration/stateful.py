@@ -65,6 +65,7 @@ from spark_integration.spark_api import arrow_schema, spark_schema
 TIME: Final = "#time"
 ALL: Final = "#all"
 """The key of an aggregation without keys. Names with # cannot be confused with those of users."""
+WINDOW: Final = "#window"
 INPUT: Final = "input"
 OUTPUT: Final = "out"
 WATERMARK: Final = "spark.watermarkDelayMs"
@@ -161,8 +162,9 @@ class StatefulCall(ABC):
         """Return lines with the name of the operator, its keys and its state."""
 
     def plain_columns(self) -> list[str | None] | None:
-        """Return for each column of the shadow the column of the region's output that has its values; START
-        for the window, None for one that Spark computes after the region. None: no call may be above it.
+        """Return for each column of the shadow the column of the region's output that has its values:
+        `WINDOW` for the window, None for one that Spark computes after the region. None: no call may be above
+        it.
         """
         return None
 
@@ -285,7 +287,7 @@ class Aggregation(StatefulCall):
         return [
             None
             if one.expression.kind is not ExpressionKind.STATE
-            else START
+            else WINDOW
             if window is not None and one.expression.name == window.name
             else one.expression.name
             for one in self.division.results
@@ -733,7 +735,7 @@ def _is_computed(name: str, below: StatefulCall) -> FrameError:
 
 def _between(given: DataFrame, below: StatefulCall, zeros: Sequence[StructField] = ()) -> Between:
     """Return these columns as rows of the region. zeros: columns more, of zeros. Raises FrameError unless
-    they are plain ones of the result of the call below; `TIME` is its window.
+    they are plain ones of the result of the call below; `TIME` is its window, or the time of duplicates.
     """
     try:
         positions = plain_columns(given, below.shadow)
@@ -745,27 +747,31 @@ def _between(given: DataFrame, below: StatefulCall, zeros: Sequence[StructField]
             f"a stateful call above {below.name} would be in the same region", remedy=_OTHER_REGION
         )
     fields = list(given.schema.fields)
-    selected, window_time = [], None
+    selected, window_time, behind_us, stream = [], None, 0, given.isStreaming
     for index, (field, position) in enumerate(zip(fields, positions, strict=True)):
         found = None if position is None else columns[position]
         if found is None:
             raise _is_computed(field.name, below)
-        if (field.name == TIME) != (found == START):
-            used = (
-                "window(...) of a time that is no window" if found != START else f"its window {field.name!r}"
-            )
+        if field.name == TIME and isinstance(below, Deduplication) and found == below.time and stream:
+            # The watermark of duplicates is 1 microsecond above that of windows.
+            behind_us = 1
+        elif (field.name == TIME) != (found == WINDOW):
+            is_window = found == WINDOW
+            used = f"its window {field.name!r}" if is_window else "window(...) of a time that is no window"
             raise FrameError(
                 f"a stateful call above {below.name} uses {used}",
                 remedy=f"group by window(...) of its window, or {_OTHER_REGION}",
             )
-        if found != START:
+        if found != WINDOW:
             selected.append((field.name, found))
             continue
         kind: Any = field.dataType
         fields[index] = StructField(TIME, kind["start"].dataType, metadata=field.metadata)
         window_time = TIME
     made = arrow_schema(StructType(list(zeros)))
-    selection = Selection(tuple(selected), window_time, tuple((one.name, one.type) for one in made))
+    selection = Selection(
+        tuple(selected), window_time, tuple((one.name, one.type) for one in made), behind_us
+    )
     return Between(below, StructType([*fields, *zeros]), selection)
 
 

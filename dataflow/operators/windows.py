@@ -208,12 +208,14 @@ def _starts_in(block: pa.RecordBatch) -> Slots:
 class Selection:
     """A function of `map`, of batches, through which event time passes. `columns`: (new name, column).
     `window_time`: the name of one more column, the time of the window of a row: its end less 1 microsecond,
-    as in Spark. `zeros`: (name, type) of columns of zeros.
+    as in Spark. `zeros`: (name, type) of columns of zeros. `behind_us`: by how much the watermark is held
+    back.
     """
 
     columns: tuple[tuple[str, str], ...]
     window_time: str | None = None
     zeros: tuple[tuple[str, pa.DataType], ...] = ()
+    behind_us: int = 0
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         made = {new: batch.column(old) for new, old in self.columns}
@@ -227,7 +229,7 @@ class Selection:
 
     def lags(self, above: Mapping[str, int]) -> dict[str, int]:
         """Return by how much each column may be behind the watermark. above: the same of the input."""
-        lags = {new: above.get(old, above.get("", 0)) for new, old in self.columns}
+        lags = {new: above.get(old, above.get("", 0)) + self.behind_us for new, old in self.columns}
         # A window is emitted when the watermark reaches its last microsecond, which is its time.
         return lags if self.window_time is None else {**lags, self.window_time: 0}
 

@@ -128,6 +128,24 @@ def test_a_window_of_the_times_of_windows_is_over_with_the_last_of_them() -> Non
     assert found == [(second(0), 2, 4, 0), (second(10), 2, 3, 0)]
 
 
+def test_a_window_above_duplicates_is_over_when_spark_has_it_over() -> None:
+    graph = Graph("timed")
+    rows = graph.source("rows", InputSource("rows", SCHEMA))
+    # The watermark of duplicates in Spark is the latest time less the delay, here 1 microsecond.
+    timed = rows.event_time("timed", "at", lateness=timedelta(0)).key_by("by_key", "key", "at")
+    once = timed.dedup("once", Tumbling("at", timedelta(milliseconds=1), timedelta(microseconds=1)))
+    selection = Selection((("key", "key"), ("time", "at")), behind_us=1)
+    columns = once.map("columns", selection, schema="key string, time timestamp", takes="batch")
+    made = columns.key_by("again", "key").aggregate(
+        "made", Tumbling("time", timedelta(seconds=10)), n=Count()
+    )
+    made.sink("out", CallSink(print))
+    trial = Trial(graph)
+    for number, windows in ((1, 0), (1, 0), (10, 0), (10.000001, 1)):
+        trial.step({"rows": [row(number)]})
+        assert [one["n"] for one in trial.rows("out")] == [1] * windows, number
+
+
 def test_windows_that_are_over_leave_no_state() -> None:
     trial = Trial(windowed(Tumbling("at", timedelta(seconds=1))))
     for number in range(50):

@@ -122,15 +122,28 @@ def words_of_windows(words: Any) -> Any:
     return windowed(words).select(F.col("word").alias("term")).dropDuplicates()
 
 
+def windows_of_times(words: Any) -> Any:
+    once = words.withWatermark("wordAt", "10 minutes").dropDuplicates(["word", "wordAt"])
+    return once.groupBy(F.window("wordAt", "10 minutes"), "word").count()
+
+
 @pytest.mark.parametrize(
     ("program", "mode"),
-    [(counted_once, "update"), pytest.param(words_of_windows, "append", marks=pytest.mark.long)],
+    [
+        (counted_once, "update"),
+        (windows_of_times, "append"),
+        pytest.param(words_of_windows, "append", marks=pytest.mark.long),
+    ],
 )
 def test_duplicates_below_and_above_an_aggregation_are_sparks(
     spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path, program: Any, mode: str
 ) -> None:
-    first = [[(0, "a"), (0, "bb"), (1, "cc"), (2, "a")], [(12, "a"), (13, "bb"), (14, "d")], [(30, "a")]]
-    second = [[(31, "cc"), (32, "e"), (33, "e")], [(60, "bb")], [(90, "f")]]
+    first = [
+        [(0, "a"), (0, "bb"), (1, "cc"), (2, "a")],
+        [(12, "a"), (13, "bb"), (14, "d")],
+        [(30, "a"), (29.9999, "a")],
+    ]
+    second = [[(31, "cc"), (30, "a"), (31, "cc"), (32, "e"), (33, "e")], [(60, "bb")], [(90, "f")]]
     runs = [[{"word": rows} for rows in files] for files in (first, second)]
     batches = compare(Streams(spark, tmp_path, ["word"]), program, servers.url, runs, mode)
     assert len(batches) >= 2
