@@ -178,6 +178,29 @@ def test_a_function_that_does_not_evaluate_its_micro_batch_leaves_none_out(
     until(lambda: not desks(), "an ended query leaves no thread and no port behind", 60)
 
 
+def test_ticks_make_micro_batches_and_end_no_window(
+    spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path
+) -> None:
+    put(tmp_path, 1)
+    words = Running(spark, tmp_path, None).words
+    ticking = words_of(dos.frame(words, store=servers.url, workers=1, tick=True))
+    counted = ticking.withWatermark("at", "1 minute").groupBy(F.window("at", "20 minutes")).count()
+    shown: list[int] = []
+    enough = threading.Event()
+
+    def each(df: DataFrame, batch: int) -> None:
+        shown.append(df.count())
+        if batch == 3:
+            enough.set()
+
+    query = counted.writeStream.foreachBatch(each).start()
+    try:
+        assert enough.wait(200)
+    finally:
+        query.stop()
+    assert sorted(shown)[-2:] == [0, 1], "the window of minutes 0 and 12 is over, that of minute 61 is not"
+
+
 def test_what_a_mode_does_not_have_is_refused_before_anything_starts(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
