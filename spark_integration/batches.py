@@ -657,7 +657,8 @@ TIME: Final = "_dos_time"
 """The column with the time of the batch."""
 INPUT: Final = "_dos_input"
 """The column with the input of a row and its partition: the number of the input, plus the number of inputs
-times that of the partition. With several inputs the columns of each are in the struct of its number.
+times that of the partition. With several inputs the columns of each are in the struct of its number; with
+one, each has its position as its name.
 """
 MARKER: Final = -1
 """The number of rows that belong to no input."""
@@ -735,7 +736,8 @@ class CarryingTask:
     def _of(self, number: int, rows: pa.RecordBatch) -> pa.RecordBatch:
         schema = self.schemas[number]
         if len(self.schemas) == 1:
-            return rows.select(schema.names).cast(schema)
+            own = [rows.column(str(index)) for index in range(len(schema))]
+            return pa.RecordBatch.from_arrays(own, names=schema.names).cast(schema)
         return pa.RecordBatch.from_arrays(rows.column(str(number)).flatten(), names=schema.names).cast(schema)
 
 
@@ -782,7 +784,9 @@ def carried(
 
 def _tagged(frames: Sequence[DataFrame]) -> list[DataFrame]:
     if len(frames) == 1:
-        return [frames[0].withColumn(INPUT, functions.spark_partition_id())]
+        # By position: PySpark's mapInArrow takes a column `a.b` for the field b of a.
+        numbered = frames[0].toDF(*map(str, range(len(frames[0].columns))))
+        return [numbered.withColumn(INPUT, functions.spark_partition_id())]
     tagged = []
     for number, df in enumerate(frames):
         tag = functions.spark_partition_id() * len(frames) + number

@@ -783,7 +783,9 @@ def _after(division: DividedCall, rows: DataFrame, shadow: StructType) -> DataFr
     catalyst = Catalyst(spark)
     if not division.keys:
         # Spark has a row also if there was no input.
-        rows = rows.coalesce(1).mapInArrow(_AtLeastOneRow(arrow_schema(rows.schema)), rows.schema)
+        # By position: PySpark's mapInArrow takes a column `a.b` for the field b of a.
+        numbered = rows.coalesce(1).toDF(*map(str, range(len(rows.columns))))
+        rows = numbered.mapInArrow(_AtLeastOneRow(arrow_schema(rows.schema)), rows.schema)
     guard = ALL if not division.plain_keys else division.plain_keys[0].name
     state = [F.col(quoted(key.name)).alias(_hidden(key.name)) for key in division.plain_keys]
     if division.window is not None:
@@ -819,7 +821,7 @@ class _AtLeastOneRow:
         rows = 0
         for batch in batches:
             rows += batch.num_rows
-            yield batch
+            yield batch.rename_columns(self.schema.names)
         if not rows:
             nulls = [pa.nulls(1, one.type) for one in self.schema]
             yield pa.RecordBatch.from_arrays(nulls, schema=self.schema)

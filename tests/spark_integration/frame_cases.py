@@ -165,7 +165,7 @@ def computed() -> dict[str, Case]:
         "alias inside": (["k"], [(F.sum(c("a").alias("z")) * 2).alias("n")]),
         "cast of an aggregate": (["k"], [F.sum("a").cast("string")]),
         "two keys of one expression": ([c("a") % 2, (c("a") % 2).alias("again")], [F.count("*").alias("n")]),
-        "global": ([], [F.sum("a").alias("n"), F.count("*").alias("m"), F.count("a")]),
+        "global": ([], [F.sum("a").alias("n"), F.count("*").alias("m"), F.count("a"), F.max("`st.x`")]),
         "empty string as a name": (["k"], [F.sum("a").alias("")]),
         "duplicate names": (["k"], [F.sum("a").alias("n"), F.max("a").alias("n")]),
         "an earlier result by its name": (["k"], [F.max("a").alias("x"), (c("x") + 1).alias("y")]),

@@ -61,9 +61,11 @@ class Disturbed:
             self._pids[event.worker] = event.pid
 
     def _kill(self) -> None:
+        if not self._pids:
+            return  # the first workers are not there yet
         worker = self._rng.choice(sorted(self._pids))
-        with suppress(ProcessLookupError):
-            os.kill(self._pids.pop(worker), signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it was killed before, and the next one is not there yet
+            os.kill(self._pids[worker], signal.SIGKILL)
             self.killed += 1
 
     def _take(self, df: DataFrame, batch: int) -> None:
@@ -111,7 +113,7 @@ def program(given: DataFrame, seed: int, mode: str) -> DataFrame:
     return given.groupBy(*keys).agg(*RandomResults(seed).some(8))
 
 
-@pytest.mark.parametrize("seed", with_long([1], range(2, 10), range(10, 40)))
+@pytest.mark.parametrize("seed", with_long([3], [1, 2, *range(4, 10)], range(10, 40)))
 def test_random_aggregations_of_a_stream_are_sparks_whatever_is_killed_or_started_again(
     spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path, seed: int
 ) -> None:
