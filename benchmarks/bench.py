@@ -209,7 +209,6 @@ Everything ran on it: clients, servers and Spark.
   Python workers, workers of the region, servers.
   - *Sessions*: a timer for each user. *Fraud*: arrays of eight doubles in rows (in the state of
     `applyInPandasWithState`, PySpark 4.3 fails on arrays). *Totals*: JSON, joined with a table; no Python.
-    The first two are graphs with `calls="group"`, through `dos.through`; the third is a frame.
   - *Recovery*: the driver and all that it started are killed in a micro-batch; from the start of the program
     again to the commit of that micro-batch.
 - **Memory**: the high-water mark of resident memory; with idle connections the current one. Growth: the

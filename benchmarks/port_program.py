@@ -1,4 +1,4 @@
-"""The three jobs of `./run bench port`, each as a program of Spark, and with its state in a region.
+"""The three jobs of `./run bench port`, each as a program of Spark that a flag changes in one line.
 
     benchmarks/port_program.py JOB VARIANT FOLDER [--store URL] [--workers N]
 
@@ -12,10 +12,9 @@ Spark is there.
 import argparse
 import os
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -26,21 +25,21 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from spark_session import SLOTS, session
 
 import dos
-from dataflow.graph.builder import KeyedStream, Stream
 
 GAP_MS: Final = 600_000
 """A session of a user ends after so long without a click."""
 DELAY: Final = "10 seconds"
 """Of the watermarks."""
-DELAY_OF_TIME: Final = timedelta(seconds=10)
 CLICK: Final = "user string, at timestamp, ms bigint"
 SESSION: Final = "user string, begin_ms bigint, end_ms bigint, clicks bigint"
-PAYMENT: Final = "card string, at timestamp, ms bigint, amount double, features array<double>"
+PAYMENT: Final = "card string, ms bigint, amount double, features array<double>"
 SCORE: Final = "card string, ms bigint, score double"
 PROFILE: Final = "n bigint, mean double"
 PAID: Final = ("ms", "amount", "features")
 WEIGHTS: Final = np.linspace(-1.0, 1.0, 8)
 SALE: Final = "shop string, product int, at timestamp, cents bigint"
+Change = Callable[[DataFrame], DataFrame]
+"""The line that is changed: nothing, or `dos.frame`."""
 
 
 # --- sessions of users --------------------------------------------------------------------------------------
@@ -86,23 +85,8 @@ class Sessions(StatefulProcessor):  # type: ignore[misc]  # PySpark has no types
         """Nothing is open."""
 
 
-def sessions(spark: SparkSession, folder: Path, region: "Region | None") -> DataFrame:
-    clicks = files(spark, CLICK).parquet(str(folder / "input"))
-    if region is not None:
-        return region.through(
-            clicks,
-            "user",
-            lambda keyed: keyed.transform_with_state(
-                "sessions",
-                Sessions(),
-                SESSION,
-                "append",
-                "eventTime",
-                time="at",
-                takes="pandas",
-                calls="group",
-            ),
-        )
+def sessions(spark: SparkSession, folder: Path, change: Change) -> DataFrame:
+    clicks = change(files(spark, CLICK).parquet(str(folder / "input")))
     timed = clicks.withWatermark("at", DELAY).groupBy("user")
     return timed.transformWithStateInPandas(Sessions(), SESSION, "append", "eventTime")
 
@@ -127,16 +111,8 @@ def scored(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Itera
     yield pd.DataFrame({"card": [key[0]] * len(paid), "ms": [row[0] for row in paid], "score": scores})
 
 
-def fraud(spark: SparkSession, folder: Path, region: "Region | None") -> DataFrame:
-    payments = files(spark, PAYMENT).parquet(str(folder / "input"))
-    if region is not None:
-        return region.through(
-            payments,
-            "card",
-            lambda keyed: keyed.apply_in_pandas_with_state(
-                "fraud", scored, SCORE, PROFILE, "append", time="at", calls="group"
-            ),
-        )
+def fraud(spark: SparkSession, folder: Path, change: Change) -> DataFrame:
+    payments = change(files(spark, PAYMENT).parquet(str(folder / "input")))
     return payments.groupBy("card").applyInPandasWithState(
         scored, SCORE, PROFILE, "append", GroupStateTimeout.NoTimeout
     )
@@ -145,11 +121,9 @@ def fraud(spark: SparkSession, folder: Path, region: "Region | None") -> DataFra
 # --- totals of windows --------------------------------------------------------------------------------------
 
 
-def totals(spark: SparkSession, folder: Path, region: "Region | None") -> DataFrame:
+def totals(spark: SparkSession, folder: Path, change: Change) -> DataFrame:
     products = spark.read.parquet(str(folder / "products"))
-    sales = files(spark, SALE).json(str(folder / "input"))
-    if region is not None:
-        sales = region.frame(sales)
+    sales = change(files(spark, SALE).json(str(folder / "input")))
     known = sales.withWatermark("at", DELAY).join(products, "product")
     sold = known.groupBy(F.window("at", "20 minutes"), "shop").agg(
         F.sum(F.col("cents") * F.col("weight")).alias("sold"),
@@ -161,25 +135,6 @@ def totals(spark: SparkSession, folder: Path, region: "Region | None") -> DataFr
 
 
 # --- the program --------------------------------------------------------------------------------------------
-
-
-class Region(NamedTuple):
-    """Where and how the region of a program runs."""
-
-    store: str
-    workers: int
-
-    def frame(self, df: DataFrame) -> DataFrame:
-        return dos.frame(df, store=self.store, workers=self.workers)
-
-    def through(self, df: DataFrame, key: str, call: Callable[[KeyedStream], Stream]) -> DataFrame:
-        """Return the output of a function that is called for each key of `df`."""
-        graph = dos.Graph(f"by_{key}")
-        timed = graph.source("rows", dos.InputSource("rows", df.schema)).event_time(
-            "timed", "at", lateness=DELAY_OF_TIME, max_ahead=None
-        )
-        call(timed.key_by("by_key", key)).sink("out", dos.LogSink(publish="checkpoint"))
-        return dos.through(df, graph, store=self.store, workers=self.workers)
 
 
 JOBS: Final = {"sessions": sessions, "fraud": fraud, "totals": totals}
@@ -201,13 +156,18 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     given = parser.parse_args()
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # Python workers of Spark import this directory
-    region = Region(given.store, given.workers) if given.variant == "dos" else None
+
+    def change(df: DataFrame) -> DataFrame:
+        if given.variant == "spark":
+            return df
+        return dos.frame(df, store=given.store, workers=given.workers)
+
     # Spark has SLOTS tasks at a time. A worker is a task, too, and waits while the query's own task runs.
-    slots = SLOTS if region is None else region.workers + 1
+    slots = SLOTS if given.variant == "spark" else given.workers + 1
     confs = {"spark.sql.session.timeZone": "UTC", "spark.python.authenticate.socketTimeout": "300s"}
     spark = session(given.folder, f"local[{slots}]", confs)
     (given.folder / "session").touch()
-    result = JOBS[given.job](spark, given.folder, region)
+    result = JOBS[given.job](spark, given.folder, change)
     writing = result.writeStream.format("parquet").outputMode("append").trigger(availableNow=True)
     writing = writing.queryName(given.job).option("path", str(given.folder / "output"))
     writing.option("checkpointLocation", str(given.folder / "checkpoint")).start().awaitTermination()
