@@ -536,16 +536,16 @@ def test_a_call_for_a_micro_batch_has_sparks_watermark_and_timers_come_after_all
     calls: list[Any] = []
     trial = Trial(batch_graph(calls, timedelta(seconds=2)))
     zero = millis(second(0))
-    trial.step({"rows": at(3.0, 1.0)})
-    # The watermark is at 1 second, in whole milliseconds: a row of 1 s is late, one of 1.0005 s is not.
-    trial.step({"rows": at(20.0, 1.0, 1.0005)})
+    trial.step({"rows": at(3.0004, 1.0)})
+    # The watermark is at 1 second, in whole milliseconds: a row of 1 s is late, one of 1.0002 s is not.
+    trial.step({"rows": at(20.0, 1.0, 1.0002)})
     # That row put the timer off to 25 s. With a watermark of exactly 25 s it waits, as in Spark.
     trial.step({"rows": [one | {"key": "b"} for one in at(27.0)]})
     trial.step({"rows": [one | {"key": "b"} for one in at(27.001)]})
     trial.step({"rows": at(26.0)})
     assert calls == [
-        ("a", [1.0, 3.0], 0),
-        ("a", [1.0005, 20.0], zero + 1_000),
+        ("a", [1.0, 3.0004], 0),
+        ("a", [1.0002, 20.0], zero + 1_000),
         ("b", [27.0], zero + 18_000),
         ("b", [27.001], zero + 25_000),
         ("out", [], zero + 25_001),
