@@ -17,7 +17,6 @@ task of Spark fails. What is done with a batch, and why each row counts once, is
 `checkpoint/core/coordination/batches.py`.
 """
 
-import itertools
 import logging
 import math
 import os
@@ -28,7 +27,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import IO, Any, Final, NamedTuple, TypeAlias
 
@@ -283,7 +282,8 @@ class CarriedBatch:
     query: str
     query_run: str
     number: int
-    time_us: int
+    time_us: int = 0
+    """0: not known yet."""
 
 
 Give: TypeAlias = Callable[[pa.RecordBatch], Awaitable[None]]
@@ -371,10 +371,11 @@ class BatchRows:
 class Carrying:
     """A batch on its way. The thread of the task adds rows, and takes the output."""
 
-    def __init__(self, carrier: "Carrier", batch: CarriedBatch) -> None:
+    def __init__(self, carrier: "Carrier") -> None:
         self.rows: Final = BatchRows()
         self._carrier = carrier
-        self._batch = batch
+        self._batch: CarriedBatch | None = None
+        self._known = trio.Event()
         self._failure: Exception | None = None
         self._sender, self._output = trio.open_memory_channel[pa.RecordBatch](0)
 
@@ -383,9 +384,14 @@ class Carrying:
         """Whether no further row is of any use."""
         return self._failure is not None
 
+    def begin(self, batch: CarriedBatch) -> None:
+        """Begin to carry, as this batch. In the trio thread."""
+        self._batch = batch
+        self._known.set()
+
     @asynccontextmanager
     async def on_its_way(self) -> AsyncGenerator[None]:
-        """Carry the batch in the background, until this is left."""
+        """Carry the batch in the background from `begin` on, until this is left."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._carry)
@@ -397,6 +403,8 @@ class Carrying:
     async def _carry(self) -> None:
         async with self._sender:
             try:
+                await self._known.wait()
+                assert self._batch is not None
                 await self._carrier.carry(self._batch, self.rows, self._sender.send)
             except Exception as error:
                 self._failure = first_error(error)
@@ -425,10 +433,10 @@ class Carrier:
         self._warned = False
 
     def through(
-        self, batch: CarriedBatch, given: Iterator[tuple[int, pa.RecordBatch]]
+        self, batch: CarriedBatch, given: Iterator[tuple[int, int, pa.RecordBatch]]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the output of a batch. given: (input, rows). Waits while the region starts, restores, or
-        waits for its store.
+        """Yield the output of a batch. given: (time of the batch, or 0; input or MARKER; rows). Waits while
+        the region starts, restores, or waits for its store.
 
         Raises BatchGapError, BatchPlannedAgainError, OtherQueryError; RegionFailedError if the region ended;
         BrokenConnectionError if its driver is gone; UserFault for a row that is too large.
@@ -438,13 +446,19 @@ class Carrier:
             region = self._region
             opening = open_store(region.store_url, token=region.token, client=f"{region.name}.batches")
             self._store = self._held.enter_context(portal.hold(opening))
-        carrying = portal.call_sync(Carrying, self, batch)
+        carrying = portal.call_sync(Carrying, self)
+        is_known = False
         with portal.hold(carrying.on_its_way()):
-            for channel, rows in given:
+            for time_us, channel, rows in given:
                 if carrying.failed:
                     break
-                carrying.rows.add(channel, rows)
-                portal.soon(carrying.rows.changed)
+                if time_us:
+                    is_known = True
+                    portal.call_sync(carrying.begin, replace(batch, time_us=time_us))
+                if channel != MARKER:
+                    carrying.rows.add(channel, rows)
+                    portal.soon(carrying.rows.changed)
+            assert is_known, "each batch has a row with its time"
             carrying.rows.is_whole = True
             portal.soon(carrying.rows.changed)
             while (found := portal.call(carrying.next)) is not None:
@@ -654,7 +668,7 @@ def _refused(answer: BatchRefused) -> DosError:
 # --- the DataFrame ------------------------------------------------------------------------------------------
 
 TIME: Final = "_dos_time"
-"""The column with the time of the batch."""
+"""The column with the time of the batch, of the one row that each batch has; null in all others."""
 INPUT: Final = "_dos_input"
 """The column with the input of a row and its partition: the number of the input, plus the number of inputs
 times that of the partition. With several inputs the columns of each are in the struct of its number; with
@@ -712,26 +726,20 @@ class CarryingTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         query, query_run, number = _batch_of_task()
         reading = BatchReading(len(self.schemas))
-        given = self._rows(reading, batches)
-        first = next(given, None)
-        time_us = 0 if first is None else first[0]
-        rows = itertools.chain(() if first is None else (first,), given)
-        carried = CarriedBatch(query, query_run, number, time_us)
         carrier = _carrier_of(self.region)
-        yield from carrier.through(
-            carried, ((channel, batch) for _, channel, batch in rows if channel != MARKER)
-        )
+        yield from carrier.through(CarriedBatch(query, query_run, number), self._rows(reading, batches))
         carrier.warn_if_slow(reading)
 
     def _rows(
         self, reading: BatchReading, batches: Iterator[pa.RecordBatch]
     ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-        """Yield (time of the batch, input, rows)."""
+        """Yield (time of the batch, or 0; input or MARKER; rows)."""
         for batch in reading.timed(batches):
-            if batch.num_rows:
-                time_us = batch.column(TIME)[0].as_py()
-                for number, rows in reading.by_input(batch):
-                    yield time_us, number, rows if number == MARKER else self._of(number, rows)
+            for number, rows in reading.by_input(batch):
+                if number == MARKER:
+                    yield pc.max(rows.column(TIME)).as_py() or 0, number, rows
+                else:
+                    yield 0, number, self._of(number, rows)
 
     def _of(self, number: int, rows: pa.RecordBatch) -> pa.RecordBatch:
         schema = self.schemas[number]
@@ -775,11 +783,10 @@ def carried(
         others.append(seconds.select(functions.lit(MARKER).alias(INPUT)))
     for other in others:
         together = together.unionByName(other, allowMissingColumns=True)
-    timed = together.withColumn(TIME, functions.unix_micros(functions.current_timestamp()))
     # One task carries a batch. Of several, each would have to wait until all have sent their rows: for ever,
     # with fewer free slots than tasks, or if an action evaluates a part of the partitions first (`take`).
     task = CarryingTask(region, tuple(schema for _, schema in inputs))
-    return timed.coalesce(1).mapInArrow(task, spark_schema(output))
+    return together.coalesce(1).mapInArrow(task, spark_schema(output))
 
 
 def _tagged(frames: Sequence[DataFrame]) -> list[DataFrame]:
@@ -796,7 +803,7 @@ def _tagged(frames: Sequence[DataFrame]) -> list[DataFrame]:
 
 
 def _marker(spark: SparkSession) -> DataFrame:
-    """Return a stream that has one row in each micro-batch, and never begins one."""
+    """Return a stream that has one row in each micro-batch, with its time, and never begins one."""
     # By this row a task knows the time of a batch without rows. Without it, an empty DataFrame that a
     # foreachBatch kept would be taken for the batch in which it is evaluated, whose rows would then be lost.
     row = spark.range(1).select(functions.lit(MARKER).alias(INPUT))
@@ -804,4 +811,7 @@ def _marker(spark: SparkSession) -> DataFrame:
     session = spark._jsparkSession  # noqa: SLF001
     is_streaming = True
     marked = session.internalCreateDataFrame(plan.toRdd(), plan.analyzed().schema(), is_streaming)
-    return DataFrame(marked, spark)
+    # Spark writes the time into the code that it generates, and would compile that anew in each micro-batch,
+    # also the code for all other rows if they had the time. It generates none around `array_sort`.
+    now = functions.array(functions.unix_micros(functions.current_timestamp()))
+    return DataFrame(marked, spark).withColumn(TIME, functions.array_sort(now)[0])

@@ -148,6 +148,21 @@ def test_savepoints_other_numbers_of_workers_and_forks_fall_between_the_batches_
     assert fork.shown == [(0, [("a", 2)])], "it continues the state after batch 0 with a batch 0 of its own"
 
 
+def test_spark_compiles_no_code_for_a_micro_batch_like_those_before(job: Job) -> None:
+    metrics = job.spark._jvm.org.apache.spark.metrics.source.CodegenMetrics
+    query = job.start()
+    try:
+        compiled = []
+        for number in range(4):
+            job.put(number, "a b")
+            query.processAllAvailable()
+            compiled.append(metrics.METRIC_COMPILATION_TIME().getCount())
+    finally:
+        query.stop()
+    assert compiled[1] == compiled[3], "its time is in the code that Spark generates"
+    assert job.counts() == job.expected
+
+
 def test_each_evaluation_of_a_batch_has_the_same_rows_and_an_old_frame_has_its_own(job: Job) -> None:
     kept: list[DataFrame] = []
 
