@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -29,14 +30,17 @@ from dos_client import init_store
 from tests.spark_integration.conftest import WARM_DAEMON
 from tests.spark_integration.through_program import (
     FILES,
+    FRAMES,
     LINES,
     LOOK_S,
+    NAMES,
     WORKERS,
     Holds,
     as_bytes,
     graph_of,
     line,
 )
+from tests.support.parts import with_long
 from tests.support.servers import ServerProcess, three_servers, url_of
 
 __all__ = ["three_servers"]
@@ -51,7 +55,7 @@ END_S_MAX = 60.0
 class Killed:
     """One process of the program, and what it says. A context manager: at the end nothing of it is left."""
 
-    def __init__(self, url: str, folder: Path) -> None:
+    def __init__(self, url: str, folder: Path, runs: Iterable[str] = FILES) -> None:
         self._folder, self._own = folder, Path(mkdtemp(prefix="program", dir=folder))
         with (self._own / "program.log").open("wb") as log:
             self.process = subprocess.Popen(
@@ -71,7 +75,7 @@ class Killed:
         self._family: list[psutil.Process] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.order(*FILES)
+        self.order(*runs)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -87,6 +91,10 @@ class Killed:
     def heard(self, run: str, event: str) -> list[dict[str, Any]]:
         """What it said of that kind, in order."""
         return [one for one in list(self.said) if (one["run"], one["event"]) == (run, event)]
+
+    def has_joined(self, runs: Iterable[str]) -> bool:
+        """Return whether a worker of each run has joined."""
+        return all(self.heard(run, "joined") for run in runs)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a moment. Raises AssertionError if the program fails, or it does not come."""
@@ -159,7 +167,7 @@ def undisturbed(folder: Path, run: str) -> bytes:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for run, files in FILES.items():
+    for run, files in (FILES | FRAMES).items():
         (tmp_path / run).mkdir()
         for number in range(files):
             path = tmp_path / run / f"{number}.txt"
@@ -234,3 +242,53 @@ def test_killed_anywhere_and_called_again_through_gives_what_an_undisturbed_run_
     for run in FILES:
         expected = undisturbed(folder, run)
         assert (folder / f"{run}.rows").read_bytes() == expected
+
+
+def all_reached(holds: Holds, places: list[str]) -> bool:
+    return all(map(holds.reached, places))
+
+
+JOINED = ["parquet.reading0", "each.writing0"]
+"""The workers have joined. The first micro-batch may be recorded, and Spark has not committed it."""
+MOMENTS = [["parquet.feeding1", "each.writing0"], ["parquet.reading1", "each.feeding2"]]
+"""Before the rows of a micro-batch are on their way to the region, or after it is recorded."""
+
+
+# EVIDENCE-OF: P-7, P-10
+@pytest.mark.parametrize(
+    "moments", with_long([MOMENTS[:1]], [[JOINED, *MOMENTS]]), ids=lambda moments: f"{len(moments)} times"
+)
+def test_frames_whose_driver_is_killed_have_the_rows_of_spark(
+    three_servers: list[ServerProcess], folder: Path, moments: list[list[str]]
+) -> None:
+    trio.run(init_store, url_of(three_servers))
+    holds = Holds(folder)
+    with ExitStack() as stack:
+
+        def start() -> Killed:
+            return stack.enter_context(Killed(url_of(three_servers), folder, FRAMES))
+
+        for moment in moments:
+            holds.hold(*moment)
+            program = start()
+            if moment is JOINED:
+                program.until(partial(program.has_joined, FRAMES))
+            else:
+                program.until(partial(all_reached, holds, moment))
+            program.kill()
+            holds.release(*moment)
+        program = start()
+        program.until(lambda: all(program.heard(run, "done") for run in FRAMES))
+        program.finish()
+
+    first = as_bytes([(number, number) for number in range(NAMES)])
+    assert (folder / "parquet.rows").read_bytes() == first, "the first line of each name, once"
+    counts, totals = Counter[int](), Counter[int]()
+    for batch in range(FRAMES["each"]):
+        numbers = range(batch * LINES, (batch + 1) * LINES)
+        for number in numbers:
+            counts[number % NAMES] += 1
+            totals[number % NAMES] += number
+        names = {number % NAMES for number in numbers}
+        expected = as_bytes([(name, counts[name], totals[name]) for name in names])
+        assert (folder / f"each{batch}.rows").read_bytes() == expected

@@ -2,7 +2,7 @@
 
     python -m tests.spark_integration.through_program STORE DIRECTORY SPARK_DIRECTORY
 
-Orders come as names of runs, one in a line; `stream` or `batch`. What
+Orders come as names of runs, one in a line: `stream` or `batch`; `parquet` or `each`, which are frames. What
 happens goes out as lines of JSON. A program that is started behind a killed one is given the same orders.
 
 Functions of its own, on both sides of a region and in it, wait at their place for as long as the test holds
@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 import spark_integration as dos
 from checkpoint.core.region import CheckpointCommitted, RegionEvent, ResetReport, StateChanged, WorkerJoined
@@ -30,6 +31,10 @@ from dataflow import Graph, InputSource, LogSink, UserOperator
 from examples.demo.engine import start_spark
 
 FILES = {"stream": 5, "batch": 9}
+FRAMES = {"parquet": 3, "each": 3}
+"""Files of the runs of frames."""
+NAMES = 60
+"""Of the lines of a frame: less than lines, so that names come again."""
 LINES = 40
 """Of a file."""
 KEYS = 7
@@ -165,7 +170,8 @@ class Program:
 
     def run(self, run: str) -> None:
         try:
-            self._stream(run) if run == "stream" else self._batch(run)
+            runs = {"stream": self._stream, "batch": self._batch, **dict.fromkeys(FRAMES, self._frame)}
+            runs[run](run)
         except Exception as error:
             if TOO_SLOW in str(error):
                 say(run=run, event="again")
@@ -193,6 +199,33 @@ class Program:
         frame = self._through(run, lines, name=run)
         self._write(run, frame)
         frame.dos.stop()
+
+    def _frame(self, run: str) -> None:
+        lines = self._spark.readStream.option("maxFilesPerTrigger", "1").text(str(self._folder / run))
+        given = dos.frame(
+            passing(self._holds, f"{run}.feeding", lines),
+            store=self._url,
+            workers=1,
+            on_event=partial(tell, run),
+        )
+        number = F.split("value", " ")[0].cast("int").alias("number")
+        numbers = given.select(number).withColumn("name", F.col("number") % NAMES)
+        if run == "parquet":
+            rows = passing(self._holds, f"{run}.reading", numbers.dropDuplicates(["name"]))
+            writer = rows.writeStream.format("parquet").option("path", str(self._folder / "frames"))
+        else:
+            counted = numbers.groupBy("name").agg(F.count("*").alias("n"), F.sum("number").alias("total"))
+            writer = counted.writeStream.outputMode("update").foreachBatch(partial(self._each, run))
+        writer = writer.option("checkpointLocation", str(self._folder / f"{run}-checkpoint"))
+        writer.queryName(run).trigger(availableNow=True).start().awaitTermination()
+        if run == "parquet":  # of micro-batches that Spark has not committed there are files, too
+            self._write(run, self._spark.read.parquet(str(self._folder / "frames")))
+
+    def _each(self, run: str, df: DataFrame, batch: int) -> None:
+        """Write the rows of a micro-batch. May be held before."""
+        rows = as_bytes(df.collect())
+        self._holds.pass_by(f"{run}.writing{batch}")
+        (self._folder / f"{run}{batch}.rows").write_bytes(rows)
 
     def _through(self, run: str, lines: DataFrame, **options: Any) -> DataFrame:
         graph = graph_of(self._holds, run, lines.schema)
