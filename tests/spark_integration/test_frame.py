@@ -196,9 +196,9 @@ def test_refusals_name_the_call_and_the_remedy(df: DataFrame, monkeypatch: pytes
         r"applyInPandas of a frame": lambda: given.groupBy("k").applyInPandas(None, ""),
         r"dropDuplicatesWithinWatermark of a batch": given.dropDuplicatesWithinWatermark,
         r"union with a frame that has a stateful call.*other\.df\(\)": lambda: given.union(sold),
-        r"transformWithState after aggregate_by_k.*dos\.frame": lambda: sold.groupBy("k").transformWithState(
-            None, "", "Update", "None"
-        ),
+        r"transformWithStateInPandas after aggregate_by_k.*dos\.frame": lambda: sold.groupBy(
+            "k"
+        ).transformWithStateInPandas(None, "", "Update", "None"),
         r"withWatermark after a stateful call": lambda: sold.withWatermark("count", "1 day"),
         r"no stateful call that could be named": lambda: given.named("x"),
         r"my name cannot be computed by a region: .*operator name 'my name'": lambda: sold.named("my name"),

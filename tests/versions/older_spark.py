@@ -16,7 +16,7 @@ _FOLDER = "tests/spark_integration"
 TESTS = (
     *(f"{_FOLDER}/test_{name}_on_spark.py" for name in ("source", "merged", "inside", "sink")),
     *(f"{_FOLDER}/test_{name}.py" for name in ("through", "local_cluster")),
-    *(f"{_FOLDER}/test_{name}.py" for name in ("frame", "frame_division", "frame_modes", "frame_programs")),
+    *(f"{_FOLDER}/test_{name}.py" for name in ("frame", "frame_division", "frame_modes")),
     f"{_FOLDER}/test_source_restored.py::test_a_query_on_spark_ends_with_a_named_error_or_follows",
 )
 """The main job, sources, the sink, `through`, and frames."""
