@@ -112,11 +112,11 @@ def test_a_mean_of_integers_does_not_overflow_where_their_sum_would() -> None:
     assert last_of_each(trial) == {"a": (9e18,)}
 
 
-def test_a_sum_of_text_and_an_extreme_of_bytes_are_refused() -> None:
+def test_a_sum_of_text_and_an_extreme_of_lists_are_refused() -> None:
     with pytest.raises(
-        GraphError, match=r"Max takes a column of numbers, decimals, dates, .* 'price' is binary"
+        GraphError, match=r"Max takes a column of numbers, decimals, dates, .* 'price' is array<binary>"
     ):
-        graph_of("binary", high=Max("price")).plan()
+        graph_of("array<binary>", high=Max("price")).plan()
     with pytest.raises(GraphError, match="Sum takes a column of integers"):
         graph_of(total=Sum("name")).plan()
 
