@@ -25,7 +25,7 @@ from dataflow.errors import OperatorError, SchemaError, UserFault
 from dataflow.operators.apply import apply_spec
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
 from dataflow.operators.functions import FlatMapSpec, MapSpec
-from dataflow.operators.spark_functions import GroupState
+from dataflow.operators.spark_functions import GroupState, TimerValues
 from dataflow.operators.user_operator import UserOperator
 from dataflow.producing import parts_of
 from dataflow.schema import parse_schema
@@ -382,7 +382,7 @@ def producer(schema: pa.Schema, value: list[Any]) -> Callable[[], Any]:
 def group_state(schema: pa.Schema, value: list[Any]) -> Callable[[], Any]:
     def write() -> Any:
         tuples = Tuples(schema, SessionTimes(UTC_ZONE, naive=True))
-        state = GroupState(tuples, KeyState(), 0, "NoTimeout", out=False)
+        state = GroupState(tuples, KeyState(), TimerValues(0), "NoTimeout", out=False)
         state.update((value[0],))
         return (state.as_value() or {})["c"]
 
