@@ -113,7 +113,7 @@ def program(given: DataFrame, seed: int, mode: str) -> DataFrame:
     return given.groupBy(*keys).agg(*RandomResults(seed).some(8))
 
 
-@pytest.mark.parametrize("seed", with_long([3], [1, 2, *range(4, 10)], range(10, 40)))
+@pytest.mark.parametrize("seed", with_long([3], [2], [1, *range(4, 40)]))
 def test_random_aggregations_of_a_stream_are_sparks_whatever_is_killed_or_started_again(
     spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path, seed: int
 ) -> None:
