@@ -434,7 +434,7 @@ class KeyedStream(Stream):
         within: the first row of each key, whatever its window, and no other one until this long after the end
         of the window of that first row. Then the key is forgotten. Raises SchemaError without a window.
 
-            by_item.dedup("items_for_minutes", Tumbling("at", timedelta(seconds=1)), within=timedelta(minutes=10))
+            by_item.dedup("recent_items", Tumbling("at", timedelta(seconds=1)), within=timedelta(hours=1))
         """
         if window is None and within is None:
             return self._then(name, DedupSpec(self._keys()))

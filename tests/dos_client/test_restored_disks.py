@@ -82,7 +82,7 @@ async def one_epoch_granted_twice(
             for one in three:
                 await has(one, "d", name, content)
     await off(first)
-    await trio.to_thread.run_sync(shutil.copytree, first.data, image)
+    await copy_disk(first, image)
     await on(first)
     await off(third)
     async with open_store(url) as store:
@@ -151,7 +151,7 @@ async def test_a_copy_from_before_a_claim_is_detected_when_the_others_were_there
     async with open_store(url) as store:
         await wrote(store, "base")
     before = decode_history((first.data / "stamps").read_bytes()).newest
-    await trio.to_thread.run_sync(shutil.copytree, first.data, image)
+    await copy_disk(first, image)
     async with open_store(url) as store:
         epoch = (await store.inspect("d")).epoch_seen + 1
         async with await store.claim("d", epoch, new_writer()) as claim:
@@ -229,6 +229,12 @@ async def all_stamps_exchanged(store: Store, three: list[ThreadServer]) -> None:
                 await store.witnesses.renew(one)
 
 
+async def copy_disk(server: ThreadServer, image: Path) -> None:
+    """Copy its disk, which may be in use: a file that is being replaced is not there when it is its turn."""
+    unfinished = shutil.ignore_patterns(".*.new")
+    await trio.to_thread.run_sync(lambda: shutil.copytree(server.data, image, ignore=unfinished))
+
+
 async def put_back(server: ThreadServer, image: Path) -> None:
     """Its disk is the copy again."""
     await off(server)
@@ -247,7 +253,7 @@ async def restored_while_another_is_away(three: list[ThreadServer], *, running: 
         await all_stamps_exchanged(store, three)
     if not running:
         await off(first)
-    await trio.to_thread.run_sync(shutil.copytree, first.data, image)
+    await copy_disk(first, image)
     if not running:
         await on(first)
     async with open_store(url) as store:
@@ -318,7 +324,7 @@ async def test_a_writer_that_lives_is_witness_enough(three: list[ThreadServer]) 
     url, image = url_of(three), first.data.with_name("image")
     await init_store(url)
     await off(first)
-    await trio.to_thread.run_sync(shutil.copytree, first.data, image)
+    await copy_disk(first, image)
     await on(first)
     async with open_store(url) as store, await store.claim("d", 1, new_writer()) as claim:
         writer = claim.open_object("o")
