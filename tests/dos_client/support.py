@@ -85,6 +85,12 @@ async def until(condition: Callable[[], bool], what: str) -> None:
     raise AssertionError(f"never happened: {what}")
 
 
+async def copy_disk(server: ThreadServer, image: Path) -> None:
+    """Copy its disk, which may be in use: a file that is being replaced is not there when it is its turn."""
+    unfinished = shutil.ignore_patterns(".*.new")
+    await trio.to_thread.run_sync(lambda: shutil.copytree(server.data, image, ignore=unfinished))
+
+
 @asynccontextmanager
 async def claimed(
     servers: Sequence[AnyServer], directory: str = "d", epoch: int = 1, *, url: str = ""

@@ -35,6 +35,7 @@ from tests.dos_client.support import (
     ThreadServer,
     caught_up,
     content_of,
+    copy_disk,
     has,
     new_writer,
     off,
@@ -227,12 +228,6 @@ async def all_stamps_exchanged(store: Store, three: list[ThreadServer]) -> None:
                 return
             for one in histories:
                 await store.witnesses.renew(one)
-
-
-async def copy_disk(server: ThreadServer, image: Path) -> None:
-    """Copy its disk, which may be in use: a file that is being replaced is not there when it is its turn."""
-    unfinished = shutil.ignore_patterns(".*.new")
-    await trio.to_thread.run_sync(lambda: shutil.copytree(server.data, image, ignore=unfinished))
 
 
 async def put_back(server: ThreadServer, image: Path) -> None:

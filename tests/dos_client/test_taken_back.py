@@ -18,7 +18,18 @@ from dos_client.reading.damage import CopyFault
 from dos_client.writing.object_writer import ObjectWriter
 from dos_protocol.digests import prefix_digest
 from dos_protocol.messages import ObjectInfo
-from tests.dos_client.support import ThreadServer, caught_up, claimed, damage, has, off, on, until, url_of
+from tests.dos_client.support import (
+    ThreadServer,
+    caught_up,
+    claimed,
+    copy_disk,
+    damage,
+    has,
+    off,
+    on,
+    until,
+    url_of,
+)
 from tests.sim.bugs import planted
 
 CONTENT = bytes(range(256)) * 20
@@ -183,7 +194,7 @@ def test_an_answer_is_taken_back_by_less_by_damage_and_by_absence_and_not_by_mor
 async def copied(server: ThreadServer) -> Path:
     """A copy of its disk, as it is now."""
     image = server.data.with_name(f"{server.data.name}-image")
-    await trio.to_thread.run_sync(shutil.copytree, server.data, image)
+    await copy_disk(server, image)
     return image
 
 
