@@ -50,6 +50,7 @@ from spark_integration.stateful import (
     check_columns,
     deduplicated,
     divided,
+    refuse_below,
     transformed,
 )
 
@@ -682,7 +683,7 @@ class FrameGroupedData(GroupedData):  # type: ignore[misc]  # PySpark has no typ
         Spark.
         """
         name = "applyInPandasWithState"
-        self._refuse_below(name)
+        refuse_below(name, self._frame._below)
         _refuse_processing_time(name, timeoutConf, "ProcessingTimeTimeout", "EventTimeTimeout")
         shadow = self._own.applyInPandasWithState(
             func, outputStructType, stateStructType, outputMode, timeoutConf
@@ -702,13 +703,6 @@ class FrameGroupedData(GroupedData):  # type: ignore[misc]  # PySpark has no typ
         """Run a StatefulProcessor, which gets DataFrames of pandas. Raises FrameError, and as Spark."""
         return self._transformed("pandas", *args, **options)
 
-    def _refuse_below(self, name: str) -> None:
-        if (below := self._frame._below) is not None:
-            raise FrameError(
-                f"{name} after {below.name}",
-                remedy="make a region of its own for it: dos.frame(first.df())",
-            )
-
     def _transformed(
         self,
         takes: ProcessorTakes,
@@ -720,7 +714,7 @@ class FrameGroupedData(GroupedData):  # type: ignore[misc]  # PySpark has no typ
         eventTimeColumnName: str = "",
     ) -> RegionFrame:
         name = "transformWithState" if takes == "row" else "transformWithStateInPandas"
-        self._refuse_below(name)
+        refuse_below(name, self._frame._below)
         _refuse_processing_time(name, timeMode, "ProcessingTime", "EventTime")
         if initialState is not None:
             raise FrameError(

@@ -29,19 +29,22 @@ from spark_integration.core.dividing import (
     text_of,
 )
 from spark_integration.stateful import (
+    MICROSECOND,
     WATERMARK,
     Mode,
     StatefulCall,
     check_columns,
+    columns_as,
     columns_of,
+    delay_of,
+    refuse_ambiguous,
     refuse_collations,
-    without_watermark,
+    timed_as_spark,
 )
 
 LEFT: Final = "left"
 RIGHT: Final = "right"
 _POLICY: Final = "spark.sql.streaming.multipleWatermarkPolicy"
-_MICROSECOND: Final = timedelta(microseconds=1)
 _DAY_US: Final = 86_400_000_000
 _ADDED: Final = frozenset({"Cast", "DatetimeSub", "TimestampAddInterval"})
 """Expressions that add to a time. A cast of one time to another adds nothing."""
@@ -102,27 +105,18 @@ class StreamJoin(StatefulCall):
         sides = []
         for side, time in zip((LEFT, RIGHT), self.times, strict=True):
             rows: Any = self.inputs[side]
-            delay = timedelta(milliseconds=int(rows.schema[time].metadata[WATERMARK]))
-            # Spark drops a row whose time is at or below the watermark.
-            lateness = max(delay - _MICROSECOND, timedelta(0))
-            timed = inputs[side].event_time(
-                f"{self.name}.{side}.time", time, lateness=lateness, max_ahead=None
-            )
+            delay = delay_of(rows.schema[time])
+            assert delay is not None, "the column has a watermark"
+            timed = timed_as_spark(inputs[side], f"{self.name}.{side}.time", time, delay)
             sides.append(timed.key_by(f"{self.name}.{side}.key", *self.keys))
         left, right = sides
         assert isinstance(left, KeyedStream)
         # Pairs are less than `within` apart.
-        within = self.reach + _MICROSECOND
+        within = self.reach + MICROSECOND
         return left.join(self.name, right, times=self.times, within=within, one_watermark=True)
 
     def after(self, rows: DataFrame) -> DataFrame:
-        pairs = zip(self.columns, self.shadow.schema.fields, strict=True)
-        return rows.where(self.condition).select(
-            *[
-                F.col(quoted(column)).alias(field.name, metadata=without_watermark(field))
-                for column, field in pairs
-            ]
-        )
+        return columns_as(rows.where(self.condition), self.columns, self.shadow.schema)
 
     def describe(self) -> str:
         times = " and ".join(self.times)
@@ -204,11 +198,7 @@ def stream_join(left: DataFrame, right: DataFrame, shadow: DataFrame) -> StreamJ
 
 def _time_of(df: DataFrame, side: str) -> str:
     """Return the column with a watermark. Raises FrameError."""
-    if ambiguous := columns_of(df).ambiguous():
-        raise FrameError(
-            f"the {side} stream of a join has several columns named {min(ambiguous)!r}",
-            remedy="rename one before, for example with toDF",
-        )
+    refuse_ambiguous(columns_of(df), f"the {side} stream of a join")
     times: list[str] = [field.name for field in df.schema.fields if WATERMARK in field.metadata]
     if len(times) != 1:
         raise FrameError(

@@ -75,7 +75,7 @@ Mode: TypeAlias = Literal["append", "update", "complete"]
 _OTHER_REGION: Final = "make a region of its own for it: dos.frame(first.df())"
 _BATCH_LATENESS: Final = timedelta(days=4_000_000)
 """Longer than from the year 1 to 9999: in a batch no row is late, and windows are over at its end."""
-_MICROSECOND: Final = timedelta(microseconds=1)
+MICROSECOND: Final = timedelta(microseconds=1)
 _BATCH_WINDOW: Final = timedelta(days=1)
 _AGGREGATES: Final[dict[str, Any]] = {
     "ApproxDistinct": ApproxDistinct, "Max": Max, "Mean": Mean, "Min": Min, "Sum": Sum
@@ -189,8 +189,23 @@ class StatefulCall(ABC):
 
     def _delay_of(self, column: str) -> timedelta | None:
         """Return the delay of the watermark of a column of the only input; None without one."""
-        found = self.inputs[INPUT].schema[column].metadata.get(WATERMARK)
-        return None if found is None else timedelta(milliseconds=int(found))
+        return delay_of(self.inputs[INPUT].schema[column])
+
+
+def delay_of(field: StructField) -> timedelta | None:
+    """Return the delay of the watermark of a column; None without one."""
+    found = field.metadata.get(WATERMARK)
+    return None if found is None else timedelta(milliseconds=int(found))
+
+
+def timed_as_spark(rows: Stream, name: str, time: str, delay: timedelta) -> Stream:
+    """Give a stream the event time of a column: as in Spark a row at the watermark is late."""
+    lateness = max(delay - MICROSECOND, timedelta(0))
+    return rows.event_time(name, time, lateness=lateness, max_ahead=None)
+
+
+def _timed_in_batch(rows: Stream, name: str) -> Stream:
+    return rows.event_time(name, TIME, lateness=_BATCH_LATENESS, max_ahead=None)
 
 
 @dataclass(frozen=True)
@@ -221,7 +236,7 @@ class Between:
         rows = _source(graph, name, self)
         if TIME not in self.schema.names:
             return rows
-        return rows.event_time(f"{name}.time", TIME, lateness=_BATCH_LATENESS, max_ahead=None)
+        return _timed_in_batch(rows, f"{name}.time")
 
 
 def _source(graph: Graph, name: str, rows: DataFrame | Between) -> Stream:
@@ -315,19 +330,18 @@ class Deduplication(StatefulCall):
         window: Tumbling | None = None
         within: timedelta | None = None
         if mode is None and not self.below:
-            rows = rows.event_time(f"{self.name}.time", TIME, lateness=_BATCH_LATENESS, max_ahead=None)
+            rows = _timed_in_batch(rows, f"{self.name}.time")
         delay = None if mode is None or self.time is None else self._delay_of(self.time)
         if self.time is not None and delay is not None:
-            # Spark drops a row, and forgets a key, whose time is at or below the watermark, which has whole
-            # milliseconds. A window here is over when the watermark reaches its last microsecond.
-            lateness = max(delay - _MICROSECOND, timedelta(0))
-            rows = rows.event_time(f"{self.name}.time", self.time, lateness=lateness, max_ahead=None)
-            window = Tumbling(self.time, timedelta(milliseconds=1), _MICROSECOND)
+            # Spark forgets a key whose time is at or below the watermark, which has whole milliseconds. A
+            # window here is over when the watermark reaches its last microsecond.
+            rows = timed_as_spark(rows, f"{self.name}.time", self.time, delay)
+            window = Tumbling(self.time, timedelta(milliseconds=1), MICROSECOND)
             within = delay if self.within else None
         return rows.key_by(f"{self.name}.key", *self.keys).dedup(self.name, window, within=within)
 
     def after(self, rows: DataFrame) -> DataFrame:
-        return _columns_as(rows, self.shadow.schema)
+        return columns_as(rows, self.shadow.columns, self.shadow.schema)
 
     def plain_columns(self) -> list[str | None]:
         return list(self.shadow.columns)
@@ -352,20 +366,18 @@ class GroupFunction(StatefulCall):
     def add(self, inputs: Mapping[str, Stream], mode: Mode | None) -> Stream:
         rows = inputs[INPUT]
         if mode is None:
-            rows = rows.event_time(f"{self.name}.time", TIME, lateness=_BATCH_LATENESS, max_ahead=None)
+            rows = _timed_in_batch(rows, f"{self.name}.time")
         elif self.time is not None:
             delay = self._delay_of(self.time)
             assert delay is not None, "the column has a watermark"
-            # As for duplicates: Spark's watermark is the latest time less the delay.
-            lateness = max(delay - _MICROSECOND, timedelta(0))
-            rows = rows.event_time(f"{self.name}.time", self.time, lateness=lateness, max_ahead=None)
+            rows = timed_as_spark(rows, f"{self.name}.time", self.time, delay)
         # Without event time no row is late, also if the clock of the driver, which is its time, went back.
         keyed = rows.key_by(f"{self.name}.key", *self.keys)
         calls = "group" if mode is None else "batch"
         return self.call(keyed, self.name, time=self.time or TIME, calls=calls, clock=TIME)
 
     def after(self, rows: DataFrame) -> DataFrame:
-        return _columns_as(rows, self.shadow.schema)
+        return columns_as(rows, self.shadow.columns, self.shadow.schema)
 
     def describe(self) -> str:
         state = ", ".join(f"{field.name} {field.type}" for field in self.state)
@@ -503,8 +515,8 @@ def deduplicated(
         )
     name = call_name("dedup", keys if subset is not None else ())
     rows: DataFrame | Between
-    if below is not None and within:
-        raise FrameError(f"dropDuplicatesWithinWatermark after {below.name}", remedy=_OTHER_REGION)
+    if within:
+        refuse_below("dropDuplicatesWithinWatermark", below)
     if below is not None:
         rows = _between(df, below)
     else:
@@ -520,12 +532,18 @@ def columns_of(df: DataFrame) -> Columns:
     return Columns(tuple(df.columns), sensitive)
 
 
-def refuse_ambiguous(columns: Columns) -> None:
+def refuse_ambiguous(columns: Columns, what: str = "the DataFrame") -> None:
     if columns.ambiguous():
         raise FrameError(
-            f"the DataFrame has several columns named {min(columns.ambiguous())!r}",
+            f"{what} has several columns named {min(columns.ambiguous())!r}",
             remedy="rename one before, for example with toDF",
         )
+
+
+def refuse_below(name: str, below: StatefulCall | None) -> None:
+    """Raise FrameError for a call that cannot be above another one in a region."""
+    if below is not None:
+        raise FrameError(f"{name} after {below.name}", remedy=_OTHER_REGION)
 
 
 def refuse_collations(keys: Sequence[StructField]) -> None:
@@ -535,16 +553,15 @@ def refuse_collations(keys: Sequence[StructField]) -> None:
             raise FrameError(f"the key {field.name!r} has a collation", remedy='cast it to "string"')
 
 
-def _columns_as(rows: DataFrame, shadow: StructType) -> DataFrame:
-    """Return the columns that Spark makes of a call."""
-    return rows.select(
-        *[F.col(quoted(one.name)).alias(one.name, metadata=without_watermark(one)) for one in shadow.fields]
-    )
-
-
-def without_watermark(field: StructField) -> dict[str, Any]:
-    """Return the metadata of a column. The result of a region has no watermark of Spark."""
-    return {key: value for key, value in field.metadata.items() if key != WATERMARK}
+def columns_as(rows: DataFrame, columns: Sequence[str], shadow: StructType) -> DataFrame:
+    """Return these columns as those that Spark makes of a call. The result of a region has no watermark of
+    Spark.
+    """
+    made = []
+    for column, field in zip(columns, shadow.fields, strict=True):
+        metadata = {key: value for key, value in field.metadata.items() if key != WATERMARK}
+        made.append(F.col(quoted(column)).alias(field.name, metadata=metadata))
+    return rows.select(*made)
 
 
 def divided(
@@ -802,13 +819,7 @@ def _after(division: DividedCall, rows: DataFrame, shadow: StructType) -> DataFr
     # instead of aggregating the output of the region.
     rows = rows.select(*results, F.col(quoted(ALL)).alias(ALL))
     names = [str(index) for index in range(len(results))]
-    rows = rows.toDF(*names, ALL)
-    return rows.select(
-        *[
-            F.col(name).alias(field.name, metadata=without_watermark(field))
-            for name, field in zip(names, shadow.fields, strict=True)
-        ]
-    )
+    return columns_as(rows.toDF(*names, ALL), names, shadow)
 
 
 @dataclass(frozen=True)

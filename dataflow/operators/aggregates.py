@@ -158,11 +158,8 @@ class _Extreme(Aggregate):
 
     def open(self, name: str, column: pa.DataType | None) -> Accumulator:
         kind = _ordered(self, column)
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind):
-            return ExtremeAccumulator(name, kind, largest=self.largest)
-        if pa.types.is_boolean(kind):
-            return ExtremeAccumulator(name, kind, largest=self.largest)
-        return ValueExtremeAccumulator(name, kind, largest=self.largest)
+        accumulator = ExtremeAccumulator if _is_like_number(kind) else ValueExtremeAccumulator
+        return accumulator(name, kind, largest=self.largest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +234,7 @@ def _number(aggregate: Aggregate, column: pa.DataType | None) -> pa.DataType:
 
 
 def _ordered(aggregate: Aggregate, column: pa.DataType | None) -> pa.DataType:
-    if column is not None and _has_order(column):
+    if column is not None and _is_ordered(column):
         return column
     raise _wrong_column(
         aggregate,
@@ -246,15 +243,21 @@ def _ordered(aggregate: Aggregate, column: pa.DataType | None) -> pa.DataType:
     )
 
 
-def _has_order(kind: pa.DataType) -> bool:
+def _is_like_number(kind: pa.DataType) -> bool:
+    """Whether values are numbers, or have the order of the numbers that represent them."""
     types = pa.types
-    if types.is_struct(kind):
-        return kind.num_fields > 0 and all(_has_order(kind.field(one).type) for one in range(kind.num_fields))
     if types.is_boolean(kind) or types.is_date32(kind) or types.is_timestamp(kind):
         return True
-    if types.is_integer(kind) or kind in (pa.float32(), pa.float64()) or types.is_decimal128(kind):
+    return bool(types.is_integer(kind) or kind in (pa.float32(), pa.float64()))
+
+
+def _is_ordered(kind: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_struct(kind):
+        return kind.num_fields > 0 and all(_is_ordered(field.type) for field in kind)
+    if _is_like_number(kind) or types.is_decimal128(kind) or types.is_binary(kind):
         return True
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind))
+    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def check_emit(emit: object, allowed: Sequence[Emit], instead: str = "") -> None:

@@ -174,13 +174,7 @@ class MapStateSpec(OperatorSpec):
     def earlier(self) -> "Sequence[MapStateSpec]":
         history = self.history()
         return [
-            replace(
-                self,
-                state=history.columns_of(version),
-                state_version=version,
-                migrations=(),
-                ttl=ttl,
-            )
+            replace(self, state=history.columns_of(version), state_version=version, migrations=(), ttl=ttl)
             for version in history.versions
             for ttl in (None, timedelta(days=1))
         ]

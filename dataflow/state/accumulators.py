@@ -3,6 +3,7 @@
 A result does not depend on the order of the updates: doubles are summed exactly and rounded when read.
 """
 
+import math
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
@@ -634,23 +635,20 @@ def _order_columns(column: pa.Array) -> list[pa.Array]:
     """Return columns by which rows have the order of this one: as in Spark, null is the smallest value of a
     field of a struct, NaN the largest number, and -0.0 equals 0.0.
     """
-    columns = [column.is_valid()]
     if pa.types.is_struct(column.type):
-        return columns + [one for field in column.flatten() for one in _order_columns(field)]
+        return [part for field in column.flatten() for part in (field.is_valid(), *_order_columns(field))]
     if pa.types.is_floating(column.type):
-        return [*columns, pc.is_nan(column), pc.add(column, pa.scalar(0, column.type))]
-    return [*columns, column]
+        return [pc.is_nan(column), pc.add(column, pa.scalar(0, column.type))]
+    return [column]
 
 
 def _order_key(value: Any) -> Any:
     """The order of `_order_columns`, of one value."""
-    if value is None:
-        return (False,)
     if isinstance(value, dict):
-        return (True, *map(_order_key, value.values()))
+        return tuple((one is not None, _order_key(one)) for one in value.values())
     if isinstance(value, float):
-        return (True, value != value, 0 if value != value else value)  # NaN is no number
-    return (True, value)
+        return (True, 0.0) if math.isnan(value) else (False, value)
+    return value
 
 
 def _without_negative_zero(value: Any) -> Any:
@@ -667,6 +665,7 @@ class ValueExtremeAccumulator(Accumulator):
         self._name = name
         self._kind = kind
         self._largest = largest
+        self._is_struct = pa.types.is_struct(kind)
         self._best = SlotNumbers(np.object_, None)
 
     def fields(self) -> list[pa.Field]:
@@ -688,11 +687,13 @@ class ValueExtremeAccumulator(Accumulator):
         best = self._best.values
         for slot, value in zip(sorted_slots[firsts].tolist(), found, strict=True):
             before = best[slot]
-            if before is not None:
-                new, old = _order_key(value), _order_key(before)
-                if not (new > old if self._largest else new < old):
-                    continue
-            best[slot] = _without_negative_zero(value)
+            if before is None or self._precedes(value, before):
+                best[slot] = _without_negative_zero(value) if self._is_struct else value
+
+    def _precedes(self, value: Any, other: Any) -> bool:
+        if self._is_struct:
+            value, other = _order_key(value), _order_key(other)
+        return bool(value > other if self._largest else value < other)
 
     def results(self, slots: Slots) -> pa.Array:
         return pa.array(list(self._best.values[slots]), self._kind)
