@@ -330,7 +330,7 @@ class _Replay:
         try:
             folders = set(self._disk.names(OBJECTS) or ())
             for gone in register.names - folders:  # what the log has would be a part of it only
-                directories.pop(gone, None)
+                self._register_claim(register, gone, directories.pop(gone, {}).get("", []))
             for directory in directories:
                 self._disk.make_folder(f"{OBJECTS}/{directory}")
             # The folders first: a registered directory without a folder counts as lost.
@@ -342,6 +342,13 @@ class _Replay:
         for directory, objects in directories.items():
             self._replay_claim(directory, objects.pop("", []))
             self._replay_objects(directory, objects)
+
+    def _register_claim(self, register: DirectoryRegister, gone: str, entries: list[ReplayEntry]) -> None:
+        """`dos fsck --raise-claims` goes above the registered epoch; the log may know a higher one."""
+        claim = claim_to_store(entries, register.epoch_of(gone))
+        if claim is not None:
+            register.add(gone, claim.entry.end)
+            register.create()
 
     def _replay_claim(self, directory: str, entries: list[ReplayEntry]) -> None:
         path = f"{OBJECTS}/{directory}/.claim"

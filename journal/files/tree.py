@@ -9,6 +9,7 @@ import errno
 import os
 import shutil
 import stat
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +44,12 @@ class _GatheredWrites:
         self.parts: list[bytes] = []
 
 
+def _close_all(files: OrderedDict[str, int], root: int) -> None:
+    while files:
+        os.close(files.popitem()[1])
+    os.close(root)
+
+
 class FileTree:
     """The files below `root`, which must exist. A context manager that closes it. gather_bytes: the memory
     for consecutive writes that are gathered; 0 for none. Call `flush` before the files are read.
@@ -55,6 +62,7 @@ class FileTree:
         self.root = root
         self._root = os.open(root, _DIRECTORY & ~os.O_NOFOLLOW)
         self._open: OrderedDict[str, int] = OrderedDict()
+        self._finalizer = weakref.finalize(self, _close_all, self._open, self._root)  # also if it is dropped
         self._gather_bytes = gather_bytes
         self._gathered = 0
         self._held: dict[str, _GatheredWrites] = {}
@@ -69,11 +77,8 @@ class FileTree:
     def close(self) -> None:
         """Close all files. Gathered writes that were not flushed are dropped."""
         self._held.clear()
-        while self._open:
-            os.close(self._open.popitem()[1])
-        if self._root >= 0:
-            os.close(self._root)
-            self._root = -1
+        self._finalizer()
+        self._root = -1
 
     def apply(self, op: FileOp) -> None:
         if isinstance(op, FileWrite):

@@ -504,6 +504,19 @@ async def test_what_does_not_fit_is_refused_and_not_recorded(
     assert files(outside) == {}
 
 
+def test_a_tree_that_is_dropped_closes_its_files(tmp_path: Path) -> None:
+    """A reset drops the operators, and with them the trees of their directories."""
+
+    def held() -> list[Path]:
+        return [one.resolve() for one in Path("/proc/self/fd").iterdir()]
+
+    tree = FileTree(tmp_path)
+    tree.write("a", 0, b"x")
+    assert {tmp_path, tmp_path / "a"} <= set(held())
+    del tree
+    assert not [one for one in held() if one.is_relative_to(tmp_path)]
+
+
 def test_a_tree_follows_no_links_whoever_put_them_there(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "outside").mkdir()

@@ -80,6 +80,8 @@ class ForkedProcess(subprocess.Popen[str]):
         self.stdin = self.stderr = None
         self.stdout: IO[str] = os.fdopen(reading)
         self._descriptor = os.pidfd_open(self.pid)
+        self._ended = select.poll()  # not `select`, which takes no descriptor above 1,023
+        self._ended.register(self._descriptor, select.POLLIN)
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -95,7 +97,7 @@ class ForkedProcess(subprocess.Popen[str]):
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            select.select([self._descriptor], [], [], left)
+            self._ended.poll(None if left is None else left * 1000)
         assert self.returncode is not None
         return self.returncode
 
