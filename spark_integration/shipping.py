@@ -150,7 +150,9 @@ def executors_have(module: ModuleType) -> bool:
         *_site_packages(),
         *(directory for owner in owners for directory in _directories_of(owner)),
     ]
-    return any(Path(file).resolve().is_relative_to(directory) for directory in directories)
+    # Also where it is imported from: an installer may link one copy of a package into each environment.
+    places = Path(file).absolute(), Path(file).resolve()
+    return any(place.is_relative_to(directory) for place in places for directory in directories)
 
 
 @functools.cache
@@ -164,6 +166,7 @@ def _owners() -> Mapping[str, list[str]]:
 def _site_packages() -> Iterator[Path]:
     paths = sysconfig.get_paths()
     for directory in (paths["purelib"], paths["platlib"], *site.getsitepackages()):
+        yield Path(directory).absolute()
         yield Path(directory).resolve()
 
 

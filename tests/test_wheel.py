@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from dos_chaos.servers import hold_port
+from tests.support.examples import commands, example
 from tests.support.needs import lacking
 from tests.test_architecture import MAY_IMPORT
 from tests.test_repository import ROOT
@@ -224,15 +225,45 @@ def test_words_are_counted_with_the_extra_dataflow(environment: Environment, ser
     assert {"tea\t3", "rice\t2"} <= set(rows)
 
 
-def test_the_names_for_spark_are_there_with_the_extra_spark(environment: Environment) -> None:
-    """PySpark is linked from the environment of the tests: its installation takes longer than all else here.
-    That Spark runs is tested by the other tests of Spark, from the sources.
+def test_the_first_commands_and_the_ten_lines_of_the_readme_run_as_they_stand(
+    environment: Environment, tmp_path: Path
+) -> None:
+    """All lines but the port, which is a free one, and the environment, which is there. PySpark is linked
+    from the environment of the tests: its installation takes longer than all else here.
     """
+    make, install, serve = commands("README.md")["install"]
+    assert make == "python3 -m venv first && . first/bin/activate"
+    wheel, bracket, extras = install.removeprefix("pip install '").removesuffix("'").partition("[")
+    assert wheel == environment.wheel.name
     ours = Path(importlib.util.find_spec("pyspark").origin).parents[1]  # type: ignore[union-attr, arg-type]
     (theirs,) = environment.place.glob("lib/python*/site-packages")
     for found in (*ours.glob("pyspark*"), *ours.glob("py4j*")):
         (theirs / found.name).symlink_to(found)
-    environment.install("[spark]")
-    done = environment.run("python", "-c", "import dos\nprint(dos.run, dos.through, dos.register)")
-    assert done.returncode == 0, done.stderr
+    environment.install(bracket + extras)
+    assert serve == "dos serve --data dos-data &"
+    with hold_port(0) as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        server = environment.server(tmp_path / "dos-data", held.getsockname()[1])
+        try:
+            program = example("README.md", "wordcount").replace("127.0.0.1", address)
+            (environment.place / "first.py").write_text(program)
+            spark = {"PYSPARK_PYTHON": str(environment.python), "SPARK_LOCAL_IP": "127.0.0.1"}
+            done = environment.run("python", "first.py", **spark)
+            assert done.returncode == 0, done.stderr
+            rows = [line.replace(" ", "") for line in done.stdout.splitlines()]
+            assert sorted(rows[3:-2]) == ["|be|2|", "|not|1|", "|or|1|", "|to|2|"], done.stdout
+            shown = {}
+            for line in commands("README.md")["look"]:
+                done = environment.run(*line.replace("127.0.0.1", address).split())
+                ended = line.startswith("dos region status")  # no driver answers any more
+                assert done.returncode == int(ended), done.stderr
+                shown[line.partition(" dos://")[0]] = done.stdout
+            assert "FINISHED (all input is processed)" in shown["dos region status"]
+            assert "final" in shown["dos checkpoint ls"]
+            assert "wordcount.w0001\n" in shown["dos ls"]
+        finally:
+            server.terminate()
+            assert server.wait(30) == 0
+            assert server.stdout is not None
+            server.stdout.close()
     assert (theirs / "spark_integration" / "frame_methods.pyi").exists()

@@ -11,6 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")))
+COMMANDS = re.compile(r"<!-- commands: (\w+) -->\n```\n(.*?)```", re.DOTALL)
 MARKED = re.compile(r"<!-- example: (\w+) -->\n```python\n(.*?)```", re.DOTALL)
 
 MANUAL = "tests/dataflow/test_operators_manual.py"
@@ -18,7 +19,7 @@ ON_SPARK = "tests/spark_integration/test_examples_on_spark.py"
 EDITED = "tests/spark_integration/test_edited_on_spark.py"
 ROWS = "tests/dataflow/test_retained_rows.py"
 RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
-    "README.md": {ON_SPARK: ("wordcount", "changed_line")},
+    "README.md": {ON_SPARK: ("changed_line",), "tests/test_wheel.py": ("wordcount",)},
     "docs/sites.md": {"tests/sites/test_sites_page.py": ("sites_graphs", "sites_producer")},
     "docs/cookbook.md": {EDITED: ("edit",)},
     "docs/inputs.md": {
@@ -68,6 +69,12 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
 """Page -> test file -> the names of the examples that it runs; () for all examples of the page."""
 
 
+def commands(page: str) -> dict[str, list[str]]:
+    """Return the lines of the marked blocks of commands of a page, by name."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return {name: block.splitlines() for name, block in COMMANDS.findall(text)}
+
+
 def examples(page: str) -> dict[str, str]:
     """Return the marked examples of a page, by name."""
     return dict(MARKED.findall((ROOT / page).read_text(encoding="utf-8")))
@@ -79,13 +86,12 @@ def example(page: str, name: str, **replaced: str) -> str:
     """
     text = examples(page)[name]
     for what, value in replaced.items():
-        for placeholder in PLACEHOLDERS[what]:
-            text = text.replace(placeholder, value)
+        text = re.sub("|".join(map(re.escape, PLACEHOLDERS[what])), lambda _, value=value: value, text)
     return text
 
 
 PLACEHOLDERS = {
-    "store": ("dos://host1,host2,host3", "dos://h1,h2,h3"),
+    "store": ("dos://host1,host2,host3", "dos://h1,h2,h3", "dos://127.0.0.1"),
     "data": ("/data/",),
     "bucket": ("s3://backups/dos", "s3://sales/sold", "s3://sales/lines"),
     "port": ("9400",),
