@@ -5,6 +5,7 @@
 port for figures.
 """
 
+import html
 import logging
 import os
 import queue
@@ -37,6 +38,8 @@ from checkpoint.coordinator.control import RegionControl, RegionListener
 from checkpoint.coordinator.figures import RegionFigures
 from checkpoint.runtime import runtime
 from dataflow.graph.builder import GraphPart, check_places, part_options
+from dataflow.graph.pictures import svg
+from dataflow.graph.plan import GraphPlan
 from dataflow.limits import handle_poll_s, stop_timeout_s, workers_end_timeout_s
 from dataflow.sources.batches import LOCAL_RECOVERY_OF_BATCHES
 from dos_client import metrics, parse_url
@@ -190,8 +193,10 @@ class RegionHandle:
         *,
         on_event: Callable[[RegionEvent], None] | None,
         at_end: Callable[[], None],
+        plan: GraphPlan,
     ) -> None:
         self.name = name
+        self._plan = plan
         self._control = control
         self._launcher = launcher
         self._events = events
@@ -201,7 +206,22 @@ class RegionHandle:
         threading.Thread(target=self._watch, name=f"dos-{name}-watch", daemon=True).start()
 
     def __repr__(self) -> str:
-        return f"<RegionHandle {self.name}: {self.status.state.value}>"
+        return f"<RegionHandle {self.name}: {self.status}>"
+
+    def _repr_html_(self) -> str:
+        """Show a snapshot in a notebook: state, workers, rates of the last checkpoint, and the graph with
+        the rows of each operator since the region started or was reset.
+        """
+        status, last = self.status, self.lastProgress
+        notes = {one["name"]: _rows_text(one) for one in self.report()["operators"]}
+        rates = ""
+        if last is not None and (rows_in := last["inputRowsPerSecond"]) is not None:
+            rates = (
+                f"<div>at checkpoint {last['checkpoint']}: {rows_in:,.0f} rows/s in,"
+                f" {last['outputRowsPerSecond']:,.0f} rows/s out, {last['checkpointSeconds']:.3f} s</div>"
+            )
+        picture = f'<div style="overflow-x: auto">{svg(self._plan, notes)}</div>'
+        return f"<b>{html.escape(self.name)}</b> {status._repr_html_()}{rates}{picture}"
 
     @property
     def coordinator_port(self) -> int:
@@ -481,13 +501,14 @@ def start_part(
     serve figures, empty: nowhere. job_key: of the links, empty: a new one. fields: further fields of
     `RegionSpec`. Raises ValueError for a field out of range, BrokenConnectionError if no port is free.
     """
+    plan = part.graph.plan()
     monitor = RegionMonitor(part.name, metrics)
     undo.callback(monitor.close)
     spec = RegionSpec(
         name=part.name,
         metrics=monitor.address,
         job_key=job_key or secrets.token_bytes(_key_bytes),
-        **part.graph.plan().stored(),
+        **plan.stored(),
         **_fields_of_spec(part, options),
         **fields,
     )
@@ -511,7 +532,14 @@ def start_part(
         monitor.close()
         at_end()
 
-    return RegionHandle(part.name, control, launcher, events, on_event=options.get("on_event"), at_end=end)
+    observer = options.get("on_event")
+    return RegionHandle(part.name, control, launcher, events, on_event=observer, at_end=end, plan=plan)
+
+
+def _rows_text(operator: Mapping[str, Any]) -> str:
+    """Return the rows of one operator, as the page shows its rates: a source has none in, a sink none out."""
+    counts = {"in": operator.get("rowsIn", 0), "out": operator.get("rowsOut", 0)}
+    return ", ".join(f"{count:,} {way}" for way, count in counts.items() if count)
 
 
 class Application:
@@ -535,6 +563,9 @@ class Application:
     def __repr__(self) -> str:
         states = ", ".join(f"{name}: {status.state.value}" for name, status in self.status.items())
         return f"<Application {self.name}: {states}>"
+
+    def _repr_html_(self) -> str:
+        return "<hr>".join(part._repr_html_() for part in self.parts.values())
 
     @property
     def status(self) -> dict[str, RegionStatus]:

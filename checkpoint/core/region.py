@@ -5,6 +5,7 @@ receive, and its directories. Plain values; nothing here decides anything but wh
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from html import escape
 from math import isfinite
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
@@ -312,6 +313,12 @@ class WorkerStatus:
     def lag_bytes(self) -> int:
         return self.counters.lag_bytes
 
+    def shown(self) -> tuple[object, ...]:
+        """Return the cells of its row in a notebook."""
+        error = self.error.strip().rpartition("\n")[2]
+        place = self.host, self.pid or ""
+        return (self.index, self.state, *place, self.step, self.rows_in, self.counters.rows_out, error)
+
 
 @dataclass(frozen=True, slots=True)
 class ResetReport:
@@ -434,9 +441,22 @@ class RecoveryEstimate:
         return self.launch_s + self.claim_s + self.state_s + self.replay_s
 
 
-@dataclass(frozen=True, slots=True)
+_WORKERS_SHOWN_MAX: Final = 20
+_BADGES: Final = {
+    RegionState.RUNNING: "#176b34",
+    RegionState.FINISHED: "#176b34",
+    RegionState.STOPPED: "#5a6372",
+    RegionState.FAILED: "#b3261e",
+    RegionState.FENCED: "#b3261e",
+}
+"""The color of a state in a notebook; of all others that of a warning."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class RegionStatus:
-    """A consistent snapshot of the region's status. `str` is one short line of it, `repr` has all."""
+    """A consistent snapshot of the region's status. `str` and `repr` are one short line of it; a notebook
+    shows a table of the workers; `RegionHandle.report` has all.
+    """
 
     state: RegionState
     reason: str
@@ -483,6 +503,23 @@ class RegionStatus:
         votes = [f"the next checkpoint waits for worker {worker}: {why}" for worker, why in waits.items()]
         found = (text, self.reason, self.store_waiting, self.access_problem, *votes)
         return "; ".join(dict.fromkeys(filter(None, found)))
+
+    def __repr__(self) -> str:
+        return f"<RegionStatus {self}>"
+
+    def _repr_html_(self) -> str:
+        state, _, rest = str(self).partition(", ")
+        badge = f"background: {_BADGES.get(self.state, '#8a5300')}; color: white; padding: 1px 8px"
+        head = f'<span style="{badge}; border-radius: 8px">{state}</span> {escape(rest)}'
+        names = ("worker", "state", "host", "pid", "step", "rows in", "rows out", "last error")
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{escape(str(value))}</td>' for value in one.shown())}</tr>"
+            for one in self.workers[:_WORKERS_SHOWN_MAX]
+        )
+        more = len(self.workers) - _WORKERS_SHOWN_MAX
+        note = f"<div>and {workers_text(more)} more</div>" if more > 0 else ""
+        header = "".join(f"<th>{name}</th>" for name in names)
+        return f"<div>{head}</div><table><tr>{header}</tr>{rows}</table>{note}"
 
     @property
     def step(self) -> int:

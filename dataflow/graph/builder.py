@@ -10,11 +10,12 @@ makes the same plan from it. State is found by operator name: renaming an operat
 state. `parts_of` divides a graph that is not one region into parts that run separately.
 """
 
+import html
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, Final, Literal, NoReturn, Self
 
 import pyarrow as pa
 
@@ -51,7 +52,7 @@ from dataflow.graph.checks import (
     sink_deliveries,
     time_problems,
 )
-from dataflow.graph.pictures import FORMS, explain
+from dataflow.graph.pictures import FORMS, explain, svg
 from dataflow.graph.plan import GraphPlan
 from dataflow.operators.aggregates import Aggregate, AggregateSpec, CountSpec, check_emit
 from dataflow.operators.apply import apply_spec, inputs_of
@@ -93,6 +94,9 @@ from dataflow.state.key_states import StateLocation
 from dataflow.state.migration import Migration, parse_state
 from dos_protocol.errors import DosError
 
+_SHOWN_MAX: Final = 8
+"""So many operators are in the `repr` of a graph."""
+
 
 @dataclass(slots=True)
 class Node:
@@ -111,12 +115,16 @@ class BroadcastTable:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Stream:
     """The output of an operator. Every method adds one named operator and returns its output."""
 
     graph: "Graph"
     node: Node | str
+
+    def __repr__(self) -> str:
+        name = self.node if isinstance(self.node, str) else self.node.name
+        return f"<{type(self).__name__} {name!r} of graph {self.graph.name!r}>"
 
     def map(
         self,
@@ -662,7 +670,17 @@ class Graph:
         self._annotations: dict[str, Annotation] = {}
 
     def __repr__(self) -> str:
-        return f"<Graph {self.name!r}: {' '.join(node.name or '?' for node in self._nodes)}>"
+        names = [node.name or "?" for node in self._nodes]
+        more = f" ... {len(names) - _SHOWN_MAX} more" if len(names) > _SHOWN_MAX else ""
+        return f"<Graph {self.name!r}: {' '.join(names[:_SHOWN_MAX])}{more}>"
+
+    def _repr_html_(self) -> str:
+        """Draw it in a notebook; a graph that cannot run yet is shown with its problems."""
+        try:
+            picture = svg(self.plan())
+        except DosError as error:
+            picture = f"<pre>{html.escape(str(error))}</pre>"
+        return f'<b>{html.escape(self.name)}</b><div style="overflow-x: auto">{picture}</div>'
 
     def source(self, name: str, source: SourceSpec) -> "Stream":
         """Add a source and return the stream of its rows.
@@ -796,10 +814,11 @@ class Graph:
         plan = self.plan()
         print(explain(self.name, plan.plan, plan.choice, sink_deliveries(plan.choice, plan.specs), logs))
 
-    def diagram(self, form: Literal["mermaid", "dot"] = "mermaid") -> str:
+    def diagram(self, form: Literal["mermaid", "dot", "svg"] = "mermaid") -> str:
         """Return a diagram of this graph as text: operators, regions, exchanges, side outputs, tables.
-        GitHub, GitLab and JupyterLab draw Mermaid in Markdown; Graphviz draws DOT (`dot -Tsvg`). Raises
-        GraphError as `plan` does, ValueError for another form.
+        GitHub, GitLab and JupyterLab draw Mermaid in Markdown; Graphviz draws DOT; browsers draw SVG, as a
+        notebook does with a graph that is the last value of a cell. Raises GraphError as `plan` does,
+        ValueError for another form.
 
             print(graph.diagram())
         """

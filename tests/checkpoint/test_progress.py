@@ -1,6 +1,7 @@
 """The reports of a region's progress, and the estimate of a recovery."""
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -195,6 +196,20 @@ def test_a_region_is_idle_while_it_has_no_step_since_its_checkpoint_and_that_is_
         assert not idle.is_due(other, 200.0)
         assert not idle.is_due(calm, 200.0 + idle_report_s - 0.1)
     assert idle.is_due(calm, 200.0 + idle_report_s)
+
+
+def test_a_status_is_one_line_in_a_terminal_and_escaped_in_a_notebook() -> None:
+    now = status(10, 20)
+    failed = replace(now.workers[1], error="Traceback:\n  ...\nValueError: <b>no & yes</b>\n", host="<h>")
+    now = replace(now, state=RegionState.FAILED, reason="<script>", workers=(now.workers[0], failed))
+    assert repr(now) == f"<RegionStatus {now}>" == "<RegionStatus FAILED, 2 workers, checkpoint 5; <script>>"
+    shown = now._repr_html_()
+    assert "ValueError: &lt;b&gt;no &amp; yes&lt;/b&gt;</td>" in shown
+    assert "Traceback" not in shown
+    assert not {"<script>", "<h>"} & set(re.findall("<[^>]*>", shown))
+    many = replace(now, workers=tuple(replace(failed, index=n) for n in range(23)))
+    assert many._repr_html_().count("<tr>") == 21
+    assert "and 3 workers more" in many._repr_html_()
 
 
 def test_reports_are_kept_up_to_a_limit() -> None:

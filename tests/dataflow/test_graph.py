@@ -6,6 +6,7 @@ from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pyarrow as pa
 import pytest
@@ -276,8 +277,35 @@ def test_characters_with_a_meaning_in_the_text_are_escaped() -> None:
     assert "exchange: key_by a#34;b#60;" in odd.diagram()
 
 
+def test_a_notebook_draws_each_operator_and_arrow_of_a_graph() -> None:
+    """Also one that goes back: a broadcast table may close a cycle."""
+    drawn = ElementTree.fromstring(shop().diagram("svg"))
+    space = "{http://www.w3.org/2000/svg}"
+    plan = shop().plan().plan
+    boxes = {one.findtext(f"{space}title").split(",")[0]: one for one in drawn.iter(f"{space}g")}  # type: ignore[union-attr]
+    assert boxes.keys() == {node.name for node in plan.nodes}
+    arrows = [one for one in drawn.iter(f"{space}path") if one.get("fill") == "none"]
+    assert len(arrows) == shop().diagram("dot").count(" -> ")
+    assert len({one.get("transform") for one in boxes.values()}) == len(boxes), "none covers another"
+    odd = Graph("<odd>")
+    odd.source("rows", InputSource("rows", '`a"b<` string')).key_by("by", 'a"b<').count("counts")
+    assert "&lt;odd&gt;" in odd._repr_html_()
+    assert "graph &#x27;&lt;odd&gt;&#x27; cannot run: " in odd._repr_html_(), "it has no sink yet"
+
+
+def test_a_graph_and_its_streams_are_short_in_a_terminal() -> None:
+    graph = drawn_word_count()
+    assert repr(graph) == "<Graph 'words': words by_word counts out>"
+    assert repr(graph.stream("counts")) == "<Stream 'counts' of graph 'words'>"
+    more = graph.stream("counts")
+    for number in range(9):
+        more = more.filter(f"f{number}", bool)
+    assert repr(graph) == "<Graph 'words': words by_word counts out f0 f1 f2 f3 ... 5 more>"
+    assert repr(more.key_by("again", "word")) == "<KeyedStream 'again' of graph 'words'>"
+
+
 def test_what_cannot_be_drawn_is_refused() -> None:
-    with pytest.raises(ValueError, match="form must be 'mermaid' or 'dot', got 'svg'"):
-        shop().diagram("svg")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="form must be 'mermaid' or 'dot' or 'svg', got 'png'"):
+        shop().diagram("png")  # type: ignore[arg-type]
     with pytest.raises(GraphError):
         Graph("nothing").diagram()

@@ -99,6 +99,26 @@ def test_what_cannot_be_done_is_refused_with_the_reason(watched: Watched) -> Non
     assert (code, "is not a regular expression" in answer["error"]) == (400, True)
 
 
+def test_a_notebook_shows_a_region_with_its_workers_rates_and_graph(
+    watched: Watched, browser: Browser, tmp_path: Path
+) -> None:
+    region = watched.region
+    until(lambda: "rows/s in" in region._repr_html_(), "there are rates", WAIT_S)
+    assert re.fullmatch(
+        r"<RegionHandle words: RUNNING, 2 workers, checkpoint \d+(; the next .*)?>", repr(region)
+    )
+    shown = tmp_path / "cell.html"
+    shown.write_text(region._repr_html_(), encoding="utf-8")
+    browser.driver.get(shown.as_uri())
+    text = browser.text("body")
+    assert re.search(r"words\s+RUNNING 2 workers, checkpoint \d+", text), text
+    assert len(browser.driver.find_elements(By.TAG_NAME, "tr")) == 3
+    assert re.search(r"at checkpoint \d+: [\d,]+ rows/s in, [\d,]+ rows/s out", text), text
+    boxes = {one.text.split("\n")[0]: one.text for one in browser.driver.find_elements(By.TAG_NAME, "g")}
+    assert boxes.keys() == {"ticks", "timed", "some", "named", "by_word", "counts", "out"}
+    assert re.search(r"counts\s+count\s+[\d,]+ in, [\d,]+ out", boxes["counts"]), boxes
+
+
 def test_the_page_shows_the_store_and_what_is_stored(watched: Watched, browser: Browser) -> None:
     browser.go("#/store")
     shown = browser.until("available")
