@@ -721,12 +721,13 @@ class FrameGroupedData(GroupedData):  # type: ignore[misc]  # PySpark has no typ
                 f"{name} of a frame has no initial state",
                 remedy="make the initial state rows of the stream, before all others",
             )
-        if eventTimeColumnName:
-            raise FrameError(
-                f"{name} with eventTimeColumnName: its result has no event time for another call",
-                remedy="leave it out, and make a frame of the result: dos.frame(first.df())",
-            )
-        shadow = getattr(self._own, name)(statefulProcessor, outputStructType, outputMode, timeMode)
+        shadow = getattr(self._own, name)(
+            statefulProcessor,
+            outputStructType,
+            outputMode,
+            timeMode,
+            eventTimeColumnName=eventTimeColumnName,
+        )
         call = transformed(self._df, self._keys(), shadow, statefulProcessor, outputMode, timeMode, takes)
         return RegionFrame(shadow, self._frame._settings, _Call(call))
 

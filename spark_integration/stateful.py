@@ -161,6 +161,11 @@ class StatefulCall(ABC):
     def describe(self) -> str:
         """Return lines with the name of the operator, its keys and its state."""
 
+    @property
+    def event_time(self) -> str | None:
+        """The column of its output, no window, by which a call above it may group windows."""
+        return None
+
     def plain_columns(self) -> list[str | None] | None:
         """Return for each column of the shadow the column of the region's output that has its values:
         `WINDOW` for the window, None for one that Spark computes after the region. None: no call may be above
@@ -227,6 +232,10 @@ class Between:
                 remedy='use the output mode "append"',
             )
         rows = self.call.stream(graph, mode)
+        if isinstance(self.call, GroupFunction) and self.call.emitted_time is not None:
+            # As in Spark, its result has rows without a time, which are in no window.
+            present = partial(_is_present, self.call.emitted_time)
+            rows = rows.filter(f"{self.call.name}.timed", present, takes="batch")
         return rows.map(
             f"{self.call.name}.columns", self.selection, schema=arrow_schema(self.schema), takes="batch"
         )
@@ -237,6 +246,10 @@ class Between:
         if TIME not in self.schema.names:
             return rows
         return _timed_in_batch(rows, f"{name}.time")
+
+
+def _is_present(column: str, batch: pa.RecordBatch) -> pa.Array:
+    return batch.column(column).is_valid()
 
 
 def _source(graph: Graph, name: str, rows: DataFrame | Between) -> Stream:
@@ -343,6 +356,10 @@ class Deduplication(StatefulCall):
     def after(self, rows: DataFrame) -> DataFrame:
         return columns_as(rows, self.shadow.columns, self.shadow.schema)
 
+    @property
+    def event_time(self) -> str | None:
+        return self.time
+
     def plain_columns(self) -> list[str | None]:
         return list(self.shadow.columns)
 
@@ -355,13 +372,14 @@ class Deduplication(StatefulCall):
 class GroupFunction(StatefulCall):
     """A `groupBy(...).applyInPandasWithState(...)` or `transformWithState...(...)`. `keys`: names of columns;
     `time`: the column of event time, if the function has timers; `call`: adds the operator to a keyed stream;
-    `state`: its columns.
+    `state`: its columns; `emitted_time`: the column of its result that has the watermark.
     """
 
     keys: tuple[str, ...]
     time: str | None
     call: Callable[..., Stream]
     state: pa.Schema
+    emitted_time: str | None = None
 
     def add(self, inputs: Mapping[str, Stream], mode: Mode | None) -> Stream:
         rows = inputs[INPUT]
@@ -378,6 +396,13 @@ class GroupFunction(StatefulCall):
 
     def after(self, rows: DataFrame) -> DataFrame:
         return columns_as(rows, self.shadow.columns, self.shadow.schema)
+
+    @property
+    def event_time(self) -> str | None:
+        return self.emitted_time
+
+    def plain_columns(self) -> list[str | None] | None:
+        return None if self.emitted_time is None else list(self.shadow.columns)
 
     def describe(self) -> str:
         state = ", ".join(f"{field.name} {field.type}" for field in self.state)
@@ -422,9 +447,17 @@ def transformed(
     takes: ProcessorTakes,
 ) -> GroupFunction:
     """Return `transformWithState` (takes="row") or `transformWithStateInPandas` ("pandas"). shadow: the same
-    call on Spark's DataFrame. Raises FrameError.
+    call on Spark's DataFrame; the column of its result that has a watermark is eventTimeColumnName. Raises
+    FrameError.
     """
     timers = time_mode.lower() == "eventtime"
+    emitted_time = next((field.name for field in shadow.schema if WATERMARK in field.metadata), None)
+    if emitted_time is not None and not timers:
+        # Without event time no row is late for the function: what it emits for a late one would be.
+        raise FrameError(
+            f"eventTimeColumnName={emitted_time!r} needs a watermark: the time mode {time_mode!r} has none",
+            remedy='use the time mode "EventTime"',
+        )
     if timers and not shadow.isStreaming:
         raise FrameError("a batch has no timers", remedy='use the time mode "None", or a stream')
     try:
@@ -440,9 +473,11 @@ def transformed(
         outputStructType=shadow.schema,
         outputMode=mode,
         timeMode=time_mode,
+        eventTimeColumnName=emitted_time or "",
         takes=takes,
     )
-    return _of_groups(df, keys, shadow, call, timers=timers, state=state)
+    made = _of_groups(df, keys, shadow, call, timers=timers, state=state)
+    return replace(made, emitted_time=emitted_time)
 
 
 def _of_groups(
@@ -517,6 +552,8 @@ def deduplicated(
     rows: DataFrame | Between
     if within:
         refuse_below("dropDuplicatesWithinWatermark", below)
+    if isinstance(below, GroupFunction):
+        refuse_below("dropDuplicates", below)
     if below is not None:
         rows = _between(df, below)
     else:
@@ -752,7 +789,7 @@ def _is_computed(name: str, below: StatefulCall) -> FrameError:
 
 def _between(given: DataFrame, below: StatefulCall, zeros: Sequence[StructField] = ()) -> Between:
     """Return these columns as rows of the region. zeros: columns more, of zeros. Raises FrameError unless
-    they are plain ones of the result of the call below; `TIME` is its window, or the time of duplicates.
+    they are plain ones of the result of the call below; `TIME` is its window or its event time.
     """
     try:
         positions = plain_columns(given, below.shadow)
@@ -769,8 +806,8 @@ def _between(given: DataFrame, below: StatefulCall, zeros: Sequence[StructField]
         found = None if position is None else columns[position]
         if found is None:
             raise _is_computed(field.name, below)
-        if field.name == TIME and isinstance(below, Deduplication) and found == below.time and stream:
-            # The watermark of duplicates is 1 microsecond above that of windows.
+        if field.name == TIME and stream and found is not None and found == below.event_time:
+            # The watermark of duplicates, and of functions, is 1 microsecond above that of windows.
             behind_us = 1
         elif (field.name == TIME) != (found == WINDOW):
             is_window = found == WINDOW

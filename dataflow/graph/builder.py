@@ -597,6 +597,7 @@ class KeyedStream(Stream):
         timeMode: str,  # noqa: N803
         *,
         time: str,
+        eventTimeColumnName: str = "",  # noqa: N803
         takes: ProcessorTakes = "row",
         calls: CallsPer = "row",
         state_version: int = 1,
@@ -612,7 +613,9 @@ class KeyedStream(Stream):
         releases; "batch": for all rows of a key in a micro-batch, when it ends. docs/state.md has the
         difference, and what is not supported. `time_zone`: of the times that it sees; in Spark that of the
         session. clock: a column with the processing time, which it gets from TimerValues, and not in its
-        rows. The other arguments are those of `map_state`.
+        rows. eventTimeColumnName: as in Spark, a timestamp column of the output with the event time of
+        operators below; an emitted time that is not above the watermark ends the region with an error. The
+        other arguments are those of `map_state`.
 
             class Numbered:  # a StatefulProcessor, where Spark is installed
                 def init(self, handle):
@@ -648,6 +651,7 @@ class KeyedStream(Stream):
             clock=clock,
             grouped=calls == "group",
             per_batch=calls == "batch",
+            emitted_time=eventTimeColumnName or None,
         )
         return self._then(name, spec)
 

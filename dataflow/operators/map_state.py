@@ -134,6 +134,8 @@ class MapStateSpec(OperatorSpec):
     """
     per_batch: bool = field(default=False, kw_only=True)
     """Whether a call gets all rows of a key in a micro-batch, when it ends. Then it needs no event time."""
+    emitted_time: str | None = field(default=None, kw_only=True)
+    """A column of the output that is the event time of operators below: no row may be late there."""
 
     def __post_init__(self) -> None:
         check_state_location(self.state_on)
@@ -157,6 +159,8 @@ class MapStateSpec(OperatorSpec):
             self.table(inputs[0], self.states())
         except ValueError as error:
             raise SchemaError(str(error)) from None
+        if self.emitted_time is not None:
+            check_time_column(self.emitted_time, self.schema)
         return check_schema(self.schema)
 
     def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
@@ -331,18 +335,21 @@ class MapStateOperator(TimedOperator):
 
     # Before event time advances, as in Spark: the calls for rows, and then those for timers.
     def end_batch(self) -> Sequence[pa.RecordBatch]:
-        return self._run(self._rows.take(END), self.watermark()) if self._spec.per_batch else ()
+        watermark = self.watermark()
+        return self._run(self._rows.take(END), watermark, watermark) if self._spec.per_batch else ()
 
     def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
-        self._table.change(self._states.date(self.watermark(index)))
-        return super().on_punctuation(watermark, index)
-
-    def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
+        former = self.watermark(index)
+        self._table.change(self._states.date(former))
+        if not self._time.reach(watermark, index):
+            return ()
         watermark = self.watermark(index)
-        return self._run(self._rows.take(watermark), watermark)
+        return self._run(self._rows.take(watermark), watermark, former)
 
-    def _run(self, rows: Rows, watermark: Watermark) -> Sequence[pa.RecordBatch]:
-        """Call the functions for these rows, and for the timers that the watermark has passed."""
+    def _run(self, rows: Rows, watermark: Watermark, passed_on: Watermark) -> Sequence[pa.RecordBatch]:
+        """Call the functions for these rows, and for the timers that the watermark has passed. passed_on: the
+        watermark that operators below know when they get what the calls return.
+        """
         rows = rows.take(in_order(rows.batch, rows.times))
         keys = [rows.batch.column(name) for name in self._spec.keys]
         slots = self._table.find_or_add(keys, rows.hashes)
@@ -361,7 +368,7 @@ class MapStateOperator(TimedOperator):
         self._forget({*run.called, *over.tolist()})
         self._states.settle()
         self._emitter.settle()
-        return run.batches()
+        return run.batches(passed_on)
 
     def close(self) -> None:
         self._states.close()
@@ -471,6 +478,22 @@ def _value(key: Any) -> Any:
     return None if key is _LAST else key.value if type(key) is _Ordered else key
 
 
+def _check_emitted_time(made: pa.RecordBatch, name: str | None, watermark: Watermark) -> None:
+    """Raise UserFault for a row whose time is not above the watermark. Null is allowed."""
+    if name is None or not is_time(watermark):
+        return
+    column = made.column(name)
+    times = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+    # An operator below would drop the row: its window may have been emitted.
+    if (row := pc.less_equal(times, watermark).index(True).as_py()) >= 0:
+        raise UserFault(
+            f"an emitted row has the event time {np.datetime64(times[row].as_py(), 'us')} UTC in"
+            f" {name!r}, which is not above the watermark, {np.datetime64(watermark, 'us')} UTC",
+            row=row,
+            remedy="emit times above timerValues.getCurrentWatermarkInMs(), or null",
+        )
+
+
 class _Run:
     """The calls for one punctuation."""
 
@@ -578,12 +601,14 @@ class _Run:
         if after != NONE and after <= self._watermark:
             heapq.heappush(self._timers, (after, key or self._key_of(slot), slot))
 
-    def batches(self) -> Sequence[pa.RecordBatch]:
+    def batches(self, passed_on: Watermark) -> Sequence[pa.RecordBatch]:
         """Return the rows that the calls made. Raises UserFault that names the call."""
         if not self.made:
             return ()
         try:
-            return [self._operator.calls.batch_of(self.made, self._operator.spec.schema)]
+            made = self._operator.calls.batch_of(self.made, self._operator.spec.schema)
+            _check_emitted_time(made, self._operator.spec.emitted_time, passed_on)
+            return [made]
         except UserFault as fault:
             _, slot, time = self._made_by[bisect_right(self._made_by, fault.row or 0, key=itemgetter(0))]
             raise self._named(fault, slot, time) from fault.__cause__

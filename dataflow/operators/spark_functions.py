@@ -433,7 +433,8 @@ class ProcessorSpec(MapStateSpec):
         return MapStateSpec.output_schema(self, inputs)
 
     def detail(self) -> str:
-        return _with_time_zone(MapStateSpec.detail(self), self.time_zone)
+        detail = _with_time_zone(MapStateSpec.detail(self), self.time_zone)
+        return detail if self.emitted_time is None else f"{detail} emits time ({self.emitted_time})"
 
     def calls(self, columns: pa.Schema) -> Calls:
         running = _Running(self, columns)

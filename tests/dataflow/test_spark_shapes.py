@@ -15,7 +15,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from dataflow import CallSink, Graph, InputSource, SchemaError
+from dataflow import CallSink, Count, Graph, InputSource, LogSink, SchemaError, Tumbling
 from dataflow.errors import GraphError, OperatorError, UserFault
 from dataflow.schema import parse_schema
 from dataflow.testing import Trial
@@ -593,6 +593,55 @@ def test_a_processor_gets_a_micro_batch_and_the_timer_of_its_watermark_fires(tak
         (rows_of(9.0), zero + 4_999, zero + 100_000),
         (zero + 4_000, zero + 4_999),
     ]
+
+
+def test_an_emitted_time_is_above_the_watermark_that_windows_below_have_reached() -> None:
+    class Emits(StatefulProcessor):
+        """Emits the time x of each row, and that of its timer."""
+
+        def init(self, handle: Any) -> None:
+            self.handle = handle
+
+        def handleInputRows(self, key: Any, rows: Iterator[Any], times: Any) -> Iterator[Any]:
+            self.handle.registerTimer(millis(second(15)))
+            for one in rows:
+                yield key[0], second(0) + timedelta(seconds=one.x)
+
+        def handleExpiredTimer(self, key: Any, times: Any, info: Any) -> Iterator[Any]:
+            yield key[0], second(15)
+
+    def graph_of(column: str) -> Graph:
+        graph = Graph("emitted")
+        rows = graph.source("rows", InputSource("rows", SCHEMA))
+        rows = rows.event_time("timed", "at", lateness=timedelta(seconds=2, microseconds=-1))
+        made = rows.key_by("by_key", "key").transform_with_state(
+            "s",
+            Emits(),
+            "key string, seen timestamp",
+            "append",
+            "eventTime",
+            time="at",
+            eventTimeColumnName=column,
+            calls="batch",
+        )
+        counts = made.key_by("again", "key").aggregate(
+            "counts", Tumbling("seen", timedelta(seconds=10)), n=Count()
+        )
+        counts.sink("out", LogSink())
+        return graph
+
+    trial = Trial(graph_of("seen"))
+    trial.step({"rows": at(12.0)})
+    # The timer fires when the watermark passes both itself and its window, which has its row nevertheless.
+    trial.step({"rows": [one | {"x": 10.001} for one in at(32.0)]})
+    (counted,) = trial.rows("out")
+    assert (counted["window_start"], counted["n"]) == (second(10), 3)
+    text = r"event time .*:30.000000 UTC in 'seen', which is not above the watermark.*key 'a'"
+    with pytest.raises(OperatorError, match=text) as caught:
+        trial.step({"rows": [one | {"x": 30.0} for one in at(33.0)]})
+    assert "getCurrentWatermarkInMs" in str(caught.value)
+    with pytest.raises(GraphError, match="time column 'other' does not exist"):
+        graph_of("other").plan()
 
 
 def test_calls_for_micro_batches_have_no_time_to_live_and_no_watermark_of_nothing() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +131,54 @@ class Sessions(StatefulProcessor):
         yield Row(word=key[0], watermark=timerValues.getCurrentWatermarkInMs(), n=n)
 
 
+class VisitsOfRows(Sessions):
+    """How many rows of a word came in a micro-batch, at the latest of them; and the end of its session."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        found = list(rows)
+        yield from super().handleInputRows(key, iter(found), timerValues)
+        yield Row(word=key[0], seen=max(row.at for row in found), n=len(found))
+        yield Row(word=key[0], seen=None, n=1000)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        for row in super().handleExpiredTimer(key, timerValues, expiredTimerInfo):
+            seen = datetime.fromtimestamp(expiredTimerInfo.getExpiryTimeInMs() / 1000, UTC)
+            yield Row(word=key[0], seen=seen, n=100 * row.n)
+
+
+class Visits(VisitsOfRows):
+    """The same of DataFrames, whose times are naive, in the zone of the session."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        found = [Row(at=at) for frame in rows for at in frame["at"]]
+        yield self.frame_of(super().handleInputRows(key, iter(found), timerValues))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        yield self.frame_of(super().handleExpiredTimer(key, timerValues, expiredTimerInfo))
+
+    def frame_of(self, rows: Iterator[Row]) -> pd.DataFrame:
+        def naive(at: Any) -> Any:
+            return None if at is None else pd.Timestamp(millis(at), unit="ms", tz=ZONE).tz_localize(None)
+
+        made = [(word, naive(seen), n) for word, seen, n in rows]
+        seen = pd.Series([one[1] for one in made], dtype="datetime64[us]")
+        return pd.DataFrame(made, columns=["word", "seen", "n"]).assign(seen=seen)
+
+
+def windows_of_visits(name: str, processor: Any) -> Callable[[Any], Any]:
+    def made(words: Any) -> Any:
+        grouped = words.withWatermark("at", "10 minutes").groupBy("word")
+        visits = getattr(grouped, name)(processor, VISITS, "Append", "EventTime", eventTimeColumnName="SEEN")
+        visits = visits.withColumnRenamed("n", "visits")
+        return visits.groupBy(F.window("seen", "20 minutes", "10 minutes"), "word").agg(F.sum("visits"))
+
+    return made
+
+
 COUNTED = "word string, first timestamp, as_text string, n bigint"
 COUNTS = "id string, count int, violations int"
 SESSIONS = "word string, watermark bigint, n bigint"
+VISITS = "word string, seen timestamp, n bigint"
 
 
 def readings(words: Any) -> Any:
@@ -179,8 +225,14 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
             "append",
         ),
     ),
+    "windows of emitted times": (
+        Program(windows_of_visits("transformWithStateInPandas", Visits()), "append"),
+        Program(windows_of_visits("transformWithState", VisitsOfRows()), "append"),
+    ),
 }  # fmt: skip
 """Programs that make the same rows."""
+TIMED = {"timers": 1, "windows of emitted times": 2}
+"""Those with timers -> how many micro-batches have rows."""
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
@@ -201,12 +253,13 @@ def test_functions_make_sparks_rows_over_a_restart_and_a_repeated_micro_batch(
             [*beside.map(Running.run, runs, [programs[0], *programs])]
 
     run_all()
-    for running in runs if kind != "timers" else ():  # Spark's last one has no rows, and fires timers
+    timed = kind in TIMED
+    for running in runs[timed:]:  # Spark's last one has no rows, and fires timers
         running.forget_last()
     put(tmp_path, 3)
     run_all()
     plain, *framed = [running.batches for running in runs]
-    assert len(plain) == (1 if kind == "timers" else 4), "of three with rows one is repeated"
+    assert len(plain) == TIMED.get(kind, 4), "of three with rows one is repeated"
     for found in framed:
         assert found == plain
 
@@ -264,6 +317,81 @@ def test_an_error_of_the_function_ends_the_query_with_operator_and_line(words: A
     assert "in broken" in text
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_windows_of_emitted_times_are_sparks_in_the_other_output_modes(
+    spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path, mode: str
+) -> None:
+    for number in (0, 1, 2, 3):
+        put(tmp_path, number)
+    program = Program(windows_of_visits("transformWithState", VisitsOfRows()), mode)
+    plain, framed = [Running(spark, tmp_path, store) for store in (None, servers.url)]
+    for running in (plain, framed):
+        running.run(program)
+    assert framed.batches[:2] == plain.batches[:2]
+    # Spark calls for the timers of the last one in a micro-batch of its own.
+    ends = [running.batches[2:] if mode == "update" else running.batches[-1:] for running in (plain, framed)]
+    expected, found = ([sorted(chain(*end), key=repr)] for end in ends)
+    assert found == expected != [[]]
+
+
+def test_an_emitted_time_behind_the_watermark_is_an_error_as_in_spark(
+    spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path
+) -> None:
+    for number in (1, 2, 3):
+        put(tmp_path, number)
+
+    class First(Sessions):
+        """The time of the first row of a word, of which Spark waits for later ones for 10 minutes."""
+
+        def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+            if not self.n.exists():
+                self.n.update((millis(next(rows).at),))
+            yield Row(word=key[0], seen=datetime.fromtimestamp(self.n.get()[0] / 1000, UTC), n=1)
+
+    program = Program(windows_of_visits("transformWithState", First()), "append")
+    for store, text in (
+        (None, "EMITTING_ROWS_OLDER_THAN_WATERMARK"),
+        (servers.url, r"transform_by_word.*'seen', which is not above the watermark.*word 'a'"),
+    ):
+        running = Running(spark, tmp_path, store)
+        with pytest.raises(StreamingQueryException, match=text):
+            running.run(program)
+
+
+def test_a_call_above_emitted_times_that_a_region_does_not_compute_is_refused(
+    words: Any, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing_runs(monkeypatch)
+    timed = words.withWatermark("at", "10 minutes").groupBy("word")
+    visits = timed.transformWithState(
+        VisitsOfRows(), VISITS + ", other timestamp", "Append", "EventTime", eventTimeColumnName="seen"
+    )
+    window = F.window("seen", "1 hour")
+    calls: dict[str, Callable[[], Any]] = {
+        r"dropDuplicates after transform_by_word": lambda: visits.dropDuplicates(["word", "seen"]),
+        r"Filter lies between": lambda: visits.filter("n > 1").groupBy(window).count(),
+        r"'#time' is computed": lambda: (
+            visits.withColumn("seen", F.col("seen") + F.expr("interval 1 hour")).groupBy(window).count()
+        ),
+        r"uses window\(\.\.\.\) of a time that is no window": lambda: visits.groupBy(
+            F.window("other", "1 hour")
+        ).count(),
+        r"the key 'seen' has a watermark": lambda: (
+            visits.groupBy("seen").count().writeStream.format("noop").start()
+        ),
+    }
+    for text, call in calls.items():
+        with pytest.raises(FrameError, match=text) as caught:
+            call()
+        assert caught.value.remedy, text
+    batch = dos.frame(spark.createDataFrame([("a", START)], "word string, at timestamp"))
+    with pytest.raises(AnalysisException, match="CANNOT_ASSIGN_EVENT_TIME_COLUMN_WITHOUT_WATERMARK"):
+        batch.withWatermark("at", "1 minute").groupBy("word").transformWithState(
+            VisitsOfRows(), VISITS, "Append", "EventTime", eventTimeColumnName="seen"
+        )
+
+
 def test_what_a_region_does_not_compute_is_refused_by_name(
     words: Any, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,7 +420,11 @@ def test_what_a_region_does_not_compute_is_refused_by_name(
         ),
         r"the processor cannot run in a region.*ttlDurationMs": processed(processor=Ttl()),
         r"has no initial state": processed(initialState=grouped),
-        r"with eventTimeColumnName": processed(eventTimeColumnName="word"),
+        r"eventTimeColumnName='at' needs a watermark: the time mode 'None' has none": lambda: timed.groupBy(
+            "word"
+        ).transformWithState(
+            Sessions(), "word string, at timestamp", "Append", "None", eventTimeColumnName="at"
+        ),
         r"need one column with a watermark, and 0 columns": processed("EventTime"),
         r"and 2 columns have one": applied(two.groupBy("word"), timeout="EventTimeTimeout"),
         r"a batch has no timers": lambda: (
