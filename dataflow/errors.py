@@ -144,6 +144,20 @@ class InputEncodingError(DosError):
         self.position = position
 
 
+class InputRowError(DosError):
+    """A record of an input is no row of the schema, and the source has `on_bad="error"`."""
+
+    remedy = (
+        'repair the record or the schema; on_bad="drop" counts such records, on_bad="side" puts them on'
+        ' the side output "bad"'
+    )
+
+    def __init__(self, path: str, line: int, position: int, reason: str, data: bytes) -> None:
+        shown = data[:200].decode(errors="backslashreplace").rstrip("\r\n")
+        super().__init__(f"input {path!r}, line {line}, byte {position}: {reason}: {shown!r}")
+        self.path, self.line, self.position, self.reason, self.data = path, line, position, reason, data
+
+
 class InputReadError(DosError):
     """An input cannot be read. If the operating system refused it, `__cause__` has its error."""
 
@@ -239,6 +253,7 @@ __all__ = [
     "InputGoneError",
     "InputListChangedError",
     "InputReadError",
+    "InputRowError",
     "InputUnavailableError",
     "NoMarksError",
     "NoOutputError",

@@ -63,6 +63,8 @@ steps_ahead: Final = 2
 line_bytes_max: Final = 16 * MIB
 """A longer line is an error: a line is held in memory as a whole."""
 verify_read_bytes: Final = 1 * MIB
+infer_bytes: Final = 1 * MIB
+"""The beginning of the first file from which a schema is inferred."""
 directory_files_max: Final = 50_000
 """Files of a watched directory that one worker reads. A checkpoint holds the position of each, about 100
 bytes and its path, and is one record of at most 16 MiB.

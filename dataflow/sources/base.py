@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from checkpoint import OriginMark, SplitPosition
@@ -60,6 +62,10 @@ class SourceBatch:
     bytes_read: int
     data: bytes = b""
     """The input bytes of the rows, for sources that need them to describe the position of a row."""
+    begins: "npt.NDArray[np.int64] | None" = None
+    """The byte of its file at which each row begins, for formats of records."""
+    bad: Sequence[pa.RecordBatch] = ()
+    """Records of the input that are no rows, for the side output of the source."""
     ends_unit: bool = True
     """Whether the last row ends a unit of its split. Rows within a unit are not ordered by time."""
     marks: "tuple[tuple[str, OriginMark], ...]" = ()

@@ -1,4 +1,4 @@
-"""Text files, and objects of a bucket, as a source: one row per line, column `line`.
+"""Files, and objects of a bucket, as a source: one row per line, column `line`, or per record of a format.
 
 `FileReader` decides which bytes a step reads and verifies that a replay reads the same. Its two forms decide
 the splits and their order:
@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypeVar, get_args
 
 import pyarrow as pa
 
@@ -31,17 +31,35 @@ from dataflow.errors import (
     SchemaError,
 )
 from dataflow.operators.base import OperatorContext, set_fields
+from dataflow.operators.event_time import RememberedCount, check_choice
+from dataflow.schema import parse_schema
 from dataflow.sources import base
+from dataflow.sources.formats import (
+    BAD_PORT,
+    BAD_SCHEMA,
+    NO_HEAD,
+    CsvFormat,
+    Format,
+    Head,
+    JsonFormat,
+    OnBad,
+    RecordFormat,
+    csv_lexer,
+    inferred_schema,
+)
 from dataflow.sources.input_files import (
-    GZIP_SUFFIX,
+    COMPRESSED,
     FileBytes,
     FileSeen,
     GzipBytes,
+    InputFiles,
     OpenInputs,
     Paths,
     PlainBytes,
+    StreamBytes,
     WatchedFiles,
     check_version,
+    decompressed,
     end_path,
     input_files,
     input_paths,
@@ -52,13 +70,17 @@ from dataflow.sources.lines import (
     LINE_SCHEMA,
     Errors,
     LineChunks,
+    RecordChunks,
+    SplitChunk,
     check_errors,
+    end_of_lines,
     position_text,
     replay_lines,
     whole_lines,
 )
 from dos_protocol.digests import digest64
 
+Batches = TypeVar("Batches")
 Gone: TypeAlias = Literal["stop", "forget"]
 
 DONE_LATER: Final = ">"
@@ -67,21 +89,32 @@ _BEGINNING: Final = SplitPosition(0)
 _read_bytes_min: Final = 4 * limits.KIB
 """Minimum number of bytes per read, even if less room is left in the batch: avoids very small reads."""
 _mark_bytes: Final = 4 * limits.KIB
+_head_bytes: Final = 4 * limits.KIB
 _files_open_max: Final = 256
 _splits_started_max: Final = 10_000
 """Splits of a list read by time at once; a checkpoint holds the position of each, and event time waits for
 the others.
 """
+_LOST: Final = "bad_rows_dropped"
+_HEAD_REMEDY: Final = "name the columns of the header in schema=, or pass header=False if there is none"
 _splits_counted_max: Final = 10_000
 """Splits of a worker's list that are visited to count what is unread: some milliseconds per second."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class FileSource(base.SourceSpec):
-    """Reads text files, one row per line (column `line`). Every worker must see them under the same paths.
+    """Reads files: text, one row per line (column `line`), or records of a format, one row each. Every worker
+    must see them under the same paths.
 
         FileSource(["a.txt", "b.txt.gz"], repeat=2)
         FileSource("logs", watch=True, until="logs/END")
+        FileSource("orders.csv", format="csv", schema="id bigint, item string", on_bad="side")
+
+    format: "text"; "json", an object per line; "csv", with quotes by RFC 4180. schema: the columns of a
+    format, found in the files by name; None infers them from the first file, which must have a row then.
+    on_bad: what becomes of a record that is no row of the schema: "error" stops the region, "drop" counts it,
+    "side" is the side output "bad" (file, line, byte, reason, data). delimiter, header: of CSV; without a
+    header, columns are found by their order.
 
     paths: one path, pattern (`logs/**/*.log`) or URL of objects in a bucket (`s3://bucket/logs/*.txt`), or a
     list of them. Patterns are resolved when the source is created, in sorted order; each file is read
@@ -93,12 +126,12 @@ class FileSource(base.SourceSpec):
     between two listings, by default 1, and 10 for a bucket. gone: what to do if a file no longer exists,
     "stop" the region, or "forget" the file; with "forget", a file may be removed once a checkpoint covers it.
 
-    Files whose names end with .gz are decompressed, and positions refer to the decompressed content. local:
-    True confirms that a run on a cluster may use these paths, because all hosts have the same files. errors:
-    of bytes that are not UTF-8, "strict" (stop) or "replace" (by U+FFFD). verify: how much of a file that is
-    being read a reset verifies, "tail" (the last 64 KiB before the position, in the same time for any size)
-    or "whole". endpoint: the URL of a bucket's service other than AWS. With trigger="operator" it requests a
-    checkpoint after it has read a file to its end.
+    Files whose names end with .gz, .bz2 or .zst are decompressed, and positions refer to the decompressed
+    content. local: True confirms that a run on a cluster may use these paths, because all hosts have the same
+    files. errors: of bytes of text that are not UTF-8, "strict" (stop) or "replace" (by U+FFFD). verify: how
+    much of a file that is being read a reset verifies, "tail" (the last 64 KiB before the position, in the
+    same time for any size) or "whole". endpoint: the URL of a bucket's service other than AWS. With
+    trigger="operator" it requests a checkpoint after it has read a file to its end.
 
     Raises SchemaError, also for a watched directory that does not exist; BadUrlError; for a pattern of
     objects InputReadError, InputUnavailableError.
@@ -115,6 +148,9 @@ class FileSource(base.SourceSpec):
     local: bool
     verify: Verify
     endpoint: str | None
+    records: RecordFormat | None
+    """How records become rows; None for text."""
+    on_bad: OnBad
 
     def __init__(
         self,
@@ -129,6 +165,11 @@ class FileSource(base.SourceSpec):
         local: bool = False,
         verify: Verify = "tail",
         endpoint: str | None = None,
+        format: Format = "text",  # noqa: A002 - as Spark's reader names it
+        schema: "str | pa.Schema | None" = None,
+        on_bad: OnBad = "error",
+        delimiter: str | None = None,
+        header: bool | None = None,
     ) -> None:
         given, endpoint = input_paths(paths, endpoint)
         if not given:
@@ -141,6 +182,9 @@ class FileSource(base.SourceSpec):
             raise SchemaError("until, poll_s and gone are about files that come and go; pass watch=True too")
         check_errors(errors)
         check_verify(verify)
+        check_choice(format, get_args(Format), "format")
+        check_choice(on_bad, get_args(OnBad), "on_bad")
+        _check_options(format, schema, errors, on_bad, delimiter, header)
         files = input_files(given[0], endpoint)
         if poll_s is None:
             poll_s = limits.object_poll_s if files.versioned else 1.0
@@ -153,6 +197,15 @@ class FileSource(base.SourceSpec):
         end = None if until is None else end_path(until, given[0])
         set_fields(self, paths=expanded, repeat=repeat, patterns=patterns, until=end, poll_s=poll_s)
         set_fields(self, gone=gone, errors=errors, local=local, verify=verify, endpoint=endpoint)
+        records = None
+        if format != "text":
+            delimiter, header = delimiter or ",", header is None or header
+            columns = parse_schema(schema) if schema is not None else None
+            if columns is None:
+                found = list(files.listing(patterns)) if watch else expanded
+                columns = _inferred(files, found, format, delimiter, header=header)
+            records = JsonFormat(columns) if format == "json" else CsvFormat(columns, delimiter, header)
+        set_fields(self, records=records, on_bad=on_bad)
 
     @property
     def place(self) -> str:
@@ -171,7 +224,14 @@ class FileSource(base.SourceSpec):
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         del inputs
-        return LINE_SCHEMA
+        return LINE_SCHEMA if self.records is None else self.records.schema
+
+    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+        del inputs
+        return {BAD_PORT: BAD_SCHEMA} if self.on_bad == "side" else {}
+
+    def detail(self) -> str:
+        return "" if self.records is None else f"reads {self.records.name}"
 
     def open(self, context: OperatorContext) -> "FileReader":
         return reader_of(self, context.worker, context.workers, stop_after_file=context.triggers_checkpoints)
@@ -193,6 +253,42 @@ class FileSource(base.SourceSpec):
             for file in range((worker - index) % workers, len(self.paths), workers):
                 path = self.paths[file]
                 yield f"{index}:{path}", path
+
+
+def _check_options(
+    kind: Format, schema: object, errors: Errors, on_bad: OnBad, delimiter: str | None, header: bool | None
+) -> None:
+    if kind == "text" and (schema is not None or on_bad != "error"):
+        raise SchemaError('schema and on_bad are for records; pass format="json" or format="csv" too')
+    if kind != "csv" and (delimiter, header) != (None, None):
+        raise SchemaError('delimiter and header are for format="csv"')
+    if kind != "text" and errors != "strict":
+        raise SchemaError('errors="replace" is for format="text"; on_bad is the rule for records')
+
+
+def _inferred(
+    files: InputFiles, paths: Sequence[str], kind: Format, delimiter: str, *, header: bool
+) -> pa.Schema:
+    """Return the columns of the first file that has a record. Raises SchemaError."""
+    # In every checkpoint, as columns of the source: another run that infers other ones is refused.
+    end_of = JsonFormat(pa.schema([])).whole if kind == "json" else csv_lexer(delimiter).whole
+    for path in paths:
+        try:
+            file = files.open(path)
+            try:
+                sample, rest, _ = whole_lines(file, path, 0, limits.infer_bytes, end_of)
+            finally:
+                file.close()
+            if (sample + rest).strip():
+                return inferred_schema(kind, sample + rest, delimiter=delimiter, header=header)
+        except (SchemaError, InputReadError) as error:
+            raise SchemaError(
+                f"no schema can be inferred from {path!r}: {error}", remedy=_SCHEMA_REMEDY
+            ) from error
+    raise SchemaError("no schema can be inferred, because no file has a row yet", remedy=_SCHEMA_REMEDY)
+
+
+_SCHEMA_REMEDY: Final = "pass the columns, as in schema='id bigint, item string'"
 
 
 def _expanded(found: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
@@ -233,6 +329,9 @@ class OpenSplit:
     """Start of the step's range in the split."""
     identity: tuple[int, int] | None = None
     """Device and inode of the file that was opened first."""
+    line: int = 0
+    """The number of lines before the position, for records."""
+    head: Head = NO_HEAD
 
 
 class FileReader(base.SourceReader):
@@ -243,6 +342,8 @@ class FileReader(base.SourceReader):
         self._worker, self._workers = worker, workers
         self._input = input_files(spec.place, spec.endpoint)
         self._files = OpenInputs(self._input, _files_open_max)
+        self._end_of = end_of_lines if spec.records is None else spec.records.whole
+        self._dropped = RememberedCount()
         self._clear()
 
     def _clear(self) -> None:
@@ -315,13 +416,32 @@ class FileReader(base.SourceReader):
         split = self._open.get(name)
         if split is None:
             at, path = self._at.get(name, _BEGINNING), self._path_of(name)
-            whole = self._spec.verify == "whole" or path.endswith(GZIP_SUFFIX)
+            whole = self._spec.verify == "whole" or path.endswith(COMPRESSED)
             begin = self._division[name].begin if name in self._division else at.position
-            split = OpenSplit(name, path, resumed(at.resume, whole=whole), at.version, begin)
+            split = OpenSplit(name, path, resumed(at.resume, whole=whole), at.version, begin, line=at.line)
+            if self._spec.records is not None:
+                split.head = self._spec.records.head(b"")
             if at.position:
+                if at.head:
+                    self._find_head(split, at)
                 self._verify(split, at)
             self._open[name] = split
         return split
+
+    def _find_head(self, split: OpenSplit, at: SplitPosition) -> None:
+        """Read the header again, which may be far before the position. Raises InputChangedError."""
+        block, rest, _ = whole_lines(self._file(split), split.path, 0, _head_bytes, self._end_of)
+        split.head = self._head_of(split, block + rest)
+        if split.head.digest != at.head:
+            expected, found = f"a header with digest {at.head:016x}", f"{split.head.digest:016x}"
+            raise InputChangedError(split.path, split.head.size, expected, found)
+
+    def _head_of(self, split: OpenSplit, block: bytes) -> Head:
+        assert self._spec.records is not None
+        try:
+            return self._spec.records.head(block)
+        except SchemaError as error:
+            raise InputReadError(f"input {split.path!r}: {error.args[0]}", remedy=_HEAD_REMEDY) from error
 
     def _verify(self, split: OpenSplit, at: SplitPosition) -> None:
         size = self._file(split).size()
@@ -358,13 +478,15 @@ class FileReader(base.SourceReader):
 
     def _position_of(self, split: OpenSplit, *, done: bool = False) -> SplitPosition:
         digest, split.version = split.digest, self._file(split).version
-        return SplitPosition(digest.size, digest.value, done, resume=digest.resume, version=split.version)
+        return SplitPosition(
+            digest.size, digest.value, done, digest.resume, split.version, split.line, head=split.head.digest
+        )
 
     # --- reading --------------------------------------------------------------------------------------------
 
     def read(self, bytes_max: int) -> base.SourceBatch | None:
         self._look()
-        taken = LineChunks(self._spec.errors, self._path_of)
+        taken = self._chunks()
         reached = self.reached
         room = bytes_max if reached is None else 1  # by time, each batch has rows of one split
         while taken.size < room and not self._wants_checkpoint:
@@ -376,16 +498,58 @@ class FileReader(base.SourceReader):
             want = max(bytes_max - taken.size, min(_read_bytes_min, bytes_max))
             if reached is not None and not begin and self._has_others:
                 want = min(want, base.begin_bytes)
-            lines, rest, at_end = whole_lines(self._file(split), split.path, begin, want)
+            lines, rest, at_end = whole_lines(self._file(split), split.path, begin, want, self._end_of)
             chunk = lines + rest if self._takes_rest(name) else lines
-            split.digest.update(chunk)
-            taken.add(name, begin, chunk)
+            taken.add(self._chunk(split, chunk))
             done = at_end and not self._grows(name)
             if chunk or done:
                 self._note(split, done=done)
             self._wants_checkpoint = self._stop_after_file and at_end and bool(done or chunk or begin)
             self._was_read(split, at_end=at_end, left=0 if chunk.endswith(rest) else len(rest))
-        return taken.take()
+        return self._taken(taken, taken.take())
+
+    def _chunks(self) -> LineChunks | RecordChunks:
+        spec = self._spec
+        if spec.records is None:
+            return LineChunks(spec.errors, self._path_of)
+        return RecordChunks(spec.records, spec.on_bad, self._path_of)
+
+    def _chunk(self, split: OpenSplit, data: bytes) -> SplitChunk:
+        """Return the next bytes of a split, and move it behind them."""
+        begin, line = split.digest.size, split.line
+        split.digest.update(data)
+        if self._spec.records is not None and data:
+            split.head = split.head if begin else self._head_of(split, data)
+            split.line += data.count(b"\n")
+        return SplitChunk(split.name, begin, data, line, split.head)
+
+    def _taken(self, chunks: LineChunks | RecordChunks, batches: Batches) -> Batches:
+        """Count the records that are no rows, and return the batches."""
+        if isinstance(chunks, RecordChunks):
+            self._dropped.rows += chunks.bad_count
+        return batches
+
+    # --- records that are no rows ---------------------------------------------------------------------------
+
+    def lost_on(self, port: str) -> dict[str, int]:
+        return {_LOST: self._dropped.rows} if port == BAD_PORT and self._dropped.rows else {}
+
+    def counters(self) -> dict[str, int]:
+        return {_LOST: self._dropped.rows} if self._spec.on_bad == "drop" and self._dropped.rows else {}
+
+    def tables(self) -> Mapping[str, RememberedCount]:
+        return {} if self._spec.on_bad == "error" else {"~bad": self._dropped}
+
+    def remember(self, step: int) -> None:
+        self._dropped.by_step.remember(step, self._dropped.rows)
+
+    def forget(self, step: int) -> None:
+        self._dropped.by_step.forget(step)
+
+    def select_step(self, step: int) -> None:
+        self._dropped.by_step.select(step)
+
+    # --- positions of steps ---------------------------------------------------------------------------------
 
     def _note(self, split: OpenSplit, *, done: bool) -> None:
         at = split.digest.size
@@ -397,14 +561,14 @@ class FileReader(base.SourceReader):
             self._at[split.name] = self._position_of(split)
 
     def replay(self, division: base.SourceDivision) -> list[base.SourceBatch]:
-        chunks = LineChunks(self._spec.errors, self._path_of)
-        return replay_lines(chunks, division, self._replayed, split_by_split=self.reached is not None)
+        chunks = self._chunks()
+        by_split = self.reached is not None
+        return self._taken(chunks, replay_lines(chunks, division, self._replayed, split_by_split=by_split))
 
-    def _replayed(self, name: str, part: base.SplitDivision) -> bytes:
+    def _replayed(self, name: str, part: base.SplitDivision) -> SplitChunk:
         self._find(name, part)
         split = self._opened(name)
-        chunk = self._read_exactly(split, part.end - part.begin)
-        split.digest.update(chunk)
+        chunk = self._chunk(split, self._read_exactly(split, part.end - part.begin))
         if split.digest.value != part.digest:
             expected, found = f"content with digest {part.digest:016x}", f"{split.digest.value:016x}"
             raise InputChangedError(split.path, part.end, expected, found)
@@ -548,7 +712,7 @@ class ListReader(FileReader):
         return SourceTime(self.exhausted, unbegun=self._coming is not None, behind=self._begun)
 
     def counters(self) -> dict[str, int]:
-        return {"splits_done": self._done_count + len(self._later)}
+        return {"splits_done": self._done_count + len(self._later), **super().counters()}
 
     # --- splits ---------------------------------------------------------------------------------------------
 
@@ -670,12 +834,12 @@ class WatchReader(FileReader):
     @property
     def backlog_bytes(self) -> int | None:
         waiting = self._waiting
-        if not self._listed or any(path.endswith(GZIP_SUFFIX) for path in waiting):
+        if not self._listed or any(path.endswith(COMPRESSED) for path in waiting):
             return None
         return sum(max(0, self._seen[one].size - self._at.get(one, _BEGINNING).position) for one in waiting)
 
     def counters(self) -> dict[str, int]:
-        return {"files": len(self._at), "files_waiting": len(self._waiting)}
+        return {"files": len(self._at), "files_waiting": len(self._waiting), **super().counters()}
 
     # --- listing --------------------------------------------------------------------------------------------
 
@@ -742,7 +906,7 @@ class WatchReader(FileReader):
                 # verifies the digest: a file of this name with the same content counts as the same file
                 self._opened(path)
                 self._drop(path)
-        if path.endswith(GZIP_SUFFIX):
+        if path.endswith(COMPRESSED):
             if at.done and last != seen:
                 _check_unchanged(path, seen, at)
             return not at.done and (ending or self._is_whole_gzip(path, seen, last))
@@ -762,8 +926,9 @@ class WatchReader(FileReader):
         """Return whether the file ends at the end of a stream, once its size has stopped changing."""
         size, whole = self._whole_gzips.get(path, (-1, False))
         if size != seen.size and last in (None, seen):
-            file = GzipBytes(path, PlainBytes(path, open_regular(path)))
+            file = decompressed(path, PlainBytes(path, open_regular(path)))
             try:
+                assert isinstance(file, GzipBytes | StreamBytes)
                 whole = file.is_complete()
             finally:
                 file.close()
@@ -773,7 +938,7 @@ class WatchReader(FileReader):
     # --- splits ---------------------------------------------------------------------------------------------
 
     def _grows(self, name: str) -> bool:
-        return not self._input.versioned and not name.endswith(GZIP_SUFFIX)
+        return not self._input.versioned and not name.endswith(COMPRESSED)
 
     def _takes_rest(self, name: str) -> bool:
         return self._ending or not self._grows(name)
@@ -832,7 +997,7 @@ class WatchReader(FileReader):
         elif at.position != part.begin or at.done:
             raise InputChangedError(name, part.begin, f"a step from {part.begin}", f"{at.position}")
 
-    def _replayed(self, name: str, part: base.SplitDivision) -> bytes:
+    def _replayed(self, name: str, part: base.SplitDivision) -> SplitChunk:
         chunk = super()._replayed(name, part)
         self._last, self._more = name, False
         seen = self._seen.get(name)
@@ -877,7 +1042,7 @@ def _mark_of(path: str) -> int:
 
 
 def _size_of(path: str) -> int | None:
-    if path.endswith(GZIP_SUFFIX) or is_url(path):
+    if path.endswith(COMPRESSED) or is_url(path):
         return None
     try:
         return os.stat(path).st_size  # noqa: PTH116

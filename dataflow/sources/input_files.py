@@ -7,6 +7,7 @@ one, which has another version (ETag). Each request after the first names the ve
 """
 
 import glob
+import io
 import os
 import re
 import stat
@@ -17,6 +18,8 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import ClassVar, Final, NamedTuple, Protocol, TypeAlias
+
+import pyarrow as pa
 
 from dataflow import limits
 from dataflow.buckets import service_errors
@@ -96,6 +99,9 @@ def end_path(until: "str | os.PathLike[str]", first: str) -> str:
 
 
 GZIP_SUFFIX: Final = ".gz"
+_CODECS: Final = {".bz2": "bz2", ".zst": "zstd"}
+"""What pyarrow decompresses. `zlib` reads gzip: it tells padding from a file that is cut short."""
+COMPRESSED: Final = (GZIP_SUFFIX, *_CODECS)
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 _block_bytes: Final = 256 * 1024
 
@@ -126,15 +132,18 @@ class FileBytes(Protocol):
     def close(self) -> None: ...
 
 
-class GzipCutShortError(InputReadError):
-    """A file ends within its gzip stream. It may still be in the process of being written."""
+class StreamCutShortError(InputReadError):
+    """A file ends within its compressed stream. It may still be in the process of being written."""
 
     remedy = "wait until the file is completely written, or repair it"
 
 
 def decompressed(path: str, file: FileBytes) -> FileBytes:
-    """Return the content of a file: decompressed if its name ends with .gz."""
-    return GzipBytes(path, file) if path.endswith(GZIP_SUFFIX) else file
+    """Return the content of a file: decompressed if its name says that it is compressed."""
+    if path.endswith(GZIP_SUFFIX):
+        return GzipBytes(path, file)
+    codec = next((codec for suffix, codec in _CODECS.items() if path.endswith(suffix)), None)
+    return file if codec is None else StreamBytes(path, file, codec)
 
 
 def open_regular(path: str) -> int:
@@ -248,7 +257,7 @@ class GzipBytes:
 
     def _ended(self) -> bool:
         if self._in_stream:
-            raise GzipCutShortError(
+            raise StreamCutShortError(
                 f"input {self._path!r} ends within its gzip stream, at byte {self._consumed} of the file"
             )
         return False
@@ -260,11 +269,94 @@ class GzipBytes:
             while self._decompress():
                 self._at += len(self._decompressed)
                 self._decompressed.clear()
-        except GzipCutShortError:
+        except StreamCutShortError:
             return False
         except InputReadError:
             return True
         return self._consumed > 0
+
+    def size(self) -> None:
+        """Return None: only reading can determine the size."""
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Unread(io.RawIOBase):
+    """The bytes of a file from its beginning, as pyarrow reads them."""
+
+    def __init__(self, file: FileBytes) -> None:
+        self._file, self.consumed = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(self.consumed, size if size >= 0 else _block_bytes)
+        self.consumed += len(data)
+        return data
+
+
+class StreamBytes:
+    """Decompresses through pyarrow while reading. Invariant: `_ahead` is the known content from `_at` on."""
+
+    def __init__(self, path: str, file: FileBytes, codec: str) -> None:
+        self._path, self._file, self._codec = path, file, codec
+        self._rewind()
+
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        return self._file.identity
+
+    @property
+    def version(self) -> str:
+        return self._file.version
+
+    def _rewind(self) -> None:
+        self._at, self._ahead, self._ended = 0, bytearray(), False
+        self._unread = _Unread(self._file)
+        self._stream = pa.CompressedInputStream(self._unread, self._codec)
+
+    def read(self, position: int, count: int) -> bytes:
+        if position < self._at:
+            self._rewind()
+        while not self._ended:
+            skip = min(position - self._at, len(self._ahead))
+            del self._ahead[:skip]
+            self._at += skip
+            if self._at == position and len(self._ahead) >= count:
+                break
+            self._decompress()
+        skip = min(position - self._at, len(self._ahead))
+        return bytes(self._ahead[skip : skip + count]) if self._at + skip == position else b""
+
+    def _decompress(self) -> None:
+        try:
+            data = self._stream.read(_block_bytes)
+        except OSError as error:
+            at = f"before byte {self._unread.consumed} of the file"
+            if "Truncated" in str(error):
+                raise StreamCutShortError(
+                    f"input {self._path!r} ends within its {self._codec} stream, {at}"
+                ) from error
+            raise InputReadError(
+                f"input {self._path!r} is damaged {self._codec} {at}: {error}",
+                remedy="repair it, or rename it if it is not compressed",
+            ) from error
+        self._ended = not data
+        self._ahead += data
+
+    def is_complete(self) -> bool:
+        """As that of `GzipBytes`."""
+        try:
+            while not self._ended:
+                self._decompress()
+                self._ahead.clear()
+        except StreamCutShortError:
+            return False
+        except InputReadError:
+            return True
+        return self._unread.consumed > 0
 
     def size(self) -> None:
         """Return None: only reading can determine the size."""
@@ -308,7 +400,7 @@ class InputFiles(Protocol):
         ...
 
     def open(self, path: str, version: str = "") -> FileBytes:
-        """Open a file; a name that ends with .gz is decompressed. version: of the bytes that were read
+        """Open a file; a compressed one is decompressed, by its name. version: of the bytes that were read
         before, "" if none were. Reads of another version raise InputChangedError.
         """
         ...

@@ -1,24 +1,34 @@
-"""Lines of text: bytes of several files as one batch that knows the position of each line.
+"""Lines of text, and records of a format: bytes of several files as one batch that knows the position of each
+row.
 
 As in Spark, a line ends with a newline, with or without a carriage return before it, and a byte order mark is
 not part of the first line. An end is added to a last line without one, so that it does not run into the next
 file.
 """
 
-from collections.abc import Callable
-from typing import Final, Literal, TypeAlias, get_args
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dataflow import limits
-from dataflow.errors import InputEncodingError, InputReadError, SchemaError
+from dataflow.errors import InputEncodingError, InputReadError, InputRowError, SchemaError
 from dataflow.sources.base import BatchPiece, SourceBatch, SourceDivision, SplitDivision
+from dataflow.sources.formats import (
+    BAD_SCHEMA,
+    BYTE_ORDER_MARK,
+    NO_HEAD,
+    BadRecord,
+    Head,
+    OnBad,
+    RecordFormat,
+)
 from dataflow.sources.input_files import FileBytes
 
 Errors: TypeAlias = Literal["strict", "replace"]
-BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 LINE_SCHEMA: Final = pa.schema([pa.field("line", pa.string())])
 
 
@@ -51,6 +61,16 @@ def line_start(data: bytes, line: int) -> int:
     return at
 
 
+class SplitChunk(NamedTuple):
+    """Whole lines or records of a split that start at byte `begin`, after `line` other lines."""
+
+    split: str
+    begin: int
+    data: bytes
+    line: int = 0
+    head: Head = NO_HEAD
+
+
 class LineChunks:
     """Collects chunks of whole lines. `size` is the number of input bytes since the last batch."""
 
@@ -65,8 +85,9 @@ class LineChunks:
         self._chunks: list[bytes] = []
         self._pieces: list[BatchPiece] = []
 
-    def add(self, split: str, begin: int, chunk: bytes) -> None:
-        """Add bytes of a split that start at `begin`."""
+    def add(self, added: SplitChunk) -> None:
+        """Add bytes of a split."""
+        split, begin, chunk = added[:3]
         if chunk:
             self.size += len(chunk)
             end = begin + len(chunk)
@@ -91,10 +112,74 @@ class LineChunks:
         return SourceBatch(pa.RecordBatch.from_arrays([lines], schema=LINE_SCHEMA), pieces, size, data)
 
 
+class RecordChunks:
+    """Collects the rows of chunks of whole records. `size` is as that of `LineChunks`."""
+
+    def __init__(self, records: RecordFormat, on_bad: OnBad, path_of: Callable[[str], str]) -> None:
+        self._records, self._on_bad, self._path_of = records, on_bad, path_of
+        self.bad_count = 0
+        """The number of records that are no rows, since the beginning."""
+        self._empty()
+
+    def _empty(self) -> None:
+        self.size = self._row_count = 0
+        self._rows: list[pa.RecordBatch] = []
+        self._bad: list[pa.RecordBatch] = []
+        self._begins: list[npt.NDArray[np.int64]] = []
+        self._pieces: list[BatchPiece] = []
+
+    def add(self, added: SplitChunk) -> None:
+        """Decode records of a split. Raises InputRowError if one is no row and on_bad is "error"."""
+        if not added.data:
+            return
+        skipped = 0 if added.begin else added.head.size
+        data, begin = added.data[skipped:], added.begin + skipped
+        rows, begins, bad = self._records.decode(data, added.head)
+        self.size += len(added.data)
+        self._pieces.append(BatchPiece(added.split, begin, added.begin + len(added.data), self._row_count))
+        self._rows.append(rows)
+        self._begins.append(begins + begin)
+        self._row_count += rows.num_rows
+        if bad:
+            self._put_aside(added, data, begin, bad)
+
+    def _put_aside(self, added: SplitChunk, data: bytes, begin: int, bad: Sequence[BadRecord]) -> None:
+        path, line = self._path_of(added.split), added.line + 1
+        line += added.data.count(b"\n", 0, begin - added.begin)
+        rows = [
+            (
+                path,
+                line + data.count(b"\n", 0, one.begin),
+                begin + one.begin,
+                one.reason,
+                data[one.begin : one.end],
+            )
+            for one in bad
+        ]
+        if self._on_bad == "error":
+            raise InputRowError(*rows[0])
+        self.bad_count += len(rows)
+        if self._on_bad == "side":
+            columns = [
+                pa.array(values, kind)
+                for values, kind in zip(zip(*rows, strict=True), BAD_SCHEMA.types, strict=True)
+            ]
+            self._bad.append(pa.RecordBatch.from_arrays(columns, schema=BAD_SCHEMA))
+
+    def take(self) -> SourceBatch | None:
+        """Remove and return the collected rows, perhaps none; or None if no bytes were added."""
+        if not self._rows:
+            return None
+        rows, begins = pa.concat_batches(self._rows), np.concatenate(self._begins)
+        made = SourceBatch(rows, tuple(self._pieces), self.size, begins=begins, bad=self._bad)
+        self._empty()
+        return made
+
+
 def replay_lines(
-    chunks: LineChunks,
+    chunks: LineChunks | RecordChunks,
     division: SourceDivision,
-    read: Callable[[str, SplitDivision], bytes],
+    read: Callable[[str, SplitDivision], SplitChunk],
     *,
     split_by_split: bool,
 ) -> list[SourceBatch]:
@@ -103,20 +188,28 @@ def replay_lines(
     """
     batches: list[SourceBatch | None] = []
     for split, part in division.items():
-        chunks.add(split, part.begin, read(split, part))
+        chunks.add(read(split, part))
         if chunks.size >= limits.batch_bytes_max or split_by_split:
             batches.append(chunks.take())
     batches.append(chunks.take())
     return [batch for batch in batches if batch is not None]
 
 
-def whole_lines(file: FileBytes, path: str, at: int, want: int) -> tuple[bytes, bytes, bool]:
-    """Read whole lines from `at` on: about `want` bytes, at least one line. Return them, the rest after the
-    last newline if the end of the file was reached, and whether it was. Raises InputReadError, and as `read`.
+def end_of_lines(block: bytes) -> int:
+    """Return how many of the first bytes are whole lines."""
+    return block.rfind(b"\n") + 1
+
+
+def whole_lines(
+    file: FileBytes, path: str, at: int, want: int, end_of: Callable[[bytes], int] = end_of_lines
+) -> tuple[bytes, bytes, bool]:
+    """Read whole lines, or the records that `end_of` ends, from `at` on: about `want` bytes, at least one
+    line. Return them, the rest after them if the end of the file was reached, and whether it was. Raises
+    InputReadError, and as `read`.
     """
     while True:
         block = file.read(at, want)
-        end = block.rfind(b"\n") + 1
+        end = end_of(block)
         if len(block) < want:
             return block[:end], block[end:], True
         if end:
@@ -124,7 +217,8 @@ def whole_lines(file: FileBytes, path: str, at: int, want: int) -> tuple[bytes, 
         if want >= limits.line_bytes_max:
             raise InputReadError(
                 f"input {path!r} has a line of more than {limits.line_bytes_max} bytes at byte {at}",
-                remedy="split such lines before, or read the file with another source",
+                remedy="split such lines before, or read the file with another source; in CSV, a quote at the"
+                " beginning of a field must be closed",
             )
         want = min(4 * want, limits.line_bytes_max)
 
@@ -136,6 +230,8 @@ def position_text(source: SourceBatch, row: int | None, name_of: Callable[[Batch
         if first is last:
             return f"{name_of(first)}, bytes {first.begin} to {first.end}"
         return f"{name_of(first)}, byte {first.begin}, to {name_of(last)}, byte {last.end}"
+    if source.begins is not None:
+        return f"{name_of(_piece_at(source.pieces, row))}, byte {source.begins[row]}"
     start = line_start(source.data, row)
     piece = _piece_at(source.pieces, start)
     return f"{name_of(piece)}, byte {piece.begin + start - piece.at}"

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from math import inf
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
@@ -631,7 +632,11 @@ class Circuit:
         self._rows_in += batch.batch.num_rows
         self._bytes_read[source] += batch.bytes_read
         origin = BatchOrigin(f"source {source!r}", reader, batch, exact=True, name=source)
-        self._emit(_Run(step, self.graph.plan.stages[0]), source, batch.batch, origin)
+        run = _Run(step, self.graph.plan.stages[0])
+        self._emit(run, source, batch.batch, origin)
+        for consumer in chain.from_iterable(self._side_output_consumers[source].values()):
+            for bad in batch.bad:
+                self._route(run, consumer, _Input(0, bad, origin.coarse()))
         self.time.fed(source, batch)
 
     def end_sources(self, step: int, now: StepTime | None = None) -> Sends:

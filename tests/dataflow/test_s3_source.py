@@ -73,6 +73,29 @@ def test_every_line_comes_once_whatever_the_requests_and_a_reader_continues_from
             assert again.all_lines() == [line for step in steps[begin + 1 :] for line in step]
 
 
+def test_records_of_csv_come_from_objects_with_quotes_and_headers_and_continue_from_any_position(
+    bucket: FakeS3, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_requests(monkeypatch, 12)
+    text = "n,line\n" + "".join(f'{number},"a\n{number}"\nx,y\n' for number in range(9))
+    for name, data in {"a.csv": text.encode(), "b.csv.gz": gzip.compress(text.encode())}.items():
+        put(f"{prefix}/{name}", data)
+    whole = [f"a\n{number}" for number in range(9)] * 2
+    for watch in (False, True):
+        source = FileSource(
+            url(prefix, "" if watch else "/*"),
+            watch=watch,
+            format="csv",
+            schema="line string, n int",
+            on_bad="drop",
+        )
+        reading, found = Reading(source), list[str]()
+        while len(found) < len(whole):
+            found += reading.lines(20)
+            reading = Reading(source, stored(reading.reader.positions()))
+        assert found == whole
+
+
 def test_patterns_mean_what_they_mean_for_paths(bucket: FakeS3, prefix: str, tmp_path: Path) -> None:
     names = [
         "a.log",

@@ -39,7 +39,7 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
     "docs/operators.md": {MANUAL: ()},
     "docs/sources-and-sinks.md": {
         MANUAL: (
-            *("directory", "entry_point", "iterator", "parquet", "journaled", "sql"),
+            *("directory", "formats", "entry_point", "iterator", "parquet", "journaled", "sql"),
             *("own_sink", "wrong_sink"),
         ),
         "tests/dataflow/test_s3_source.py": ("s3_source",),

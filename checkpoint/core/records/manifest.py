@@ -95,9 +95,13 @@ class SplitPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     version: str = ""
     """For an object of a bucket: its version (ETag), which every later read must find (decision 0226)."""
     line: int = 0
-    """For an output log of another region: the line of history of the last step read."""
+    """For an output log of another region: the line of history of the last step read. For a file of records:
+    the number of lines before the position.
+    """
     epoch: int = 0
     """For an output log: the epoch of its segment. A later region of that name has higher ones."""
+    head: int = 0
+    """For a file of records with a header: its digest, because `resume` may be far behind it."""
 
 
 class WorkerCheckpoint(msgspec.Struct, frozen=True, kw_only=True):

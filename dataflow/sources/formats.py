@@ -1,0 +1,419 @@
+r"""Formats of files whose rows are records of text, JSON and CSV: bytes to rows. Pure: no I/O.
+
+pyarrow decodes the values. It tells neither where a record ends in the file nor which one is wrong, and its
+result must not depend on how a file was divided into blocks, because a replay divides it in another way.
+Hence these rules, which make a record's rows a function of the record alone:
+
+1. A record of JSON is a line that begins with { and ends with }, white space aside. Two objects in a line, or
+   one in two lines, would pass pyarrow, and `null` ends the process (pyarrow 26).
+2. A record of CSV ends at the first newline outside of quotes; quotes count at the beginning of a field only.
+   A carriage return outside of quotes belongs to a newline: pyarrow would end the record there.
+3. A block is decoded at once. If that fails, or gives another number of rows than records, it is divided in
+   two, down to the single records that are wrong.
+"""
+
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+
+from dataflow.errors import SchemaError, nearest
+from dataflow.schema import check_schema, parse_schema, schema_text
+from dos_protocol.digests import digest64
+
+Format: TypeAlias = Literal["text", "json", "csv"]
+OnBad: TypeAlias = Literal["error", "drop", "side"]
+Indexes: TypeAlias = npt.NDArray[np.int64]
+BAD_PORT: Final = "bad"
+"""The side output of rows that do not fit the format and the schema."""
+BAD_SCHEMA: Final = parse_schema("file string, line bigint, byte bigint, reason string, data binary")
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_NEWLINE: Final = 10
+_FAULTS: Final = (pa.ArrowException, UnicodeDecodeError)
+"""What pyarrow raises for bytes that do not fit; UnicodeDecodeError for an error text that is not UTF-8."""
+
+
+class BadRecord(NamedTuple):
+    """A record that is no row: bytes `begin` to `end` of the block."""
+
+    begin: int
+    end: int
+    reason: str
+
+
+class Decoded(NamedTuple):
+    """The rows of a block, the byte at which each begins, and the records that are none, in their order."""
+
+    rows: pa.RecordBatch
+    begins: Indexes
+    bad: list[BadRecord]
+
+
+class Head(NamedTuple):
+    """The beginning of a file: `size` bytes that are no row, and the names of the columns in the file."""
+
+    size: int = 0
+    columns: tuple[str, ...] = ()
+    digest: int = 0
+    """Of a header, 0 if there is none: a reset far behind it must find the same one."""
+
+
+NO_HEAD: Final = Head()
+
+
+@dataclass(frozen=True)
+class RecordFormat:
+    """How records become rows of `schema`."""
+
+    schema: pa.Schema
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The format and its options, for the fingerprint: they decide which bytes are a record."""
+
+    def __post_init__(self) -> None:
+        try:
+            self.rows_of(*self._probe())
+        except pa.ArrowNotImplementedError as error:
+            raise SchemaError(f"schema {schema_text(self.schema)}: {error}") from error
+
+    def head(self, block: bytes) -> Head:
+        """Return the beginning of a file whose first bytes, whole records, are `block`. Raises SchemaError if
+        the file does not have the columns of the schema.
+        """
+        return Head(len(BYTE_ORDER_MARK) if block.startswith(BYTE_ORDER_MARK) else 0)
+
+    @abstractmethod
+    def whole(self, block: bytes) -> int:
+        """Return how many of the first bytes are whole records."""
+
+    @abstractmethod
+    def rows_of(self, data: bytes, head: Head) -> pa.Table:
+        """Let pyarrow decode records, at least one. Raises what `_FAULTS` has."""
+
+    @abstractmethod
+    def _probe(self) -> "tuple[bytes, Head]":
+        """Return a record with nulls only, and its head: pyarrow reports types that it cannot read."""
+
+    @abstractmethod
+    def _ends(self, data: bytes) -> Indexes:
+        """Return the end of each record of `data`, which ends with a newline."""
+
+    @abstractmethod
+    def _is_plain(self, data: bytes, begins: Indexes, ends: Indexes) -> bool:
+        """Return whether each record is surely not empty, and keeps the rules 1 and 2."""
+
+    @abstractmethod
+    def fault(self, record: bytes) -> str | None:
+        """Return why a record is none by the rules 1 and 2; "" if it is empty, None if it may be a row."""
+
+    def decode(self, data: bytes, head: Head) -> Decoded:
+        """Return the rows of whole records; the last one may lack its newline."""
+        if not data:
+            return Decoded(_no_rows(self.schema), _NONE, [])
+        data = data if data.endswith(b"\n") else data + b"\n"
+        ends = self._ends(data)
+        begins = np.concatenate([[0], ends[:-1]]).astype(np.int64)
+        kept, bad = np.arange(len(ends)), list[BadRecord]()
+        if not (self._is_plain(data, begins, ends) and _is_utf8(data)):
+            kept, bad = self._sorted_out(data, begins, ends)
+        parts, found, waiting = [_no_rows(self.schema)], [_NONE], [kept]
+        while waiting:
+            part = waiting.pop()
+            if not len(part):
+                continue
+            records = [data[begins[one] : ends[one]] for one in part] if len(part) < len(ends) else [data]
+            try:
+                rows = self.rows_of(b"".join(records), head)
+                reason = f"{rows.num_rows} rows in one record"
+            except _FAULTS as error:
+                rows, reason = None, " ".join(str(error).split())
+            if rows is not None and rows.num_rows == len(part):
+                parts += [
+                    pa.RecordBatch.from_arrays(b.columns, schema=self.schema) for b in rows.to_batches()
+                ]
+                found.append(begins[part])
+            elif len(part) > 1:
+                waiting += [part[len(part) // 2 :], part[: len(part) // 2]]
+            else:
+                bad.append(BadRecord(int(begins[part[0]]), int(ends[part[0]]), reason))
+        return Decoded(_joined(parts), np.concatenate(found), sorted(bad))
+
+    def _sorted_out(self, data: bytes, begins: Indexes, ends: Indexes) -> tuple[Indexes, list[BadRecord]]:
+        kept, bad = [], []
+        for index, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+            record = data[begin:end]
+            reason = self.fault(record)
+            if reason is None and not record.isascii():
+                try:
+                    record.decode()
+                except UnicodeDecodeError as error:
+                    reason = f"not UTF-8 at its byte {error.start}"
+            if reason is None:
+                kept.append(index)
+            elif reason:
+                bad.append(BadRecord(begin, end, reason))
+        return np.array(kept, np.int64), bad
+
+
+_NONE: Final[Indexes] = np.zeros(0, np.int64)
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema)
+
+
+def _joined(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    full = [part for part in parts if part.num_rows]
+    return full[0] if len(full) == 1 else pa.concat_batches(full or parts[:1])
+
+
+def _is_utf8(data: bytes) -> bool:
+    if data.isascii():
+        return True
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _newlines(data: bytes) -> Indexes:
+    """Return the position after each newline."""
+    return np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE).astype(np.int64) + 1
+
+
+@dataclass(frozen=True)
+class JsonFormat(RecordFormat):
+    """An object per line. Members that the schema does not name are ignored, missing ones are null."""
+
+    @property
+    def name(self) -> str:
+        return "json"
+
+    def whole(self, block: bytes) -> int:
+        return block.rfind(b"\n") + 1
+
+    def rows_of(self, data: bytes, head: Head) -> pa.Table:
+        del head
+        return _json_rows(data, self.schema)
+
+    def _probe(self) -> tuple[bytes, Head]:
+        return b"{}\n", Head()
+
+    def _ends(self, data: bytes) -> Indexes:
+        return _newlines(data)
+
+    def _is_plain(self, data: bytes, begins: Indexes, ends: Indexes) -> bool:
+        found = np.frombuffer(data, np.uint8)
+        last = found[np.maximum(ends - 2, 0)]
+        last = np.where(last == ord("\r"), found[np.maximum(ends - 3, 0)], last)
+        return bool((found[begins] == ord("{")).all() and (last == ord("}")).all())
+
+    def fault(self, record: bytes) -> str | None:
+        # Objects that end where lines end: if two lines were one object, } and { would meet within it, or a
+        # string would hold a newline; neither is JSON. So equal numbers mean one object in each line.
+        record = record.strip(b" \t\r\n")
+        if not record:
+            return ""
+        return None if record[:1] == b"{" and record[-1:] == b"}" else "not an object in one line"
+
+
+def _json_rows(data: bytes, schema: pa.Schema | None) -> pa.Table:
+    extra = "infer" if schema is None else "ignore"
+    return pa.json.read_json(
+        pa.BufferReader(data),
+        pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+        pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=extra),
+    )
+
+
+@dataclass(frozen=True)
+class CsvFormat(RecordFormat):
+    """Fields by RFC 4180. An empty field is null, one in quotes is an empty string, as in Spark."""
+
+    delimiter: str = ","
+    header: bool = True
+    """Whether the first record of each file names its columns, which are found by name."""
+
+    def __post_init__(self) -> None:
+        if len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter in '"\r\n':
+            raise SchemaError(f"delimiter must be one ASCII character, not {self.delimiter!r}")
+        super().__post_init__()
+
+    @property
+    def name(self) -> str:
+        return f"csv by {self.delimiter!r}{' with header' if self.header else ''}"
+
+    @property
+    def _lexer(self) -> "_Lexer":
+        return csv_lexer(self.delimiter)
+
+    def head(self, block: bytes) -> Head:
+        size = super().head(block).size
+        if not self.header or len(block) == size:
+            return Head(size, tuple(self.schema.names))
+        end = self._lexer.first(block, size)
+        record = block[size:end]
+        columns = _header(record, self.delimiter)
+        for name in self.schema.names:
+            if columns.count(name) != 1:
+                times = "twice" if name in columns else f"not{nearest(name, columns)}"
+                raise SchemaError(
+                    f"its header has the column {name!r} {times}: {', '.join(map(repr, columns))}"
+                )
+        return Head(end, columns, digest64(record))
+
+    def whole(self, block: bytes) -> int:
+        return self._lexer.whole(block)
+
+    def rows_of(self, data: bytes, head: Head) -> pa.Table:
+        # Other columns of the file get names that no column of the schema has; they may be equal.
+        wanted = set(self.schema.names)
+        names = [name if name in wanted else f"\0{at}" for at, name in enumerate(head.columns)]
+        return _csv_rows(data, names, self.schema, self.delimiter)
+
+    def _probe(self) -> tuple[bytes, Head]:
+        # with one more column, because pyarrow skips an empty line
+        names = (*self.schema.names, "")
+        return (self.delimiter * (len(names) - 1)).encode() + b"\n", Head(columns=names)
+
+    def _ends(self, data: bytes) -> Indexes:
+        return self._lexer.ends(data)
+
+    def _is_plain(self, data: bytes, begins: Indexes, ends: Indexes) -> bool:
+        lengths = ends - begins
+        first = np.frombuffer(data, np.uint8)[begins]
+        closed = b'"' not in data or self._lexer.loose.fullmatch(data, begins[-1]) is not None
+        return bool(closed and (lengths > 1).all() and (first != ord("\r")).all() and _returns_are_ends(data))
+
+    def fault(self, record: bytes) -> str | None:
+        if not record.strip(b"\r\n"):
+            return ""
+        if not self._lexer.loose.fullmatch(record):
+            return "a quote that is not closed"
+        if _returns_are_ends(record) or self._lexer.strict.fullmatch(record):
+            return None
+        return "a carriage return outside of quotes"
+
+
+def _returns_are_ends(data: bytes) -> bool:
+    return data.count(b"\r") == data.count(b"\r\n")
+
+
+class _Lexer:
+    """Where records of CSV end."""
+
+    def __init__(self, delimiter: str) -> None:
+        other = re.escape(delimiter)
+        quoted = r'"(?:[^"]++|"")*+"'
+
+        def record(rest: str, end: str) -> "re.Pattern[bytes]":
+            field = rf'(?:{quoted}[^{other}{rest}]*+|(?!")[^{other}{rest}]*+)'
+            return re.compile(rf"{field}(?:{other}{field})*+{end}".encode())
+
+        self.loose, self.strict = record(r"\n", r"\n"), record(r"\r\n", r"\r*\n")
+
+    def first(self, data: bytes, begin: int) -> int:
+        """Return the end of the record that begins there."""
+        found = self.loose.match(data, begin)
+        return found.end() if found else len(data)
+
+    def ends(self, data: bytes) -> Indexes:
+        """Return the end of each record; of one that is not whole, the end of the data."""
+        if b'"' not in data:
+            return _newlines(data)
+        ends, at = list[int](), 0
+        while at < len(data):
+            at = self.first(data, at)
+            ends.append(at)
+        return np.array(ends, np.int64)
+
+    def whole(self, block: bytes) -> int:
+        if b'"' not in block:
+            return block.rfind(b"\n") + 1
+        at = 0
+        while found := self.loose.match(block, at):
+            at = found.end()
+        return at
+
+
+csv_lexer = lru_cache(maxsize=16)(_Lexer)
+
+
+def _csv_rows(data: bytes, names: Sequence[str] | None, schema: pa.Schema | None, delimiter: str) -> pa.Table:
+    return pa.csv.read_csv(
+        pa.BufferReader(data),
+        pa.csv.ReadOptions(
+            use_threads=False,
+            block_size=len(data) + 1,
+            column_names=names,
+            autogenerate_column_names=False,
+        ),
+        pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        pa.csv.ConvertOptions(
+            column_types=schema,
+            include_columns=schema.names if schema is not None else None,
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    )
+
+
+def _header(record: bytes, delimiter: str) -> tuple[str, ...]:
+    try:
+        return tuple(_csv_rows(record, None, None, delimiter).column_names)
+    except _FAULTS as error:
+        raise SchemaError(f"its header cannot be read: {error}") from error
+
+
+# --- schemas that are inferred ------------------------------------------------------------------------------
+
+
+def inferred_schema(kind: str, sample: bytes, *, delimiter: str, header: bool) -> pa.Schema:
+    """Return the columns of the records at the beginning of a file, with types that a schema can name. Raises
+    SchemaError.
+    """
+    sample = sample.removeprefix(BYTE_ORDER_MARK)
+    try:
+        if kind == "json":
+            _check_objects(sample)
+            found = _json_rows(sample, None).schema
+        elif header:
+            found = _csv_rows(sample, None, None, delimiter).schema
+        else:
+            raise SchemaError("a file without a header does not name its columns")
+    except _FAULTS as error:
+        raise SchemaError(f"its first {len(sample)} bytes do not have one schema: {error}") from error
+    # A time without a zone is UTC for pyarrow in JSON, and a time without a zone in CSV.
+    utc = kind == "json"
+    return check_schema(pa.schema([(field.name, _nameable(field.type, utc=utc)) for field in found]))
+
+
+def _check_objects(sample: bytes) -> None:
+    empty = JsonFormat(pa.schema([]))
+    if bad := [line for line in sample.split(b"\n") if empty.fault(line)]:
+        raise SchemaError(f"its line {bad[0][:80]!r} is not an object")
+
+
+def _nameable(kind: pa.DataType, *, utc: bool) -> pa.DataType:
+    """Return the type of DDL for one that pyarrow inferred. What it has no name for is read as text."""
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", "UTC" if kind.tz or utc else None)
+    if pa.types.is_null(kind) or pa.types.is_time(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_nameable(kind.value_type, utc=utc))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _nameable(field.type, utc=utc)) for field in kind])
+    return kind

@@ -1,0 +1,316 @@
+"""Records of JSON and CSV: rows do not depend on blocks, positions are exact, and what is no row is named."""
+
+import bz2
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow import FileSource, Graph, LogSink, SchemaError, consistent
+from dataflow.errors import InputChangedError, InputReadError, InputRowError
+from dataflow.handle import RegionHandle
+from dataflow.local import run_local
+from dataflow.outputs import collect_output
+from dataflow.schema import schema_text
+from dataflow.sources.base import SourceBatch
+from dataflow.sources.file_source import FileReader, reader_of
+from dataflow.sources.formats import CsvFormat, Head, JsonFormat, RecordFormat
+from dataflow.sources.input_files import COMPRESSED
+
+COLUMNS = "a bigint, b string"
+SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string())])
+JSON = JsonFormat(SCHEMA)
+CSV = CsvFormat(SCHEMA, header=False)
+NAMED = Head(columns=("a", "b"))
+
+_json_lines = st.one_of(
+    st.builds(
+        lambda a, b: json.dumps({"a": a, "b": b, "c": [a]}, ensure_ascii=False),
+        st.integers(-9, 9),
+        st.text(max_size=5),
+    ),
+    st.sampled_from(
+        ["", "  ", "\r", "{}", "null", '{"a":', "1}", '{"a":1} {"a":2}', '{"a":"x"}', '{"a":1.5}', "}{"]
+    ),
+    st.text('{}":,a1 \\\r', max_size=8),
+).map(str.encode) | st.sampled_from([b'{"b":"\xff"}', b'{"b":"\xed\xa0\x80"}'])
+_csv_parts = st.lists(
+    st.sampled_from(
+        [b"1", b",", b'"', b"\n", b"\r", b"\r\n", b"x", b'2,"y\nz"\n', b'3,""\n', b"\xff", "é".encode()]
+    ),
+    max_size=20,
+).map(b"".join)
+_blocks = {
+    "json": (JSON, st.lists(_json_lines, max_size=8).map(b"\n".join)),
+    "csv": (CSV, _csv_parts),
+}
+
+
+def read_of(records: RecordFormat, data: bytes, want: int) -> tuple[list[Any], list[tuple[int, int]]]:
+    """What reading in blocks of about `want` bytes finds: rows with their positions, and bad records."""
+    rows, bad, at = list[Any](), list[tuple[int, int]](), 0
+    while at < len(data):
+        size = want
+        while not (end := records.whole(data[at : at + size])) and at + size < len(data):
+            size += 1
+        end = end or len(data) - at
+        found = records.decode(data[at : at + end], NAMED)
+        rows += zip((found.begins + at).tolist(), found.rows.to_pylist(), strict=True)
+        bad += [(at + one.begin, at + one.end) for one in found.bad]
+        at += end
+    return rows, bad
+
+
+@pytest.mark.parametrize("kind", _blocks)
+@settings(max_examples=150)
+@given(data=st.data(), want=st.integers(1, 30))
+def test_rows_and_bad_records_do_not_depend_on_the_blocks(kind: str, data: st.DataObject, want: int) -> None:
+    records, blocks = _blocks[kind]
+    block = data.draw(blocks)
+    assert read_of(records, block, want) == read_of(records, block, len(block) + 1)
+
+
+@given(
+    st.lists(
+        st.tuples(st.none() | st.integers(-99, 99), st.none() | st.text('ab",\r\n é', max_size=6)), max_size=9
+    )
+)
+def test_quoted_fields_come_back_with_nulls_and_empty_strings(rows: list[tuple[Any, Any]]) -> None:
+    quoted = [(a, "" if b is None else '"' + b.replace('"', '""') + '"') for a, b in rows]
+    text = "".join(f"{'' if a is None else a},{b}\r\n" for a, b in quoted)
+    found = CSV.decode(text.encode(), NAMED)
+    assert [tuple(row.values()) for row in found.rows.to_pylist()] == rows
+    assert not found.bad
+
+
+@pytest.mark.parametrize(
+    ("records", "data", "rows", "reasons"),
+    [
+        (JSON, b'{"a":\n1}\n{"a":2}', [2], ["not an object in one line"] * 2),
+        (JSON, b'{"a":1} {"a":2}\n{"a":3}\n', [3], ["2 rows in one record"]),
+        (JSON, b"null\n[1]\n\n", [], ["not an object in one line"] * 2),
+        (
+            JSON,
+            b'{"a":"1"}\n{"a":4}\n',
+            [4],
+            ["JSON parse error: Column(/a) changed from number to string in row 0"],
+        ),
+        (JSON, b'{"a":1,"b":"\xff"}\n', [], ["not UTF-8 at its byte 12"]),
+        (CSV, b'1,"x\ny"\n2,z', [1, 2], []),
+        (CSV, b"1,x\n2\n3,y\n", [1, 3], ["CSV parse error: Row #1: Expected 2 columns, got 1: 2"]),
+        (CSV, b"1,a\rb\n2,c\r\n", [2], ["a carriage return outside of quotes"]),
+        (CSV, b'1,x\n2,"open\n3,y\n', [1], ["a quote that is not closed"]),
+        (CSV, b'1,a"b\n2,c"d\n', [1, 2], []),
+    ],
+)
+def test_what_is_no_row_is_put_aside_with_its_reason(
+    records: RecordFormat, data: bytes, rows: list[int], reasons: list[str]
+) -> None:
+    found = records.decode(data, NAMED)
+    assert found.rows.column("a").to_pylist() == rows
+    assert [one.reason for one in found.bad] == reasons
+    assert not {*found.begins.tolist()} & {one.begin for one in found.bad}
+
+
+# --- readers ------------------------------------------------------------------------------------------------
+
+
+def rows_of(batches: Sequence[SourceBatch | None]) -> list[Any]:
+    return [row for batch in batches if batch for row in batch.batch.to_pylist()]
+
+
+def bad_of(batches: Sequence[SourceBatch | None]) -> list[Any]:
+    return [row for batch in batches if batch for bad in batch.bad for row in bad.to_pylist()]
+
+
+def read_all(reader: FileReader, bytes_max: int) -> list[SourceBatch | None]:
+    batches = []
+    while not reader.exhausted:
+        batches.append(reader.read(bytes_max))
+    return batches
+
+
+def compress(suffix: str, data: bytes) -> bytes:
+    if suffix == ".zst":
+        target = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(target, "zstd") as file:
+            file.write(data)
+        return bytes(target.getvalue())
+    return gzip.compress(data) if suffix == ".gz" else bz2.compress(data) if suffix == ".bz2" else data
+
+
+@pytest.mark.parametrize("kind", ["json", "csv"])
+@settings(max_examples=30)
+@given(data=st.data(), bytes_max=st.integers(1, 60), suffix=st.sampled_from(["", *COMPRESSED]))
+def test_a_reader_continues_from_any_position_with_the_same_rows_and_bad_records(
+    kind: str, data: st.DataObject, bytes_max: int, suffix: str
+) -> None:
+    texts = data.draw(st.lists(_blocks[kind][1], min_size=1, max_size=3))
+    header = kind == "csv" and data.draw(st.booleans())
+    with TemporaryDirectory() as directory:
+        paths = [Path(directory, f"f{index}{suffix}") for index in range(len(texts))]
+        for path, text in zip(paths, texts, strict=True):
+            path.write_bytes(compress(suffix, (b"\xef\xbb\xbfb,c,a\n" if header else b"") + text))
+        options = {"header": header} if kind == "csv" else {}
+        source = FileSource(paths, format=kind, schema=COLUMNS, on_bad="side", repeat=2, **options)  # type: ignore[arg-type]
+        reader = reader_of(source, 0, 1)
+        steps, positions, divisions = [], [reader.positions()], []
+        while not reader.exhausted:
+            steps.append([reader.read(bytes_max)])
+            divisions.append(reader.take_division())
+            positions.append(reader.positions())
+        start = data.draw(st.integers(0, len(steps)))
+        until = data.draw(st.integers(start, len(steps)))
+        twin = reader_of(source, 0, 1)
+        twin.reset_to(positions[start])
+        for step in range(start, until):
+            again = [*twin.replay(divisions[step])]
+            assert (rows_of(again), bad_of(again)) == (rows_of(steps[step]), bad_of(steps[step]))
+            assert twin.take_division() == divisions[step]
+            assert twin.positions() == positions[step + 1]
+        rest = read_all(twin, 1 + bytes_max // 2)
+        later = [batch for step in steps[until:] for batch in step]
+        assert (rows_of(rest), bad_of(rest)) == (rows_of(later), bad_of(later))
+        for one in (reader, twin):
+            one.close()
+
+
+def test_columns_are_found_by_the_header_and_rows_are_named_by_file_and_byte(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('b,other,a\nx,0,1\n"y\nz",0,2\nw,0,3\n')
+    (tmp_path / "b.csv").write_text("a,b\n4,v\n")
+    source = FileSource(tmp_path / "*.csv", format="csv", schema=COLUMNS)
+    reader = reader_of(source, 0, 1)
+    batch = reader.read(1000)
+    assert batch is not None
+    assert rows_of([batch]) == [
+        dict(zip("ab", row, strict=True)) for row in [(1, "x"), (2, "y\nz"), (3, "w"), (4, "v")]
+    ]
+    assert [reader.describe(batch, row) for row in range(4)] == [
+        *(f"file '{tmp_path}/a.csv', byte {at}" for at in (10, 16, 26)),
+        f"file '{tmp_path}/b.csv', byte 4",
+    ]
+    (tmp_path / "c.csv").write_text("id,b\n5,u\n")
+    other = reader_of(FileSource(tmp_path / "*.csv", format="csv", schema=COLUMNS), 0, 1)
+    with pytest.raises(InputReadError, match=r"c\.csv': its header has the column 'a' not: 'id', 'b'"):
+        other.read(1000)
+
+
+def test_a_header_that_changed_far_before_the_position_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n" + "1,2\n" * 100_000)
+    source = FileSource(path, format="csv", schema="a bigint, b bigint")
+    reader = reader_of(source, 0, 1)
+    reader.read(300_000)
+    with path.open("r+b") as file:
+        file.write(b"b,a\n")
+    with pytest.raises(InputChangedError, match="expected a header with digest"):
+        reader_of(source, 0, 1).reset_to(reader.positions())
+
+
+def test_a_bad_record_stops_the_reader_with_file_line_byte_and_reason(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('a,b\n1,"x\ny"\nz,w\n')
+    reader = reader_of(FileSource(tmp_path / "a.csv", format="csv", schema=COLUMNS), 0, 1)
+    with pytest.raises(InputRowError, match=r"a\.csv', line 4, byte 12: .*invalid value 'z': 'z,w'.*on_bad="):
+        reader.read(1000)
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("forks")
+@pytest.mark.parametrize("on_bad", ["drop", "side"])
+def test_bad_records_are_counted_or_are_rows_of_the_side_output(
+    on_bad: Any, tmp_path: Path, shared_store: str
+) -> None:
+    (tmp_path / "a.json").write_bytes(b'{"a":1}\nnull\n{"a":"x"}\n{"a":2}\n')
+    graph = Graph("formats")
+    source = FileSource(tmp_path / "a.json", format="json", schema="a bigint", on_bad=on_bad)
+    rows = graph.source("rows", source).annotate(consistent(period=1))
+    rows.sink("out", LogSink())
+    if on_bad == "side":
+        rows.side_output("bad", "bad").sink("bad_out", LogSink())
+    name = f"formats_{on_bad}"
+    control = run_local(graph, name=name, store=shared_store, workers=2, standby=0)
+    assert isinstance(control, RegionHandle)
+    assert control.wait(120)
+    assert control.exception() is None, control.status.reason
+    found = collect_output(shared_store, name, "out")
+    assert found is not None
+    assert sorted(found.column("a").to_pylist()) == [1, 2]
+    assert control.status.dropped == ({"bad": {"rows": 2}} if on_bad == "drop" else {})
+    if on_bad == "side":
+        bad = collect_output(shared_store, name, "bad_out")
+        assert bad is not None
+        assert [(row["line"], row["byte"], row["data"]) for row in bad.to_pylist()] == [
+            (2, 8, b"null\n"),
+            (3, 13, b'{"a":"x"}\n'),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options", "schema"),
+    [
+        (
+            "a.json",
+            '\n{"n":1,"t":"2026-01-01T00:00:00Z","l":[{"x":1.5}],"z":null}\n',
+            {},
+            "n bigint, t timestamp, l array<struct<x:double>>, z string",
+        ),
+        (
+            "a.csv",
+            "n,t,day,b,s\n1,2026-01-01T10:00:00,2026-01-01,true,x\n",
+            {},
+            "n bigint, t timestamp_ntz, day date, b boolean, s string",
+        ),
+        ("a.csv", "n;s\n1;x\n", {"delimiter": ";"}, "n bigint, s string"),
+    ],
+)
+def test_a_schema_is_inferred_from_the_first_file_and_then_fixed(
+    name: str, text: str, options: Any, schema: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"0{name}").write_text("")
+    (tmp_path / name).write_text(text)
+    kind: Any = name.split(".")[1]
+    source = FileSource(tmp_path / "*", format=kind, **options)
+    assert schema_text(source.output_schema([])) == schema
+    assert rows_of(read_all(reader_of(source, 0, 1), 1000))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: FileSource(path, format="json"), "no file has a row yet.*pass the columns"),
+        (
+            lambda path: FileSource(path, format="xml"),  # type: ignore[arg-type]
+            "format must be one of 'text', 'json', 'csv'",
+        ),
+        (lambda path: FileSource(path, schema="a bigint"), "schema and on_bad are for records"),
+        (
+            lambda path: FileSource(path, format="json", schema="a bigint", header=True),
+            'are for format="csv"',
+        ),
+        (
+            lambda path: FileSource(path, format="csv", schema="a array<bigint>"),
+            "CSV conversion to list.* not supported",
+        ),
+        (
+            lambda path: FileSource(path, format="json", schema="a map<string,bigint>"),
+            "JSON conversion to map.* not supported",
+        ),
+        (
+            lambda path: FileSource(path, format="csv", schema="a bigint", delimiter="\n"),
+            "delimiter must be one",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused_when_the_source_is_made(
+    make: Callable[[Path], FileSource], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").write_text("")
+    with pytest.raises(SchemaError, match=message):
+        make(tmp_path / "empty")
