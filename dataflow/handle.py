@@ -654,13 +654,25 @@ class Application:
         return iter(self.parts)
 
 
+_NUMBERS: Final[dict[str, tuple[tuple[type, ...], str]]] = {
+    "workers": ((int,), "a whole number"),
+    "retain": ((int,), "a whole number of checkpoints"),
+    "checkpoint_interval": ((int, float), "a number of seconds"),
+    "start_timeout": ((int, float), "a number of seconds"),
+}
+
+
 def check_options(parts: Sequence[GraphPart], options: RegionOptions) -> None:
-    """Raise TypeError for an option that does not exist, ValueError if a part cannot be scaled, has too many
-    workers, or is driven by a query and has an option that excludes it; GraphError if one needs a query.
-    Nothing is started then.
+    """Raise TypeError for an option that does not exist or is no number, ValueError if a part cannot be
+    scaled, has too many workers, or is driven by a query and has an option that excludes it; GraphError if
+    one needs a query. Nothing is started then.
     """
     if unknown := options.keys() - RegionOptions.__annotations__.keys():
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}: see RegionOptions")
+    for name, (kinds, what) in _NUMBERS.items():
+        value = options.get(name)
+        if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+            raise TypeError(f"{name} must be {what}, got {value!r:.60}")
     for part in parts:
         plan = part.graph.plan()
         plan.check_has_query()

@@ -45,6 +45,7 @@ from dataflow.limits import WorkerLimits
 from dataflow.worker.companion import begin_companion
 from dataflow.worker.process import run_worker
 from dataflow.worker.spec import WorkerSpec
+from dos_client.urls import parse_store_url
 from dos_monitoring import LogChoice, begin_logs, log_choice_of_environment
 
 logger = logging.getLogger("dos.dataflow")
@@ -71,11 +72,12 @@ def run_local(
       (about 120 MB each).
     - `options`: see `RegionOptions`.
 
-    Raises GraphError, ValueError before anything is started.
+    Raises GraphError, ValueError, TypeError, BadUrlError before anything is started.
     """
     application = options.get("name") or graph.name
     parts = parts_of(graph, application)
     check_options(parts, options)
+    parse_store_url(store)
     shown, scratch = monitoring_of(options.get("metrics")), options.get("scratch")
     make_launcher = partial(
         _launch, application, shown, scratch=scratch, logs=logs, limits=worker_limits, standby=standby

@@ -62,6 +62,17 @@ def parse_url(url: "str | DosUrl") -> DosUrl:
     return DosUrl(servers, names[0] if names else None, names[1] if len(names) == 2 else None)
 
 
+def parse_store_url(url: "str | DosUrl") -> DosUrl:
+    """Parse the URL of a store, which names servers only. Raises BadUrlError."""
+    parsed = parse_url(url)
+    if parsed.directory is not None:
+        raise BadUrlError(
+            f"the URL of a store names servers only, got the directory {parsed.directory!r}, too",
+            remedy=f"write it as {DosUrl(parsed.servers)}; a region has the name of its graph, or name=",
+        )
+    return parsed
+
+
 def parse_address(text: str) -> str:
     """Return the address `host:port`, with the default port if the text has none. Raises BadUrlError."""
     host, port = _split(text)

@@ -8,6 +8,7 @@
 """
 
 import ctypes
+import errno
 import json
 import logging
 import random
@@ -305,6 +306,11 @@ def _open(data: Path, host: str, port: int, **settings: Any) -> OpenServer:
     except OSError as error:
         if failure_of(error) is DiskFailure.NO_SPACE:
             _refuse(f"no space is left for a start on {data}: free some and start again; nothing is lost")
+        if error.errno == errno.EADDRINUSE:
+            place = address_text(host, port)
+            _refuse(
+                f"cannot listen on {place}: another program does; stop it, or pass --listen with another port"
+            )
         _refuse(f"cannot serve {data} at {address_text(host, port)}: {error}")
 
 

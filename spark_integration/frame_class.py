@@ -344,7 +344,12 @@ class RegionFrame(FrameMethods):
 
     def transform(self, func: Callable[..., DataFrame], *args: Any, **kwargs: Any) -> "RegionFrame":
         result = func(self, *args, **kwargs)
-        assert isinstance(result, RegionFrame), f"the function returned {type(result).__name__}, not a frame"
+        if not isinstance(result, RegionFrame):
+            raise FrameError(
+                f"the function of transform returned {type(result).__name__}, not a frame: what follows would"
+                " keep its state in Spark",
+                remedy="return what it makes of its argument, or call transform of frame.df()",
+            )
         return result
 
     def randomSplit(self, weights: list[float], seed: int | None = None) -> list[DataFrame]:

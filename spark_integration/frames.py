@@ -196,11 +196,11 @@ def through(
       processing time fire.
     - all others: as for `run`. In addition to the slots of the workers one is needed for the stream.
 
-    Raises before anything is started: GraphError, SchemaMismatchError, DosError if rows have no place to
-    enter or leave, or a source of the graph gets no rows; and as `run`. A batch call that fails later stops
-    what it has started; rows that were recorded stay. An error of a stream ends its query.
+    Raises before anything is started: TypeError, GraphError, SchemaMismatchError, DosError if rows have no
+    place to enter or leave, or a source of the graph gets no rows; and as `run`. A batch call that fails
+    later stops what it has started; rows that were recorded stay. An error of a stream ends its query.
     """
-    given = {into or "": df} if isinstance(df, DataFrame) else dict(df)
+    given = _given(df, graph, into)
     frames = list(given.values())
     spark, streams = frames[0].sparkSession, frames[0].isStreaming
     master_of(spark)
@@ -241,6 +241,23 @@ def through(
     except BaseException:
         used.close()
         raise
+
+
+def _given(df: object, graph: object, into: str | None) -> dict[str, DataFrame]:
+    """Return the arguments of `through` by input. Raises TypeError."""
+    if not isinstance(graph, Graph):
+        raise TypeError(f"the second argument of through is a Graph, got {type(graph).__name__}")
+    given = df if isinstance(df, Mapping) else {into or "": df}
+    for name, one in given.items():
+        if not isinstance(one, DataFrame) and not type(one).__module__.startswith("pyspark.sql.connect."):
+            of = f" for the input {name!r}" if isinstance(df, Mapping) else ""
+            raise TypeError(
+                f"the first argument of through is a DataFrame of Spark, or one for each input, got"
+                f" {type(one).__name__}{of}"
+            )
+    if not given:
+        raise TypeError("the first argument of through names no input: pass a DataFrame")
+    return dict(given)
 
 
 _DESKS: "weakref.WeakSet[Desk]" = weakref.WeakSet()

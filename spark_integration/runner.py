@@ -39,7 +39,7 @@ from dos_client.errors import StoreRefusedError
 from dos_client.sessions.connection import ServerAccess
 from dos_client.sessions.discovery import probe, send_record
 from dos_client.store import StoreNotReadyError, init_store, open_store
-from dos_client.urls import parse_url
+from dos_client.urls import parse_store_url, parse_url
 from dos_protocol.errors import DosError
 from dos_protocol.store_record import Member, StoreRecord
 from dos_server import embedded
@@ -90,8 +90,9 @@ class UsedStore(NamedTuple):
 def choose_store(
     store: str | None, *, one_machine: bool, master: str, data_dir: str | Path | None, token: bytes = b""
 ) -> UsedStore:
-    """Return the store to use. Raises StoreNotUsableError."""
+    """Return the store to use. Raises StoreNotUsableError, BadUrlError."""
     if store is not None:
+        parse_store_url(store)
         make_ready(store, token)
         return UsedStore(store, lambda: None)
     if not one_machine:

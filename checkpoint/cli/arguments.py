@@ -137,10 +137,20 @@ def complete_target(ctx: typer.Context, incomplete: str) -> list[str]:
     return _completed(ctx, targets, incomplete)
 
 
+def _checked_name(name: str) -> str:
+    try:
+        return check_name(name)
+    except BadNameError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 RegionName = Annotated[
     str,
     typer.Argument(
-        help="The region's name, as passed to `run`.", autocompletion=complete_region, metavar="NAME"
+        help="The region's name, as passed to `run`.",
+        autocompletion=complete_region,
+        callback=_checked_name,
+        metavar="NAME",
     ),
 ]
 Application = Annotated[

@@ -486,7 +486,10 @@ async def dial(address: str) -> ClientStream:
         with trio.fail_after(connect_timeout_s):
             return await connect(host, port)
     except (OSError, trio.TooSlowError) as error:
-        raise BrokenConnectionError(f"cannot connect to {address}: {_cause_text(error)}") from error
+        raise BrokenConnectionError(
+            f"cannot connect to {address}: {_cause_text(error)}",
+            remedy="nothing was sent: start a server there, or correct the URL",
+        ) from error
 
 
 async def connect(host: str, port: int) -> ClientStream:
