@@ -330,27 +330,24 @@ class _Replay:
         try:
             folders = set(self._disk.names(OBJECTS) or ())
             for gone in register.names - folders:  # what the log has would be a part of it only
-                self._register_claim(register, gone, directories.pop(gone, {}).get("", []))
+                newest = claim_to_store(directories.pop(gone, {}).get("", []), register.epoch_of(gone))
+                if newest is not None:  # `dos fsck --raise-claims` has to go above it
+                    register.add(gone, newest.entry.end)
             for directory in directories:
                 self._disk.make_folder(f"{OBJECTS}/{directory}")
             # The folders first: a registered directory without a folder counts as lost.
             self._disk.sync_folder(OBJECTS)
             for directory in directories:
                 register.add(directory)
+            for directory, objects in directories.items():
+                self._replay_claim(register, directory, objects.pop("", []))
+            register.make_durable()
         finally:
             register.close()
         for directory, objects in directories.items():
-            self._replay_claim(directory, objects.pop("", []))
             self._replay_objects(directory, objects)
 
-    def _register_claim(self, register: DirectoryRegister, gone: str, entries: list[ReplayEntry]) -> None:
-        """`dos fsck --raise-claims` goes above the registered epoch; the log may know a higher one."""
-        claim = claim_to_store(entries, register.epoch_of(gone))
-        if claim is not None:
-            register.add(gone, claim.entry.end)
-            register.create()
-
-    def _replay_claim(self, directory: str, entries: list[ReplayEntry]) -> None:
+    def _replay_claim(self, register: DirectoryRegister, directory: str, entries: list[ReplayEntry]) -> None:
         path = f"{OBJECTS}/{directory}/.claim"
         data = read_file(self._disk, path)
         try:
@@ -366,6 +363,7 @@ class _Replay:
                 path, 0, f"the claim of epoch {claim.entry.end}", "damage", "replace the server"
             )
         replace_file(self._disk, f"{OBJECTS}/{directory}", ".claim", self._content(claim.content))
+        register.add(directory, claim.entry.end)  # before the log forgets it: see `Storage.store_claim`
 
     def _replay_objects(self, directory: str, objects: Mapping[str, list[ReplayEntry]]) -> None:
         folder = f"{OBJECTS}/{directory}"

@@ -174,7 +174,7 @@ class DirectoryRegister:
         self._file = ObjectMarks(disk, "", DIRECTORIES)
         self._held: dict[str, ObjectMark] | None = None
 
-    def create(self) -> None:
+    def make_durable(self) -> None:
         with self._guard:
             self._marks()
             self._file.make_durable()

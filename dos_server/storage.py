@@ -562,7 +562,7 @@ class Storage(DirectoryLoader):
                 "data directory", 0, "an identity beside objects", "none", "restore it, or start empty"
             )
         self._disk.sync_folder("")
-        self.register.create()
+        self.register.make_durable()
         self._is_new = True
         identity = records.encode_identity(fresh_id)
         replace_file(self._disk, "", "identity", identity)

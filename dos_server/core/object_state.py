@@ -148,7 +148,8 @@ class ObjectState:
         self.removing = False
         self.judging = False
         self.appender: int | None = None
-        self._durable = found.durable if found else 0
+        # `found` also counts headers of what was cut off, because none of it was acknowledged.
+        self._durable = found.durable if found and found.corrupt else 0
         self.pieces: list[AcceptedBytes] = []
         self.tickets: list[PendingAppend] = []
         self.unwritten_tickets = 0

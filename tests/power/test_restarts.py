@@ -141,6 +141,26 @@ def test_a_refused_write_leaves_nothing_that_the_next_one_could_be_mixed_with() 
     _refused_and_written_again()
 
 
+def test_a_refused_removal_after_a_torn_end_was_cut_off_leaves_what_was_acknowledged() -> None:
+    """The mark that was restored had the end of the extent that was cut off, of which only the header had
+    reached the disk: the next start missed bytes that nobody had been told of."""
+    # EVIDENCE-OF: P-8
+    for seed in range(60):
+        history, state = History(), DiskState()
+        disk = ModelDisk(state)
+        run = ServerRun(disk, history, 1)
+        run.append("a", bytes(500))
+        disk.dies_after = len(disk.journal) + 1  # written, and not synced
+        with contextlib.suppress(DeadError):
+            run.append("a", random.Random(4).randbytes(9_000))
+        left = DiskState.of(state.crash(seed))
+        disk, once = ModelDisk(left), iter([errno.EMFILE])
+        run = ServerRun(disk, history, 2)
+        disk.trouble = lambda method, once=once: next(once, 0) if method == "sync_folder" else 0
+        run.delete("a")
+        ServerRun(ModelDisk(left), history, 3)
+
+
 def test_without_a_sync_of_the_cut_the_mixture_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     _cut_is_not_synced(monkeypatch)
     with pytest.raises(AssertionError):
