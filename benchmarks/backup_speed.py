@@ -40,7 +40,7 @@ import trio
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from checkpoint import limits  # noqa: E402
+from checkpoint import OperatorNote, limits  # noqa: E402
 from checkpoint.chains.manifest_log import StoreHost  # noqa: E402
 from checkpoint.chains.state_blocks import block_schema, encode_block, make_block  # noqa: E402
 from checkpoint.chains.state_store import StateStore  # noqa: E402
@@ -105,8 +105,7 @@ async def commit(
             wall_time_ms=0,
             workers={0: WorkerCheckpoint(state=at, steps=steps.end, floors={"state": state.floor})},
             layout=even_layout(1),
-            fingerprint="0" * 16,
-            operators={"counts": "counts"},
+            operators={"counts": OperatorNote(kind="count")},
             parent=last,
             retained=(*(one.number for one in kept), last + 1),
             irrevocable={},

@@ -13,6 +13,12 @@ from dos_protocol.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from checkpoint.core.coordination.batches import refused_before_claim as refused_before_claim
+    from checkpoint.core.graph_change import STATELESS as STATELESS
+    from checkpoint.core.graph_change import DeclaredState as DeclaredState
+    from checkpoint.core.graph_change import OperatorNote as OperatorNote
+    from checkpoint.core.graph_change import check_compatible as check_compatible
+    from checkpoint.core.graph_change import compare as compare
+    from checkpoint.core.graph_change import fingerprint as fingerprint
     from checkpoint.core.links.barrier import Alignment as Alignment
     from checkpoint.core.links.barrier import CompleteStep as CompleteStep
     from checkpoint.core.links.frames import ChannelFrame as ChannelFrame
@@ -72,11 +78,6 @@ if TYPE_CHECKING:
     from checkpoint.core.records.divisions import Division as Division
     from checkpoint.core.records.divisions import Mark as Mark
     from checkpoint.core.records.divisions import Sources as Sources
-    from checkpoint.core.records.graphs import check_fingerprint as check_fingerprint
-    from checkpoint.core.records.graphs import check_graph as check_graph
-    from checkpoint.core.records.graphs import check_log as check_log
-    from checkpoint.core.records.graphs import declared_state as declared_state
-    from checkpoint.core.records.graphs import fingerprint as fingerprint
     from checkpoint.core.records.inputs import INPUT_CHAIN as INPUT_CHAIN
     from checkpoint.core.records.inputs import AttendedOrigins as AttendedOrigins
     from checkpoint.core.records.inputs import BatchDecision as BatchDecision
@@ -100,7 +101,9 @@ if TYPE_CHECKING:
     from checkpoint.core.records.layout import even_layout as even_layout
     from checkpoint.core.records.layout import rebalanced as rebalanced
     from checkpoint.core.records.layout import state_parts as state_parts
+    from checkpoint.core.records.lines import check_log as check_log
     from checkpoint.core.records.lines import edit_target as edit_target
+    from checkpoint.core.records.lines import graph_change as graph_change
     from checkpoint.core.records.lines import parting as parting
     from checkpoint.core.records.lines import taken_back as taken_back
     from checkpoint.core.records.manifest import Checkpoint as Checkpoint

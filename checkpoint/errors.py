@@ -219,7 +219,7 @@ class NoAnswerError(DosError):
     """No driver of the region answered in time. The message has what is known from the manifest."""
 
 
-class FingerprintMismatchError(DosError):
+class GraphChangeRefusedError(DosError):
     """The graph differs from the one that wrote the state in these `operators`. Nothing was started."""
 
     remedy = (

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import trio
 
-from checkpoint import Checkpoint, Edit, Layout, SplitPosition, check_fingerprint, edit_target, even_layout
+from checkpoint import Checkpoint, Edit, Layout, SplitPosition, edit_target, even_layout, graph_change
 from checkpoint.chains.manifest_log import ManifestView, StoreHost, read_manifest
 from checkpoint.chains.state_blocks import StateFold, encode_block, make_block, newest_rows, state_version_of
 from checkpoint.chains.state_store import blocks_at
@@ -411,17 +411,10 @@ def planned(
 async def plan_edit(
     store: Store, region: str, checkpoint: Checkpoint, plan: GraphPlan, tables: Mapping[str, GivenTable]
 ) -> PlannedEdit:
-    """Return what an edit of a checkpoint changes. Raises FingerprintMismatchError for another graph,
+    """Return what an edit of a checkpoint changes. Raises GraphChangeRefusedError for another graph,
     EditRefusedError, and what reading a chain raises.
     """
-    stored = plan.stored()
-    check_fingerprint(
-        checkpoint.operators,
-        stored["operators"],
-        region=region,
-        checkpoint=checkpoint.number,
-        older=stored["older_operators"],
-    )
+    graph_change(checkpoint, plan.operators, region=region)
     edited = edited_tables(plan, region, tables)
     state = await stored_state(store, region, checkpoint, edited)
     return await trio.to_thread.run_sync(planned, edited, tables, state, checkpoint.layout)
@@ -480,7 +473,7 @@ async def edit_state(
 
     A driver that still runs the region is superseded and ends. Output that was made stays; a log branches, as
     for a restore. Raises EditRefusedError, RestoreRefusedError, SavepointRefusedError,
-    FingerprintMismatchError, NoRegionError, with nothing changed; RegionFencedError if a driver claimed the
+    GraphChangeRefusedError, NoRegionError, with nothing changed; RegionFencedError if a driver claimed the
     region meanwhile: it may then be edited or not, as when this is cancelled; GraphError; and what reading
     the store raises.
     """
@@ -594,7 +587,6 @@ async def bootstrap_state(
         {worker: FirstPart(sources[worker], first.rows.get(worker, [])) for worker in layout.workers},
         layout=layout,
         operators=stored["operators"],
-        fingerprint=stored["graph_fingerprint"],
         irrevocable=stored["irrevocable"],
         edit=_note(first, why),
     )

@@ -116,9 +116,7 @@ async def _why_none(store: Store, region: str, sink: str, checkpoint: Checkpoint
     if checkpoint is None and region not in (regions := await regions_of(store)):
         return f"there is no such region; the store has {', '.join(map(repr, sorted(regions))) or 'none'}"
     sinks = (
-        [name for name, text in checkpoint.operators.items() if text.startswith("sink ")]
-        if checkpoint
-        else [sink]
+        [name for name, note in checkpoint.operators.items() if note.kind == "sink"] if checkpoint else [sink]
     )
     if sink in sinks:
         return "the region has just begun and has shown nothing yet; try again"

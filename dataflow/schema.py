@@ -5,6 +5,7 @@ graph's fingerprint. Columns like `_time`, `_hash` are ours; a user's schema mus
 """
 
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 import pyarrow as pa
@@ -66,6 +67,11 @@ def _ddl_of(schema: Any) -> str:
             f"a schema is a StructType or a string such as 'n bigint', not {schema.simpleString()}"
         )
     return ", ".join(f"{quoted(one.name)} {one.dataType.simpleString()}" for one in schema.fields)
+
+
+def columns_named(columns: pa.Schema, names: Iterable[str]) -> pa.Schema:
+    """Return these columns, each once, in the order of the names."""
+    return pa.schema([columns.field(name) for name in dict.fromkeys(names)])
 
 
 def check_schema(schema: pa.Schema) -> pa.Schema:

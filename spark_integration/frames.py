@@ -24,7 +24,7 @@ from typing import NamedTuple, Unpack
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from checkpoint import BatchAsked, check_graph, refused_before_claim
+from checkpoint import BatchAsked, graph_change, refused_before_claim
 from checkpoint.chains.input_log import InputHandle
 from checkpoint.chains.manifest_log import read_manifest
 from checkpoint.errors import NoRegionError
@@ -355,7 +355,7 @@ def _streamed(
 
 def _refuse_before_claim(url: str, checked: CheckedRun, asked: BatchAsked) -> None:
     """Raise what a task would be answered with, if the region cannot be driven by its query: its start would
-    fence the driver that runs it. Raises FingerprintMismatchError for another graph.
+    fence the driver that runs it. Raises GraphChangeRefusedError for another graph.
     """
     region = checked.application
     try:
@@ -371,8 +371,7 @@ def _refuse_before_claim(url: str, checked: CheckedRun, asked: BatchAsked) -> No
     if (refused := refused_before_claim(region, view.kept, asked)) is not None:
         raise REFUSALS[refused.problem](refused.text, remedy=refused.remedy)
     if view.last is not None:
-        plan = checked.parts[0].graph.plan()
-        check_graph(view.last, plan.operators, region=region, older=plan.older_operators)
+        graph_change(view.last, checked.parts[0].graph.plan().operators, region=region)
 
 
 def _refuse_aggregate(name: str, df: DataFrame) -> None:

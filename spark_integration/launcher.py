@@ -270,7 +270,7 @@ class JobsShown:
 
     store_url: str = "URL"
     operators: Mapping[str, str] = field(default_factory=dict)
-    """`RegionSpec.operators`."""
+    """`RegionSpec.operators`, as text."""
     reason: Callable[[], str] = str
     """Returns why the region is in its state, for the jobs that are canceled."""
 

@@ -315,7 +315,8 @@ def _launch(
     make_task = _task_maker(spec, application, address, shipped[part.name], scratch, shown)
     shortage = partial(_standby_shortage, spark, master_of(spark), spare_slots)
     settings = StandbySettings(standby, control, shortage) if standby else None
-    shown_jobs = JobsShown(spec.store_url, spec.operators, lambda: control.status().reason)
+    operators = {name: str(note) for name, note in spec.operators.items()}
+    shown_jobs = JobsShown(spec.store_url, operators, lambda: control.status().reason)
     return SparkLauncher(
         spark, spec.name, make_task, _end_reporter(control, events), control.move, settings, shown_jobs
     )

@@ -402,7 +402,7 @@ async def before_claim(store: Store, spec: RegionSpec) -> Checkpoint | None:
     """Read the manifest before it is claimed, and return its last checkpoint, None if there is none.
 
     None also if it cannot be read now: then the claim decides; for a hand-over, the error is raised. Raises
-    RestoreRefusedError, ManifestError or FingerprintMismatchError if the region cannot begin with it.
+    RestoreRefusedError, ManifestError or GraphChangeRefusedError if the region cannot begin with it.
     """
     try:
         view = await read_manifest(store, spec.name)

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, Final
 
 from checkpoint import limits
+from checkpoint.core.graph_change import OperatorNote
 from checkpoint.core.links.messages import EventTime
 from checkpoint.core.region import (
     CheckpointCommitted,
@@ -36,10 +37,10 @@ _DIGITS: Final = 6
 class ProgressMeter:
     """The newest progress reports of one region, with the counters of the last one, to report differences."""
 
-    def __init__(self, region: str, operators: Mapping[str, str] | None = None) -> None:
-        """operators: `RegionSpec.operators`, whose descriptions begin with the kind of the operator."""
+    def __init__(self, region: str, operators: Mapping[str, OperatorNote] | None = None) -> None:
+        """operators: `RegionSpec.operators`."""
         self.region = region
-        self._kinds = {name: described.split(" ", 1)[0] for name, described in (operators or {}).items()}
+        self._kinds = {name: note.kind for name, note in (operators or {}).items()}
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT_PROGRESS_MAX)
         self._rows_before: dict[int, tuple[int, int, int]] = {}
         """Worker -> its attempt, rows in, rows out at the last report."""

@@ -9,12 +9,15 @@ from html import escape
 from math import isfinite
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
+from msgspec.structs import replace
+
 from checkpoint import limits
+from checkpoint.core.graph_change import OperatorNote, fingerprint
 from checkpoint.core.links.messages import Counters
-from checkpoint.core.records.graphs import check_graph, check_places, fingerprint
 from checkpoint.core.records.layout import workers_text
+from checkpoint.core.records.lines import check_places, graph_change
 from checkpoint.core.records.manifest import Checkpoint, Examination, OnDamaged, check_checkpoint
-from checkpoint.errors import FingerprintMismatchError, ManifestError
+from checkpoint.errors import GraphChangeRefusedError, ManifestError
 from dos_protocol.names import check_name
 
 Recovery: TypeAlias = Literal["global", "local"]
@@ -148,12 +151,10 @@ class RegionSpec:
     job_key: bytes = field(repr=False)
     """At least 16 random bytes, made by the driver for this run; never in a log, URL or configuration."""
     token: bytes = field(default=b"", repr=False)
-    operators: dict[str, str] = field(default_factory=dict)
-    """Operator name -> canonical description (`core/records/graphs.py`)."""
-    graph_fingerprint: str = ""
-    """Empty: computed from `operators`."""
-    older_operators: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Operator name -> earlier descriptions whose state it takes over through its migrations."""
+    operators: dict[str, OperatorNote] = field(default_factory=dict)
+    """The graph."""
+    keeps_graph: str = ""
+    """Why its graph cannot change, empty if it can."""
     trigger: Literal["periodic", "operator"] = "periodic"
     """What triggers a checkpoint: time, or start operators that request one."""
     without_checkpoints: bool = False
@@ -229,8 +230,6 @@ class RegionSpec:
             self.autoscale.check(
                 self.workers, self.keeps_workers, without_checkpoints=self.without_checkpoints
             )
-        if not self.graph_fingerprint:
-            object.__setattr__(self, "graph_fingerprint", fingerprint(self.operators))
 
     @property
     def first_workers(self) -> int:
@@ -731,7 +730,7 @@ def workers_wanted(spec: RegionSpec, checkpoint: Checkpoint) -> int:
 
 
 def check_continues(spec: RegionSpec, checkpoint: Checkpoint) -> None:
-    """Raise ManifestError or FingerprintMismatchError unless a region can continue from a checkpoint."""
+    """Raise ManifestError or GraphChangeRefusedError unless a region can continue from a checkpoint."""
     check_checkpoint(checkpoint)
     if spec.keeps_workers and (wanted := workers_wanted(spec, checkpoint)) != len(checkpoint.workers):
         raise ManifestError(
@@ -741,7 +740,41 @@ def check_continues(spec: RegionSpec, checkpoint: Checkpoint) -> None:
             remedy="run the region with as many workers as made the checkpoint",
         )
     check_places(checkpoint, spec.unchecked_places)
-    check_graph(checkpoint, spec.operators, region=spec.name, older=spec.older_operators)
+    graph_change(checkpoint, spec.operators, region=spec.name)
+    if spec.operators == checkpoint.operators or checkpoint.in_origin:
+        return
+    # Not where only declared states differ: each replica restores its own, through its migrations.
+    if spec.keeps_graph and _without_states(spec.operators) != _without_states(checkpoint.operators):
+        raise _another_graph(spec, checkpoint, spec.keeps_graph, remedy="")
+    if not checkpoint.is_quiet:
+        # The steps of the old graph after it are void. Made again by another graph, they have other rows, and
+        # readers would see both.
+        raise _another_graph(
+            spec,
+            checkpoint,
+            "it may have shown steps after this checkpoint, which the new graph would make again with other"
+            " rows",
+            remedy="start the program that ran last, and stop it (a region that stops shows nothing after its"
+            f" last checkpoint); or take back what it showed: dos region restore URL {spec.name} --to"
+            f" checkpoint:{checkpoint.number} --stopped (its readers get OutputRewoundError, or follow)",
+        )
+
+
+def _without_states(operators: Mapping[str, OperatorNote]) -> dict[str, OperatorNote]:
+    return {name: replace(note, state=None, takes=()) for name, note in operators.items()}
+
+
+def _another_graph(
+    spec: RegionSpec, checkpoint: Checkpoint, why: str, *, remedy: str
+) -> GraphChangeRefusedError:
+    was, now = checkpoint.operators, spec.operators
+    names = tuple(sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name)))
+    return GraphChangeRefusedError(
+        f"region {spec.name!r} ran graph {fingerprint(was)} at checkpoint {checkpoint.number}, and this"
+        f" program has graph {fingerprint(now)} with other operators {', '.join(map(repr, names))}: {why}",
+        operators=names,
+        remedy=remedy,
+    )
 
 
 def belongs_to(application: str, region: str) -> bool:
@@ -750,7 +783,7 @@ def belongs_to(application: str, region: str) -> bool:
 
 
 def check_begins(spec: RegionSpec, regions: Mapping[str, Checkpoint]) -> None:
-    """Raise FingerprintMismatchError if a region would begin empty although another one has its operators.
+    """Raise GraphChangeRefusedError if a region would begin empty although another one has its operators.
 
     regions: the last checkpoint of each other region of the store that `belongs_to` the application.
     """
@@ -761,7 +794,7 @@ def check_begins(spec: RegionSpec, regions: Mapping[str, Checkpoint]) -> None:
         is_part = name == spec.application or first in last.operators
         if name in spec.parts or last.origin is not None or not is_part or not shared:
             continue
-        raise FingerprintMismatchError(
+        raise GraphChangeRefusedError(
             f"region {spec.name!r} would begin without state, although region {name!r} has its operators"
             f" {', '.join(map(repr, shared))}, and this program has no region {name!r}",
             operators=tuple(shared),

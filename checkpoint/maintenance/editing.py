@@ -16,6 +16,7 @@ from checkpoint import limits
 from checkpoint.chains.manifest_log import ManifestClaimPort, ManifestHost
 from checkpoint.chains.state_store import STATE_CHAIN, StateStore
 from checkpoint.chains.steps_log import STEPS_CHAIN, StepsLog
+from checkpoint.core.graph_change import OperatorNote
 from checkpoint.core.records.layout import Layout
 from checkpoint.core.records.lines import edit_target, edited, first_record, refuse_republishing
 from checkpoint.core.records.manifest import (
@@ -107,8 +108,7 @@ async def begin_region(
     parts: Mapping[int, FirstPart],
     *,
     layout: Layout,
-    operators: dict[str, str],
-    fingerprint: str,
+    operators: dict[str, OperatorNote],
     irrevocable: Mapping[str, str],
     edit: Edit,
 ) -> Checkpoint:
@@ -132,7 +132,6 @@ async def begin_region(
             incarnation,
             layout=layout,
             operators=operators,
-            fingerprint=fingerprint,
             irrevocable=irrevocable,
             edit=edit,
         )

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NoReturn, Self
 
 import pyarrow as pa
 
-from checkpoint import OutputIdentity, fingerprint
+from checkpoint import OutputIdentity
 from dataflow.core.plan import (
     KIND_RULES,
     NodeSpec,
@@ -53,7 +53,7 @@ from dataflow.graph.checks import (
     time_problems,
 )
 from dataflow.graph.pictures import FORMS, explain, svg
-from dataflow.graph.plan import GraphPlan
+from dataflow.graph.plan import GraphPlan, operator_notes
 from dataflow.operators.aggregates import Aggregate, AggregateSpec, CountSpec, check_emit
 from dataflow.operators.apply import apply_spec, inputs_of
 from dataflow.operators.base import Emit, OperatorSpec
@@ -858,22 +858,15 @@ class Graph:
         if unfit:
             raise GraphError(self.name, tuple(unfit))
         plan = make_plan(specs)
-        operators, older = {}, {}
-        for node, spec in zip(self._nodes, specs, strict=True):
-            inputs = [(specs[i].name, schemas[specs[i].name]) for i in spec.inputs]
-            schema = schemas[node.name]
-            operators[node.name] = node.spec.describe(inputs, schema)
-            older[node.name] = tuple(past.describe(inputs, schema) for past in node.spec.earlier())
+        updates = carries_updates(specs, reads)
         graph_plan = GraphPlan(
             self.name,
             plan,
             by_name,
             schemas,
-            operators,
-            fingerprint(operators),
-            older,
+            operator_notes(plan, by_name, schemas, updates),
             choice,
-            carries_updates(specs, reads),
+            updates,
             find_lags(specs, described),
             replica,
         )

@@ -1,16 +1,19 @@
 """A graph that passed every check, as workers run it. `Graph.plan` creates it."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from checkpoint import STATELESS, OperatorNote, fingerprint
 from dataflow.core.plan import CircuitPlan, OperatorKind, PendingTables, find_waiting
 from dataflow.core.regions import Choice, Consistent, Delivery
 from dataflow.errors import GraphError, OperatorError
 from dataflow.limits import peer_silent_s
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.broadcast_state import BroadcastStateSpec
+from dataflow.schema import schema_text
 from dataflow.sinks.base import SinkSpec
 from dataflow.sources.base import SourceSpec
 from dataflow.sources.batches import BatchSource
@@ -25,11 +28,8 @@ class GraphPlan:
     specs: dict[str, OperatorSpec]
     schemas: dict[str, pa.Schema | None]
     """Output columns of each operator, None for a sink."""
-    operators: dict[str, str]
-    """Name -> canonical description, for the fingerprint."""
-    fingerprint: str
-    older_operators: dict[str, tuple[str, ...]]
-    """Name -> earlier descriptions whose state it can restore, through its migrations."""
+    operators: dict[str, OperatorNote]
+    """What checkpoints store of it."""
     choice: Choice
     """The region of each operator."""
     updates: frozenset[str]
@@ -44,14 +44,23 @@ class GraphPlan:
         """Return the fields of a `RegionSpec` about the graph: the state that it writes and can restore."""
         return {
             "operators": self.operators,
-            "graph_fingerprint": self.fingerprint,
-            "older_operators": self.older_operators,
+            "keeps_graph": (
+                "its replicas at other sites run the former graph: stop all of them, and give the"
+                " region a new name"
+                if self.is_replica
+                else ""
+            ),
             "keeps_workers": self._keeps_workers(),
             "shows_steps": self.shows_steps,
             "irrevocable": self._irrevocable(),
             "unchecked_places": self._unchecked_places(),
             "resets_because": self._resets_because(),
         }
+
+    @property
+    def fingerprint(self) -> str:
+        """Text that differs for two graphs that differ, but for the code of their functions."""
+        return fingerprint(self.operators)
 
     @property
     def shows_steps(self) -> bool:
@@ -156,17 +165,11 @@ class GraphPlan:
 
     def operators_above(self, name: str) -> tuple[str, ...]:
         """Return the operator and all those whose rows reach it."""
-        todo, seen = [name], {name: None}
-        while todo:
-            above = [one for one in self.plan.node(todo.pop()).inputs if one not in seen]
-            todo += above
-            seen.update(dict.fromkeys(above))
-        return tuple(seen)
+        return _operators_above(self.plan, name)
 
     def sources_above(self, name: str) -> tuple[str, ...]:
         """Return the sources whose rows reach an operator."""
-        above = self.operators_above(name)
-        return tuple(one for one in above if self.plan.node(one).kind is OperatorKind.SOURCE)
+        return _sources_above(self.plan, name)
 
     def inputs_of(self, name: str) -> tuple[pa.Schema, ...]:
         """Return the columns of each input, in order."""
@@ -174,4 +177,51 @@ class GraphPlan:
         return tuple(schema for schema in schemas if schema is not None)
 
 
-__all__ = ["GraphPlan", "OperatorKind"]
+def _operators_above(plan: CircuitPlan, name: str) -> tuple[str, ...]:
+    todo, seen = [name], {name: None}
+    while todo:
+        above = [one for one in plan.node(todo.pop()).inputs if one not in seen]
+        todo += above
+        seen.update(dict.fromkeys(above))
+    return tuple(seen)
+
+
+def _sources_above(plan: CircuitPlan, name: str) -> tuple[str, ...]:
+    above = _operators_above(plan, name)
+    return tuple(one for one in above if plan.node(one).kind is OperatorKind.SOURCE)
+
+
+def operator_notes(
+    plan: CircuitPlan,
+    specs: Mapping[str, OperatorSpec],
+    schemas: Mapping[str, pa.Schema | None],
+    updates: Collection[str],
+) -> dict[str, OperatorNote]:
+    """Return what checkpoints store of a graph. schemas: the columns of each operator's output. updates:
+    operators whose output carries changes.
+    """
+    notes = {}
+    for name, spec in specs.items():
+        inputs, kind, output = plan.node(name).inputs, spec.kind.value, schemas[name]
+        stored: list[str] = []
+        if kind not in STATELESS:
+            columns = [schema for one in inputs if (schema := schemas[one]) is not None]
+            # An operator that was made for rows keeps too little of them for changes: its results would stay.
+            changes = ["changes " if one in updates else "" for one in inputs]
+            texts = [schema_text(one) for one in spec.stored_columns(columns)]
+            stored = [f"{change}{text}" for change, text in zip(changes, texts, strict=False)]
+        declared = spec.declared_states()
+        notes[name] = OperatorNote(
+            kind=kind,
+            inputs=inputs,
+            lineage=tuple(tuple(sorted(_sources_above(plan, one))) for one in inputs),
+            stored=tuple(stored),
+            detail=spec.detail(),
+            state=declared[0] if declared else None,
+            takes=declared[1:],
+            gives="" if output is None else schema_text(output),
+        )
+    return notes
+
+
+__all__ = ["GraphPlan", "OperatorKind", "operator_notes"]

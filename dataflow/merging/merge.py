@@ -17,6 +17,7 @@ import pyarrow as pa
 import trio
 
 from checkpoint import (
+    OperatorNote,
     Output,
     OutputTime,
     SplitPosition,
@@ -172,7 +173,7 @@ class Merge:
         self.status = {place.site: StreamStatus(place.site) for place in order.places}
         self._waits_for_all = waits_for_all
         self._excluded: dict[str, DosError | UserFault] = {}
-        self._graphs: dict[str, Mapping[str, str]] = {}
+        self._graphs: dict[str, Mapping[str, OperatorNote]] = {}
         self._unread: dict[str, set[str]] = {}
         """Site of a stream that is read -> its logs that were not read to their end yet since it joined."""
         self._queued: list[pa.RecordBatch] = []
@@ -232,7 +233,7 @@ class Merge:
         if site in self._excluded:
             raise StreamExcludedError(site)
 
-    def set_graph(self, site: str, operators: Mapping[str, str]) -> None:
+    def set_graph(self, site: str, operators: Mapping[str, OperatorNote]) -> None:
         """Take operator -> description of a replica's graph. Raises StreamExcludedError, also because of this
         graph.
         """
@@ -241,9 +242,9 @@ class Merge:
             self._compare_graphs(site, operators)
             self._check(site)
 
-    def _compare_graphs(self, site: str, operators: Mapping[str, str]) -> None:
+    def _compare_graphs(self, site: str, operators: Mapping[str, OperatorNote]) -> None:
         self._graphs[site] = operators
-        groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+        groups: dict[tuple[tuple[str, OperatorNote], ...], list[str]] = {}
         for one in sorted(self._graphs):
             groups.setdefault(tuple(sorted(self._graphs[one].items())), []).append(one)
         if len(groups) < 2:

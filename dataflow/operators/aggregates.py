@@ -29,7 +29,7 @@ from dataflow.operators.base import (
     ReplicaProblem,
     StateTable,
 )
-from dataflow.schema import type_text
+from dataflow.schema import columns_named, type_text
 from dataflow.state.accumulators import (
     DECIMAL_DIGITS,
     Accumulator,
@@ -297,6 +297,11 @@ def result_fields(aggregates: Mapping[str, Aggregate], columns: pa.Schema) -> li
     return [pa.field(name, one.result_type(_type_of(one, columns))) for name, one in aggregates.items()]
 
 
+def columns_of(aggregates: Sequence[tuple[str, Aggregate]]) -> list[str]:
+    """Return the columns that aggregates read."""
+    return [one.column for _, one in aggregates if one.column is not None]
+
+
 def open_all(aggregates: Mapping[str, Aggregate], columns: pa.Schema) -> list[Accumulator]:
     return [one.open(name, _type_of(one, columns)) for name, one in aggregates.items()]
 
@@ -330,6 +335,9 @@ class AggregateSpec(OperatorSpec):
         except ValueError as error:
             raise SchemaError(str(error)) from None
         return pa.schema([*keys, *results])
+
+    def stored_columns(self, inputs: Sequence[pa.Schema]) -> Sequence[pa.Schema]:
+        return [columns_named(inputs[0], (*self.keys, *columns_of(self.aggregates)))]
 
     def detail(self) -> str:
         results = ", ".join(f"{name} {aggregate}" for name, aggregate in self.aggregates)
@@ -482,6 +490,9 @@ class CountSpec(OperatorSpec):
             )
         fields = [inputs[0].field(name) for name in self.keys]
         return pa.schema([*fields, pa.field(COUNT_COLUMN, pa.int64())])
+
+    def stored_columns(self, inputs: Sequence[pa.Schema]) -> Sequence[pa.Schema]:
+        return [columns_named(inputs[0], self.keys)]
 
     def detail(self) -> str:
         return f"key ({', '.join(self.keys)})"

@@ -9,7 +9,7 @@ for the end of the step and are processed input by input, in the order that the 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint import TakenPart, declared_state
+from checkpoint import DeclaredState, TakenPart
 from checkpoint.chains.state_blocks import block_schema, make_block, newest_rows, state_version_of
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys
@@ -32,7 +32,7 @@ from dataflow.operators.functions import NOT_DETERMINISTIC, Emitter, side_output
 from dataflow.operators.user_operator import Columns, Made, RuntimeContext, UserOperator
 from dataflow.schema import parse_schema, type_text
 from dataflow.state.base import GatheredParts, Share
-from dataflow.state.migration import StateHistory, columns_text
+from dataflow.state.migration import StateHistory
 from dataflow.state.operator_directory import OperatorDirectory
 from dataflow.state.row_table import ROW
 from dataflow.values.python_rows import FAULTS, batch_of_result, batch_of_rows, rows_of, several
@@ -360,8 +360,6 @@ class ApplySpec(OperatorSpec):
     not_edited: ClassVar[str] = "only its own code knows what the state of a user operator means"
     operator: UserOperator
     deterministic: bool = True
-    as_of: int | None = None
-    """The state version that this spec describes; None: the current one."""
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         user_operator = self.operator
@@ -425,16 +423,15 @@ class ApplySpec(OperatorSpec):
             raise OperatorError(name, "another number of workers", str(fault), remedy=fault.remedy) from None
 
     def detail(self) -> str:
-        history = self.history()
-        parts = ["keeps files"] if self.keeps_files else []
-        if history is not None:
-            version = self.as_of or history.version
-            parts.append(declared_state(version, columns_text(history.columns_of(version))))
-        return " ".join(parts)
+        return "keeps files" if self.keeps_files else ""
 
-    def earlier(self) -> "Sequence[ApplySpec]":
+    def stored_columns(self, inputs: Sequence[pa.Schema]) -> Sequence[pa.Schema]:
+        del inputs  # what it stores is declared
+        return ()
+
+    def declared_states(self) -> tuple[DeclaredState, ...]:
         history = self.history()
-        return [replace(self, as_of=version) for version in history.versions[:-1]] if history else ()
+        return () if history is None else history.declared(ttls=(False,))
 
     def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
         del inputs

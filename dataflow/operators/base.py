@@ -13,14 +13,14 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import pyarrow as pa
 
-from checkpoint import OutputIdentity
+from checkpoint import DeclaredState, OutputIdentity
 from checkpoint.chains.state_blocks import DELETED_COLUMN
 from checkpoint.key_hash import HASH_COLUMN
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.core.regions import Delivery, ReplicaProblem
 from dataflow.errors import OperatorError
-from dataflow.schema import RESERVED_COLUMNS, schema_text
+from dataflow.schema import RESERVED_COLUMNS
 from dataflow.state.base import StateTable
 from dataflow.state.given_rows import GivenRows
 from dataflow.state.key_index import WEIGHT_COLUMN
@@ -210,8 +210,6 @@ class OperatorSpec(ABC):
     """
     broadcast: str | None = None
     """Name of the broadcast table that it reads."""
-    stores_rows: ClassVar[bool] = False
-    """Whether it stores rows of its inputs as they are, also columns that its output does not have."""
     accepts_weights: ClassVar[bool] = False
     """Whether equal rows may arrive as one with a `_weight` column (and only `needed_columns`)."""
     not_edited: ClassVar[str] = "it keeps no state"
@@ -279,25 +277,18 @@ class OperatorSpec(ABC):
         return ""
 
     def detail(self) -> str:
-        """Return what else changes the meaning of its state, for the fingerprint."""
+        """Return what else changes the meaning of its state: settings, without user code."""
         return ""
 
-    def earlier(self) -> "Sequence[OperatorSpec]":
-        """Return the specs of earlier versions of this operator whose stored state it can take over."""
-        return ()
-
-    def describe(self, inputs: Sequence[tuple[str, pa.Schema | None]], output: pa.Schema | None) -> str:
-        """Return canonical text for the fingerprint, without user code, so that the state survives a changed
-        function. inputs: their names and columns, in order.
+    def stored_columns(self, inputs: Sequence[pa.Schema]) -> Sequence[pa.Schema]:
+        """Return for each input the columns on which what it stores depends, unless it is stateless. By
+        default all of them, as an operator needs that stores rows.
         """
-        parts = [self.kind.value, f"from ({', '.join(name for name, _ in inputs)})"]
-        if self.stores_rows:
-            parts += [f"rows ({schema_text(schema)})" for _, schema in inputs if schema is not None]
-        if self.detail():
-            parts.append(self.detail())
-        if output is not None:
-            parts.append(f"gives ({schema_text(output)})")
-        return " ".join(parts)
+        return inputs
+
+    def declared_states(self) -> tuple[DeclaredState, ...]:
+        """Return the state that it declares, and after it the others that it takes over; () for none."""
+        return ()
 
 
 __all__ = [

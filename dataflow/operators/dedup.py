@@ -19,6 +19,7 @@ from dataflow.errors import SchemaError
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem, StateTable
 from dataflow.operators.event_time import TimedOperator, TimedSpec, check_time_column, micros_of, times_of
 from dataflow.operators.windows import START, Tumbling, WindowKeys
+from dataflow.schema import columns_named
 from dataflow.state.given_rows import GivenRows
 from dataflow.state.key_index import SlotArray, Slots, hashes_of
 from dataflow.state.keyed_table import KeyedTable, SlotValues
@@ -47,6 +48,9 @@ class DedupSpec(OperatorSpec):
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         return inputs[0]
+
+    def stored_columns(self, inputs: Sequence[pa.Schema]) -> Sequence[pa.Schema]:
+        return [columns_named(inputs[0], self.keys)]
 
     def detail(self) -> str:
         return f"key ({', '.join(self.keys)})"
@@ -84,6 +88,9 @@ class WindowDedupSpec(TimedSpec):
         if own in self.keys:
             raise SchemaError(f"key column {own!r} has the name of a column of the state; rename it")
         return inputs[0]
+
+    def stored_columns(self, inputs: Sequence[pa.Schema]) -> Sequence[pa.Schema]:
+        return [columns_named(inputs[0], (*self.keys, self.window.time))]
 
     def detail(self) -> str:
         within = "" if self.within is None else f" within ({self.within})"

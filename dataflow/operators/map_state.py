@@ -9,7 +9,7 @@ their keys. When all sources have ended, every timer that is set fires once; tim
 import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from operator import itemgetter
 from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint import declared_state
+from checkpoint import DeclaredState
 from dataflow.core.event_time import END, Watermark, is_time
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
@@ -41,7 +41,7 @@ from dataflow.state.key_states import (
     check_state_location,
 )
 from dataflow.state.keyed_table import KeyedTable
-from dataflow.state.migration import Migration, StateHistory, columns_text
+from dataflow.state.migration import Migration, StateHistory
 from dataflow.state.processor_states import TIMERS
 from dataflow.state.row_table import Rows, RowTable, check_order, check_stored, in_order
 from dataflow.values.columns import taker
@@ -112,7 +112,6 @@ class MapStateSpec(OperatorSpec):
 
     kind: ClassVar[OperatorKind] = OperatorKind.MAP_STATE
     not_edited: ClassVar[str] = ""
-    stores_rows: ClassVar[bool] = True
     timer_of_watermark_waits: ClassVar[bool] = False
     """Whether a timer of the watermark of a micro-batch does not fire with it (`per_batch`)."""
     keys: tuple[str, ...]
@@ -167,21 +166,16 @@ class MapStateSpec(OperatorSpec):
         return {LATE: inputs[0], **dict(self.side_outputs)}
 
     def detail(self) -> str:
-        state = declared_state(self.state_version, columns_text(self.state))
-        ttl = "" if self.ttl is None else " ttl"
-        return f"key ({', '.join(self.keys)}) time ({self.time}) {state}{ttl}"
+        return f"key ({', '.join(self.keys)}) time ({self.time})"
 
     def history(self) -> StateHistory:
         """Return the columns of its state in all versions. Raises SchemaError."""
         return StateHistory(self.state, self.state_version, self.migrations)
 
-    def earlier(self) -> "Sequence[MapStateSpec]":
-        history = self.history()
-        return [
-            replace(self, state=history.columns_of(version), state_version=version, migrations=(), ttl=ttl)
-            for version in history.versions
-            for ttl in (None, timedelta(days=1))
-        ]
+    def declared_states(self) -> tuple[DeclaredState, ...]:
+        # Values without a time of their own count as stored at the restore, so a ttl may come and go.
+        ttl = self.ttl is not None
+        return self.history().declared(ttls=(ttl, not ttl))
 
     def states(self, scratch: str = "") -> KeyStates:
         """Return an empty set of states. scratch: the directory for states on disk. Raises SchemaError."""

@@ -25,11 +25,13 @@ from dataflow.operators.aggregates import (
     check_are_aggregates,
     check_emit,
     check_none_touched,
+    columns_of,
     open_all,
     result_fields,
 )
 from dataflow.operators.base import Emit, OperatorContext, ReplicaProblem, StateTable
 from dataflow.operators.event_time import TimedOperator, TimedSpec, check_time_column, micros_of, times_of
+from dataflow.schema import columns_named
 from dataflow.state.accumulators import CountAccumulator
 from dataflow.state.base import Share
 from dataflow.state.key_index import Slots, hashes_of, position_in_run
@@ -276,6 +278,9 @@ class WindowSpec(TimedSpec):
         kind = pa.timestamp("us", columns.field(self.window.time).type.tz)
         return [pa.field(START, kind), pa.field(STOP, kind)]
 
+    def stored_columns(self, inputs: Sequence[pa.Schema]) -> Sequence[pa.Schema]:
+        return [columns_named(inputs[0], (*self.keys, self.window.time, *columns_of(self.aggregates)))]
+
     def detail(self) -> str:
         results = ", ".join(f"{name} {aggregate}" for name, aggregate in self.aggregates)
         mode = "" if self.emit == "final" else f" emit ({self.emit})"
@@ -416,7 +421,6 @@ class CountWindowSpec(TimedSpec):
 
     kind: ClassVar[OperatorKind] = OperatorKind.COUNT_WINDOW
     not_edited: ClassVar[str] = "its windows belong together with its counts and the rows that wait"
-    stores_rows: ClassVar[bool] = True
     keys: tuple[str, ...]
     window: CountWindow
     aggregates: tuple[tuple[str, Aggregate], ...]

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from checkpoint import DeclaredState
 from dataflow.errors import SchemaError, UserFault
 from dataflow.schema import parse_schema
 from dataflow.values.columns import row_taker
@@ -91,6 +92,17 @@ class StateHistory:
     def versions(self) -> list[int]:
         """The versions that can be read, the current one last."""
         return sorted(self._columns)
+
+    def declared(self, *, ttls: Sequence[bool]) -> tuple[DeclaredState, ...]:
+        """Return the present version for a checkpoint, and the others that can be read. ttls: whether values
+        have a time to live, and if a restore takes over states without or with one, that.
+        """
+        newest_first = self.versions[::-1]
+        return tuple(
+            DeclaredState(columns_text(self._columns[version]), version, ttl)
+            for version in newest_first
+            for ttl in ttls
+        )
 
     def columns_of(self, version: int) -> pa.Schema:
         """Return the columns of a version. Raises UserFault if it cannot be read."""

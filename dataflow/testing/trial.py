@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from checkpoint import SplitPosition, check_fingerprint, even_layout, rebalanced, state_parts
+from checkpoint import SplitPosition, check_compatible, compare, even_layout, rebalanced, state_parts
 from checkpoint.chains.state_blocks import decode_block, encode_block
 from dataflow.core.event_time import UNKNOWN, SourceTime, Watermark, further
 from dataflow.errors import OperatorError, SchemaError, UserFault
@@ -405,14 +405,12 @@ class Trial:
 
     def go_on_with(self, graph: Graph) -> int:
         """Crash, and continue with another graph, with corrected functions or a newer version of a state.
-        Raises FingerprintMismatchError if the checkpoint does not fit it, and changes nothing then.
+        Raises GraphChangeRefusedError if the checkpoint does not fit it, and changes nothing then.
         """
         plan = graph.plan()
-        stored, older = self._checkpoint_operators, plan.older_operators
         if self._checkpoints:
-            check_fingerprint(
-                stored, plan.operators, region="trial", checkpoint=self._checkpoints, older=older
-            )
+            change = compare(self._checkpoint_operators, plan.operators)
+            check_compatible(change, region="trial", checkpoint=self._checkpoints)
         self._use_plan(plan)
         return self.crash()
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from checkpoint import Checkpoint, checkpoint_row, under_way_text
+from checkpoint import Checkpoint, OperatorNote, checkpoint_row, under_way_text
 
 STUCK_S: Final = 2.0
 """A checkpoint that waits for longer may be stuck."""
@@ -122,21 +122,12 @@ def workers_named(numbers: Sequence[object]) -> str:
     return f"worker{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
-_TEXT: Final = re.compile(r"(\S+) from \(([^)]*)\) ?(.*)", re.DOTALL)
-"""As `OperatorSpec.describe` of `dataflow` writes it: "count from (by_word) key (word) gives (...)"."""
-
-
-def graph_of(operators: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the operators of a checkpoint. A text of another form has the kind "" and no inputs."""
-    return [{"name": name, **_parsed(text)} for name, text in operators.items()]
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    found = _TEXT.fullmatch(text)
-    if found is None:
-        return {"kind": "", "inputs": [], "detail": text}
-    kind, inputs, detail = found.groups()
-    return {"kind": kind, "inputs": [one for one in inputs.split(", ") if one], "detail": detail}
+def graph_of(operators: Mapping[str, OperatorNote]) -> list[dict[str, Any]]:
+    """Return the operators of a checkpoint."""
+    return [
+        {"name": name, "kind": note.kind, "inputs": list(note.inputs), "detail": note.text_of_state}
+        for name, note in operators.items()
+    ]
 
 
 _DIRECTORY_KINDS: Final = tuple(

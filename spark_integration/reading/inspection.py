@@ -18,7 +18,15 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from checkpoint import Checkpoint, Layout, checkpoint_full, checkpoint_row, output_chain, region_of_worker
+from checkpoint import (
+    Checkpoint,
+    Layout,
+    OperatorNote,
+    checkpoint_full,
+    checkpoint_row,
+    output_chain,
+    region_of_worker,
+)
 from checkpoint.chains.directory_store import directory_chain
 from checkpoint.chains.manifest_log import ManifestView, read_manifest
 from checkpoint.chains.state_blocks import DELETED_COLUMN, StateFold, hash_range, slices, state_version_of
@@ -527,7 +535,7 @@ class OperatorStateTable(InsideTable[StateOptions]):
         self._check_operator(checkpoint)
         since = None if options.since is None else view.restorable(options.since)
         parts = []
-        is_everywhere = _is_broadcast_table(checkpoint.operators.get(options.operator, ""))
+        is_everywhere = _is_broadcast_table(checkpoint.operators.get(options.operator))
         for worker, part in sorted(checkpoint.workers.items()):
             if since is not None and since.layout != checkpoint.layout and not is_everywhere:
                 reason = f"its keys were on other workers in checkpoint {since.number}"
@@ -646,11 +654,11 @@ def _pieces(block: pa.RecordBatch, worker: int) -> Iterator[pa.RecordBatch]:
         yield piece.append_column(_WORKER, pa.repeat(pa.scalar(worker, pa.int32()), piece.num_rows))
 
 
-def _is_broadcast_table(description: str) -> bool:
-    """Whether a checkpoint's description of an operator is that of a broadcast table."""
+def _is_broadcast_table(note: OperatorNote | None) -> bool:
+    """Whether a checkpoint has this of a broadcast table."""
     from dataflow.graph.plan import OperatorKind  # here, because importing dataflow takes half a second
 
-    return description.partition(" ")[0] == OperatorKind.CONTROL
+    return note is not None and note.kind == OperatorKind.CONTROL
 
 
 class _Source(DataSource):  # type: ignore[misc]  # pyspark is not typed here

@@ -27,6 +27,7 @@ from checkpoint.core.links.messages import (
 from checkpoint.core.records.manifest import WorkerCheckpoint
 from checkpoint.core.region import RegionState
 from journal.core.chain import Position
+from tests.checkpoint.manifest_samples import notes
 from tests.checkpoint.region_model import spec
 
 
@@ -34,7 +35,7 @@ class CoordinatorHarness:
     """One coordinator; the test plays everybody else. `out` has the effects since it was last taken."""
 
     def __init__(self, workers=2, seen=None, **fields):
-        fields.setdefault("operators", {"count": "count(word string)"})
+        fields.setdefault("operators", notes(count="count"))
         self.spec = spec(workers, **fields)
         self.core = Coordinator(self.spec)
         self.now = 0.0

@@ -2,6 +2,7 @@
 
 from hypothesis import strategies as st
 
+from checkpoint.core.graph_change import OperatorNote
 from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint
 from journal.core.chain import Position
@@ -16,6 +17,11 @@ def worker_checkpoint(epoch=3, size=100, **fields):
     return WorkerCheckpoint(state=Position(epoch, size, 7), steps=Position(epoch, size + 1, 8), **fields)
 
 
+def notes(**kinds: str) -> dict[str, OperatorNote]:
+    """Operators of these names and kinds."""
+    return {name: OperatorNote(kind=kind) for name, kind in kinds.items()}
+
+
 def a_checkpoint(**fields):
     given_ = {
         "number": 5,
@@ -25,8 +31,7 @@ def a_checkpoint(**fields):
         "wall_time_ms": 1,
         "workers": {0: worker_checkpoint(), 1: worker_checkpoint()},
         "layout": even_layout(2),
-        "fingerprint": "0" * 16,
-        "operators": {"count": "c"},
+        "operators": notes(count="count"),
         "parent": 4,
         "irrevocable": {},
         **fields,

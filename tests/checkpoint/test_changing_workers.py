@@ -61,6 +61,7 @@ from checkpoint.core.region import (
 )
 from checkpoint.core.verbs import CommandRegion, QueueRead
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
+from tests.checkpoint.manifest_samples import notes
 from tests.checkpoint.request_harness import HandlerHarness, in_state
 from tests.support.census import census
 
@@ -681,7 +682,7 @@ def test_a_driver_whose_workers_do_not_join_takes_nothing_over() -> None:
 @pytest.mark.parametrize("hand_over", [True, False])
 def test_a_driver_whose_program_does_not_fit_takes_nothing_over(*, hand_over: bool) -> None:
     seen = CoordinatorHarness(2).run().commit(1, step=5)
-    region = CoordinatorHarness(hand_over=hand_over, seen=seen, operators={"sum": "sum(word string)"})
+    region = CoordinatorHarness(hand_over=hand_over, seen=seen, operators=notes(sum="sum"))
     assert region.take(OpenManifest, LaunchWorker) == []
     assert region.state is RegionState.FAILED
     assert "count" in region.core.run.reason

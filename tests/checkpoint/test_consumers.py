@@ -150,7 +150,6 @@ def worker_checkpoint(
         wall_time_ms=0,
         workers={0: part},
         layout=even_layout(1),
-        fingerprint="f",
         operators={},
         parent=checkpoint - 1,
         retained=(checkpoint - 1, checkpoint) if checkpoint > 1 else (1,),

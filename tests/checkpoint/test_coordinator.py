@@ -60,6 +60,7 @@ from checkpoint.limits import reset_forgiven_s
 from dos_protocol.errors import LocalProtocolError
 from journal.core.chain import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
+from tests.checkpoint.manifest_samples import notes
 from tests.checkpoint.region_model import spec
 
 # --- start ------------------------------------------------------------------------------------------------
@@ -931,9 +932,9 @@ def test_a_manifest_that_cannot_be_read_fails_with_the_reason() -> None:
 def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_starts() -> None:
     region = CoordinatorHarness().run()
     checkpoint = region.commit()
-    other = CoordinatorHarness(operators={"count": "count(word binary)"})
+    other = CoordinatorHarness(operators=notes(count="sum"))
     other.opened(checkpoint)
-    assert "operator 'count' was count(word string), is count(word binary)" in other.core.run.reason
+    assert "operator 'count' was count, is sum" in other.core.run.reason
     assert other.sent(Restore) == []
     smaller = CoordinatorHarness(1, keeps_workers="'own' has no rule for it (declare one)")
     smaller.opened(checkpoint)

@@ -307,7 +307,6 @@ async def begin(host, rows):
         {0: part},
         layout=even_layout(1),
         operators={},
-        fingerprint="f",
         irrevocable=operators,
         edit=EDIT,
     )
@@ -361,8 +360,6 @@ def test_a_program_that_went_back_does_not_go_back_again_after_an_edit() -> None
 
 def test_a_region_that_begins_with_a_given_state_has_it_as_checkpoint_1() -> None:
     part = WorkerCheckpoint(state=Position(1, 100, 1), steps=Position(1, 50, 1))
-    checkpoint = first_record(
-        {0: part}, 1, layout=even_layout(1), operators={}, fingerprint="f", irrevocable={}, edit=EDIT
-    )
+    checkpoint = first_record({0: part}, 1, layout=even_layout(1), operators={}, irrevocable={}, edit=EDIT)
     check_checkpoint(checkpoint)
     assert (checkpoint.number, checkpoint.step) == (1, 0)

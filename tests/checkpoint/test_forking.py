@@ -15,10 +15,17 @@ from checkpoint.chains.manifest_log import StoreHost, read_manifest, retained_ch
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.output_reading import OutputFollower, PublishedOutput
 from checkpoint.chains.state_store import StateStore
+from checkpoint.core.graph_change import OperatorNote
 from checkpoint.core.links.messages import Restored
-from checkpoint.core.records.graphs import check_graph, check_log, check_places
 from checkpoint.core.records.layout import even_layout
-from checkpoint.core.records.lines import forked, needs_original, restored
+from checkpoint.core.records.lines import (
+    check_log,
+    check_places,
+    forked,
+    graph_change,
+    needs_original,
+    restored,
+)
 from checkpoint.core.records.manifest import (
     Checkpoint,
     ForkOrigin,
@@ -32,8 +39,8 @@ from checkpoint.core.records.outputs import Publish
 from checkpoint.core.region import RegionState, belongs_to, check_begins, worker_directory
 from checkpoint.errors import (
     DeletionRefusedError,
-    FingerprintMismatchError,
     ForkRefusedError,
+    GraphChangeRefusedError,
     ManifestError,
     OutputRewoundError,
 )
@@ -47,7 +54,7 @@ from dataflow.worker.prefetching import Prefetcher
 from dos_client import Store, open_store, randomness
 from dos_server.testing import MemoryServer, Servers, memory_store
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
-from tests.checkpoint.manifest_samples import a_checkpoint, worker_checkpoint
+from tests.checkpoint.manifest_samples import a_checkpoint, notes, worker_checkpoint
 from tests.checkpoint.region_model import spec
 from tests.checkpoint.test_changing_workers import checkpoint_of, commit, settled
 
@@ -59,7 +66,7 @@ SOURCE = a_checkpoint(
         0: worker_checkpoint(9, sinks={"out": {"size": 7}}, floors={"state": (3, 0)}, sources={"in": {}}),
         1: worker_checkpoint(8),
     },
-    operators={"count": "c", "out": "o"},
+    operators=notes(count="count", out="control"),
     savepoints={"good": 40},
     retained=(40, 41),
     rolled_back_to=40,
@@ -117,27 +124,33 @@ def test_operators_that_the_original_has_not_are_not_dropped(fields, why) -> Non
 
 def test_the_first_graph_of_a_fork_lacks_and_adds_what_was_named() -> None:
     first = forked(SOURCE, origin(dropped=("out",), added=("sum",)), incarnation=1)
-    check_graph(first, {"count": "c", "sum": "s"}, region="test")
-    for other in ({"count": "c", "out": "o"}, {"count": "other", "sum": "s"}, {"count": "c", "more": "m"}):
-        with pytest.raises(FingerprintMismatchError):
-            check_graph(first, other, region="test")
-    later = msgspec.structs.replace(first, number=2, in_origin=False, operators={"count": "c", "sum": "s"})
-    check_graph(later, {"count": "c", "sum": "s"}, region="test")
-    with pytest.raises(FingerprintMismatchError, match="'sum' is in the stored state"):
-        check_graph(later, {"count": "c"}, region="test")
+    graph = notes(count="count", sum="aggregate")
+    graph_change(first, graph, region="test")
+    for other in (
+        notes(count="count", out="control"),
+        notes(count="aggregate", sum="aggregate"),
+        notes(count="count", more="dedup"),
+    ):
+        with pytest.raises(GraphChangeRefusedError):
+            graph_change(first, other, region="test")
+    later = msgspec.structs.replace(first, number=2, in_origin=False, operators=graph)
+    graph_change(later, graph, region="test")
+    with pytest.raises(GraphChangeRefusedError, match="'sum' is in the stored state"):
+        graph_change(later, notes(count="count"), region="test")
 
 
 def test_the_sinks_of_a_fork_may_have_another_place_and_those_of_a_restart_not() -> None:
-    before = {"count": "c", "table": "sink from (count) table counts"}
-    after = before | {"table": "sink from (count) table other"}
-    last = msgspec.structs.replace(SOURCE, operators=before)
-    check_graph(forked(last, origin(), incarnation=1), after, region="test")
-    with pytest.raises(FingerprintMismatchError, match="operator 'table' was sink"):
-        check_graph(last, after, region="shop")
-    with pytest.raises(FingerprintMismatchError, match="operator 'table' was sink"):
-        check_graph(
-            forked(last, origin(), incarnation=1), after | {"table": "sink from (other)"}, region="test"
-        )
+    def graph(detail: str, columns: str = "n int") -> dict[str, OperatorNote]:
+        table = OperatorNote(kind="sink", inputs=("count",), stored=(columns,), detail=detail)
+        return notes(count="count") | {"table": table}
+
+    last = msgspec.structs.replace(SOURCE, operators=graph("table counts"))
+    first = forked(last, origin(), incarnation=1)
+    graph_change(first, graph("table other"), region="test")
+    with pytest.raises(GraphChangeRefusedError, match="operator 'table' was sink"):
+        graph_change(last, graph("table other"), region="shop")
+    with pytest.raises(GraphChangeRefusedError, match="operator 'table' was sink"):
+        graph_change(first, graph("table counts", "n bigint"), region="test")
 
 
 @pytest.mark.parametrize(
@@ -154,13 +167,15 @@ def test_the_sinks_of_a_fork_may_have_another_place_and_those_of_a_restart_not()
 def test_a_region_is_not_begun_empty_while_another_name_has_its_operators(
     others: dict[str, tuple[str, ...]], *, refused: bool
 ) -> None:
-    operators = {"sales": "s", "count": "c", "out": "o"}
+    operators = notes(sales="source", count="count", out="sink")
     begun = spec(application="shop", parts=("shop.sales", "shop.clicks"), operators=operators)
-    found = {name: a_checkpoint(operators=dict.fromkeys(names, "o")) for name, names in others.items()}
+    found = {
+        name: a_checkpoint(operators=notes(**dict.fromkeys(names, "count"))) for name, names in others.items()
+    }
     if not refused:
         check_begins(begun, found)
         return
-    with pytest.raises(FingerprintMismatchError, match=r"without state, although region '\S+' has.*'count'"):
+    with pytest.raises(GraphChangeRefusedError, match=r"without state, although region '\S+' has.*'count'"):
         check_begins(begun, found)
     forks = {name: msgspec.structs.replace(checkpoint, origin=origin()) for name, checkpoint in found.items()}
     check_begins(begun, forks)
@@ -204,7 +219,7 @@ def test_a_region_that_shows_steps_changes_at_once_only_where_no_shown_step_can_
     begins: str, asked: int
 ) -> None:
     """After the first record of a fork or of a restore nothing is replayed; after another one it may be."""
-    last = checkpoint_of(2)
+    last = msgspec.structs.replace(checkpoint_of(2), shows_on=True)
     if begins == "a fork":
         last = forked(last, origin(checkpoint=1, step=5), incarnation=1)
     elif begins:

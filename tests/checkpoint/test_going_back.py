@@ -2,7 +2,6 @@
 coordinator decides, without I/O.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -22,6 +21,7 @@ from checkpoint.core.coordination.vocabulary import (
     RestoreWanted,
     ScaleWanted,
 )
+from checkpoint.core.graph_change import DeclaredState, OperatorNote
 from checkpoint.core.links.messages import Failed, RequestCheckpoint, Restore, Restored, Start
 from checkpoint.core.records.lines import find_target, restored, taken_back
 from checkpoint.core.records.manifest import (
@@ -37,6 +37,7 @@ from checkpoint.core.records.manifest import (
 from checkpoint.core.region import FellBack, RegionState, ResetReport, RestoreSettled
 from checkpoint.errors import CheckpointDamagedError, ManifestError, RestoreRefusedError
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
+from tests.checkpoint.manifest_samples import notes
 from tests.checkpoint.test_taking_over import reports
 
 
@@ -145,13 +146,21 @@ def test_a_checkpoint_that_does_not_exist_is_refused_and_nothing_changes(to: str
     assert len(region.sent(RequestCheckpoint)) == 2, "checkpoints are requested as before"
 
 
+def own(state: DeclaredState) -> dict[str, OperatorNote]:
+    return {"own": OperatorNote(kind="map_state", state=state)}
+
+
 def test_a_checkpoint_of_another_graph_is_refused_before_its_record() -> None:
     """As one is whose declared state is older, and has no migration."""
-    region = CoordinatorHarness(operators={"own": "map_state state (n int64)"}).run()
-    region.commit(1, step=5)
-    newer = {"own": "map_state state v2 (n int64, m int64)"}
-    region.core.run.spec = replace(region.spec, operators=newer, older_operators={})
-    region.commit(2, step=9)
+    older = CoordinatorHarness(operators=own(DeclaredState("n int64"))).run().commit(1, step=5)
+    newer = own(DeclaredState("n int64, m int64", 2))
+    last = msgspec.structs.replace(older, number=2, parent=1, retained=(1, 2), operators=newer)
+    region = CoordinatorHarness(operators=newer)
+    region.epoch = 2
+    region.play(ManifestOpened(2, last, (older, last)))
+    for worker in range(2):
+        region.join(worker)
+    region.receive_from_all(Restored, last_step=5)
     region.take()
     region.play(RestoreWanted("checkpoint:1"))
     (settled,) = reports(region, RestoreSettled)
@@ -276,7 +285,7 @@ def end(region: CoordinatorHarness) -> CheckpointDamagedError:
 
 def test_a_region_does_not_fall_back_to_a_checkpoint_of_another_graph() -> None:
     region, kept = restoring(on_damaged="previous")
-    kept = (kept[0], msgspec.structs.replace(kept[1], operators={"sum": "sum"}), kept[2])
+    kept = (kept[0], msgspec.structs.replace(kept[1], operators=notes(sum="sum")), kept[2])
     order = suspicious(region, kept)
     region.play(CheckpointsExamined(order.incarnation, Examination(damage(3), 2)))
     assert region.take(AppendCheckpoint) == []

@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint import limits
-from checkpoint.core.records.graphs import check_fingerprint, declared_state, differing_operators, fingerprint
 from checkpoint.core.records.layout import (
     SHARD_BITS,
     Kind,
@@ -35,7 +34,7 @@ from checkpoint.core.records.layout import (
     rebalanced,
     state_parts,
 )
-from checkpoint.errors import FingerprintMismatchError, ManifestError, UnsupportedKeyTypeError
+from checkpoint.errors import ManifestError, UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys, hash_rows, hash_slices, hash_words, kind_of
 from tests.checkpoint.manifest_samples import u64
 
@@ -256,7 +255,7 @@ def test_columns_that_are_swapped_have_another_digest() -> None:
     assert len({*one, *other}) == 3
 
 
-# --- layouts and fingerprints -----------------------------------------------------------------------------
+# --- layouts -----------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 200), u64)
@@ -297,26 +296,6 @@ def test_an_operator_may_have_ranges_of_its_own() -> None:
         check_layout(Layout(even_layout(1).ranges, splits={"in": {"a": 1}}), 1)
 
 
-def test_a_fingerprint_is_of_names_and_descriptions_in_any_order() -> None:
-    assert fingerprint({"a": "1", "b": "2"}) == fingerprint({"b": "2", "a": "1"})
-    assert fingerprint({"a": "1"}) != fingerprint({"a": "2"})
-    assert fingerprint({"a": "1"}) != fingerprint({"b": "1"})
-    assert fingerprint({}) == "831154110e30ac6a"
-
-
-def test_another_graph_is_refused_naming_each_operator_that_differs() -> None:
-    stored, present = (
-        {"a": "x", "b": "count(w string)", "c": "1"},
-        {"b": "count(w binary)", "c": "1", "d": "y"},
-    )
-    with pytest.raises(FingerprintMismatchError) as error:
-        check_fingerprint(stored, present, region="words", checkpoint=9)
-    assert error.value.operators == ("a", "b", "d")
-    assert "checkpoint 9 of region 'words'" in str(error.value)
-    assert "operator 'b' was count(w string), is count(w binary)" in str(error.value)
-    assert differing_operators(stored, stored) == []
-
-
 def test_a_region_has_from_one_worker_to_the_limit() -> None:
     for workers in (0, -1, limits.workers_max + 1):
         with pytest.raises(ValueError, match="has 1 to"):
@@ -331,37 +310,6 @@ def test_a_layout_has_1_to_32_shard_bits() -> None:
             check_layout(Layout((ShardRange(0, 1, 0),), shard_bits=bits), 1)
     for bits in (1, 32):
         check_layout(Layout((ShardRange(0, 1 << bits, 0),), shard_bits=bits), 1)
-
-
-def test_a_state_that_differs_is_told_with_the_migration_that_it_needs() -> None:
-    def why(old: str, new: str) -> str:
-        ((name, reason),) = differing_operators({"op": old}, {"op": new})
-        assert name == "op"
-        return reason
-
-    def apply(version: int, columns: str, rest: str = "") -> str:
-        return f"apply {declared_state(version, columns)}{rest}"
-
-    assert (declared_state(1, "n"), declared_state(2, "n")) == ("state (n)", "state v2 (n)")
-    assert "state_version=2 and Migration(1," in why(apply(1, "n"), apply(1, "m"))
-    assert "state_version=3 and Migration(1," in why(apply(1, "n"), apply(3, "m"))
-    assert "state_version=3 and Migration(2," in why(apply(2, "n"), apply(2, "m"))
-    assert why(apply(3, "n"), apply(2, "n")).endswith("run a graph that declares version 3")
-    for old, new in [(apply(1, "n"), apply(1, "n", " ttl")), ("sum", apply(1, "n")), (apply(1, "n"), "sum")]:
-        assert why(old, new) == f"was {old}, is {new}"
-    long = "source from () batches with zone={} gives (a int, b int, c int, d int, e int)"
-    assert why(long.format("UTC"), long.format("CET")) == (
-        "was source ... () batches with zone=UTC gives (a int, ..., is source ... () batches with zone=CET"
-        " gives (a int, ..."
-    )
-    assert why("sum gives (a int)", "sum gives (a int, b int)") == (
-        "was sum gives (a int), is sum gives (a int, b int)"
-    )
-    assert differing_operators({"a": "x"}, {"b": "y"}) == [
-        ("a", "is in the stored state and not in this graph"),
-        ("b", "is in this graph and not in the stored state"),
-    ]
-    assert differing_operators({"a": "x"}, {"a": "y"}, {"a": ["x"]}) == []
 
 
 # --- layouts for other workers ----------------------------------------------------------------------------

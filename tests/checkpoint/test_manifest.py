@@ -32,6 +32,7 @@ from journal.core.chain import Position
 from tests.checkpoint.manifest_samples import (
     a_checkpoint,
     names,
+    notes,
     numbered_checkpoint,
     part,
     u64,
@@ -192,11 +193,14 @@ GOLDEN = (
     b'"size":100,"digest":7},"steps":{"epoch":3,"size":101,"digest":8},"sources":{},"sinks":{},"floors":'
     b'{"state":[2,60],"files-own":[2,60]},"directories":{"own":{"epoch":3,"size":70,"digest":9}}}},"layout":'
     b'{"ranges":[{"begin":0,"end":65536,"worker":0,"operator":"","replica":0}],"shard_bits":16,"splits":{}},'
-    b'"fingerprint":"0000000000000000","operators":{"count":"c"},"parent":4,"retained":[4,5],"irrevocable":'
-    b'{"mail":"it is sent"},"savepoints":{"good":4},"notes":{"good":{"by":"ann@host","wall_time_ms":7,'
+    b'"operators":{"own":{"kind":"map_state","inputs":["by"],"lineage":[["in"]],"stored":["word string"],'
+    b'"detail":"key (word)","state":{"columns":"n int64","version":2},"takes":[{"columns":"n int64",'
+    b'"version":2,"ttl":true},{"columns":"n int32"}],"gives":"word string"}},"parent":4,'
+    b'"retained":[4,5],"irrevocable":{"mail":"it is sent"},"savepoints":{"good":4},'
+    b'"notes":{"good":{"by":"ann@host","wall_time_ms":7,'
     b'"why":"before"}},"rolled_back_to":0,"phases_s":{},"driver":"","version":1,"retired":{"1":{"sinks":'
     b'{"out":{"epoch":2,"size":9,"digest":1}},"floors":{"out-out":[1,0]}}},"declared":2,"line":0,"rewinds":[],'
-    b'"rewound":false,"orphans":[],"origin":{"region":"shop","checkpoint":41,"step":300,"savepoint":"fork-1f",'
+    b'"rewound":false,"shows_on":true,"orphans":[],"origin":{"region":"shop","checkpoint":41,"step":300,"savepoint":"fork-1f",'
     b'"application":"shop","logs":{},"dropped":[],"added":[],"same_place":[],"wall_time_ms":0},"in_origin":false,'
     b'"identity":{"region":"shop","store":"5c"},"edit":null,"batch":{"query":"9f","number":7,"time_us":70,'
     b'"rows":3,"after_step":38,"step":40,"begins":{"0":{"out":5}},"ends":{"0":{"out":9}},"marks":{"at":60}}}'
@@ -368,7 +372,7 @@ def test_what_lies_between_two_checkpoints() -> None:
     after = numbered_checkpoint(
         7,
         workers={0: part(160, sources=new, sinks={"out": {"size": 5}, "x": {"size": 1}}), 1: part(10)},
-        operators={"count": "other"},
+        operators=notes(count="other"),
     )
     found = checkpoint_diff(before, after)
     assert (found["from"], found["to"], found["steps"], found["seconds"]) == (5, 7, 16, 2.0)

@@ -23,6 +23,7 @@ from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint
 from dos_client import init_store, open_store
 from journal import ChainWriter, Op, Position, Record, inspect_chain, read_records, take_over
+from tests.checkpoint.manifest_samples import notes
 from tests.support.servers import url_of
 
 pytestmark = [pytest.mark.process, pytest.mark.trio]
@@ -38,8 +39,7 @@ def a_checkpoint(number, incarnation, parent=None):
         wall_time_ms=0,
         workers={0: WorkerCheckpoint(state=at, steps=at)},
         layout=even_layout(1),
-        fingerprint="f",
-        operators={"count": "c"},
+        operators=notes(count="count"),
         parent=number - 1 if parent is None else parent,
         retained=(number - 1, number) if number > 1 else (1,),
         irrevocable={},

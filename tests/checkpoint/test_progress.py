@@ -45,7 +45,7 @@ from checkpoint.core.region import (
 from checkpoint.limits import idle_report_s
 from journal.core.chain import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
-from tests.checkpoint.manifest_samples import a_checkpoint, numbered_checkpoint, worker_checkpoint
+from tests.checkpoint.manifest_samples import a_checkpoint, notes, numbered_checkpoint, worker_checkpoint
 from tests.support.site_tables import names_in
 
 CHECKPOINT = CheckpointCommitted(
@@ -121,7 +121,7 @@ def counts(rows: int) -> dict[str, Any]:
 
 
 def test_operators_count_between_two_checkpoints_and_anew_in_a_new_incarnation() -> None:
-    meter = ProgressMeter("words", {"counts": "count from (by_word) key (word)"})
+    meter = ProgressMeter("words", notes(counts="count"))
     first = meter.report(CHECKPOINT, status(10, 20), now=1.0, timestamp="")
     assert first["operators"] == [counts(30)]
     second = meter.report(CHECKPOINT, status(15, 20), now=2.0, timestamp="")

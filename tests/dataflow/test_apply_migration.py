@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from checkpoint.errors import FingerprintMismatchError
+from checkpoint.errors import GraphChangeRefusedError
 from dataflow import CallSink, Graph, GraphError, InputSource, Migration, OperatorError, UserOperator
 from dataflow.testing import Trial
 
@@ -119,7 +119,7 @@ def test_without_its_migration_a_checkpoint_is_refused_with_both_states() -> Non
 
     trial = Trial(kept(One()))
     give(trial, "a")
-    with pytest.raises(FingerprintMismatchError, match="kept"):
+    with pytest.raises(GraphChangeRefusedError, match="kept"):
         trial.go_on_with(kept(Bare()))
     assert give(trial, "b") == ["a", "b"], "it continues as before"
 

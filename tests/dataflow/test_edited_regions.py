@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import dos as dos_names
-from checkpoint.errors import EditRefusedError, FingerprintMismatchError, NoRegionError
+from checkpoint.errors import EditRefusedError, GraphChangeRefusedError, NoRegionError
 from dataflow import CallSink, Count, Graph, InputSource, LogSink, collect_output
 from dataflow.blocking import close_input, open_producer
 from dos_client.blocking import open_store
@@ -181,11 +181,11 @@ def test_a_region_begins_with_the_state_of_a_batch_query(
     )
     with running(other, store, tmp_path, workers=3) as (control, _):
         control.wait(WAIT_S)
-        assert isinstance(control.exception(), FingerprintMismatchError)
+        assert isinstance(control.exception(), GraphChangeRefusedError)
     (line,) = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
     assert line.startswith(f"region {name}: failed: ")
     assert "was made by another graph" in line
-    with pytest.raises(FingerprintMismatchError, match="was made by another graph"):
+    with pytest.raises(GraphChangeRefusedError, match="was made by another graph"):
         edit_state(other, {"sums": [{"k": "a", "n": 1}]}, store=store, name=name)
 
 

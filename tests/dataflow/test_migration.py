@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint.chains.state_blocks import decode_block, state_version_of
-from checkpoint.errors import FingerprintMismatchError
+from checkpoint.errors import GraphChangeRefusedError
 from dataflow import (
     CallSink,
     FileSink,
@@ -215,7 +215,7 @@ def test_a_checkpoint_without_a_migration_is_refused_with_both_schemas_and_what_
 ) -> None:
     trial = Trial(graph_of(stored))
     trial.step({"rows": [at(0, "a"), at(1, "b")]}, checkpoint=True)
-    with pytest.raises(FingerprintMismatchError) as caught:
+    with pytest.raises(GraphChangeRefusedError) as caught:
         trial.go_on_with(graph())
     assert "operator 'counts' declares" in str(caught.value)
     assert words in str(caught.value)

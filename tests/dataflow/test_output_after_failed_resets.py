@@ -29,6 +29,7 @@ from journal.showing import verdict_text
 from spark_integration.core.offsets import BEGINNING, StreamPiece
 from spark_integration.core.options import parse_options
 from spark_integration.reading.chains import ChainScan, InputOrigin, OutputOrigin
+from tests.checkpoint.manifest_samples import notes
 from tests.journal.memory_store import MemoryStore
 
 REGION = "counts"
@@ -69,8 +70,7 @@ def checkpoint_at(in_checkpoint: Position, checkpoint: int = 1) -> Checkpoint:
             )
         },
         layout=even_layout(1),
-        fingerprint="f",
-        operators={"count": "c"},
+        operators=notes(count="count"),
         parent=checkpoint - 1,
         retained=(checkpoint,),
         irrevocable={},

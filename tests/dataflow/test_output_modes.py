@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from checkpoint.errors import FingerprintMismatchError
+from checkpoint.errors import GraphChangeRefusedError
 from dataflow import (
     CallSink,
     Count,
@@ -256,5 +256,5 @@ def test_windows_that_are_emitted_again_are_updates(emit: Any) -> None:
 def test_another_mode_is_another_state() -> None:
     trial = Trial(windowed("final"))
     trial.step({"rows": [row(1)]}, checkpoint=True)
-    with pytest.raises(FingerprintMismatchError, match="made"):
+    with pytest.raises(GraphChangeRefusedError, match="made"):
         trial.go_on_with(windowed("updates"))

@@ -19,6 +19,7 @@ from dataflow.outputs import read_output
 from dos_client import Store
 from dos_client.errors import QuorumUnavailableError
 from journal import ChainWriter, Position
+from tests.checkpoint.manifest_samples import notes
 from tests.dataflow.test_output_after_failed_resets import RegionStore
 
 REGION, SINK = "counts", "x"
@@ -85,8 +86,7 @@ class Region:
                 for worker, end in ends.items()
             },
             layout=even_layout(len(ends)),
-            fingerprint="f",
-            operators={"count": "c"},
+            operators=notes(count="count"),
             parent=self.checkpoints - 1,
             retained=(self.checkpoints,),
             irrevocable={},

@@ -356,7 +356,7 @@ class DrivenRegion(ShellRegion):
         self.kinds = dict.fromkeys(SINKS, "checkpoint")
         self.keeps_files = False
         self.plan = plan = driven_plan()
-        self.spec = replace(self.spec, operators=plan.operators, graph_fingerprint=plan.fingerprint)
+        self.spec = replace(self.spec, operators=plan.operators)
         self.query = Query(self)
         self._pausing = self.stream("pauses")
 

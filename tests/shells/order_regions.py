@@ -38,6 +38,7 @@ from dos_client import open_store
 from dos_protocol.errors import BrokenConnectionError
 from dos_server.memory.network import here
 from journal import Position
+from tests.checkpoint.manifest_samples import notes
 from tests.dataflow.test_two_phase_sink import Output, Place, Sink
 from tests.shells.order_stories import WRITER
 from tests.shells.ordered_store import ordered_store
@@ -135,7 +136,7 @@ class _Region:
             workers=_WORKERS,
             store_url=store_url,
             job_key=bytes(32),
-            operators={"o": "o"},
+            operators=notes(o="o"),
             checkpoint_interval_s=0.2,
             listen_host="driver",
         )

@@ -284,8 +284,8 @@ def chains_are_released_before_they_are_taken_over() -> Planted:
 def the_former_layout_is_stored() -> Planted:
     original = PendingCheckpoint.build
 
-    def build(self: PendingCheckpoint, parent: Any, layout: Any, *args: Any) -> Any:
-        return original(self, parent, layout if parent is None else parent.layout, *args)
+    def build(self: PendingCheckpoint, parent: Any, layout: Any, *args: Any, **fields: Any) -> Any:
+        return original(self, parent, layout if parent is None else parent.layout, *args, **fields)
 
     return mock.patch.object(PendingCheckpoint, "build", build)
 
@@ -308,8 +308,8 @@ def floors_ignore_savepoints() -> Planted:
 def savepoints_are_dropped_by_another_layout() -> Planted:
     original = PendingCheckpoint.build
 
-    def build(self: PendingCheckpoint, parent: Any, layout: Any, *args: Any) -> Any:
-        checkpoint = original(self, parent, layout, *args)
+    def build(self: PendingCheckpoint, parent: Any, layout: Any, *args: Any, **fields: Any) -> Any:
+        checkpoint = original(self, parent, layout, *args, **fields)
         return (
             checkpoint if parent is None or parent.layout == layout else replaced(checkpoint, savepoints={})
         )

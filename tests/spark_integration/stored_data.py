@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import trio
 
+from checkpoint import OperatorNote
 from checkpoint.chains.directory_store import DirectoryStore
 from checkpoint.chains.manifest_log import CHAIN as MANIFEST_CHAIN
 from checkpoint.chains.manifest_log import checkpoint_record
@@ -100,7 +101,8 @@ def write_checkpoints(
     files: Mapping[str, Sequence[Position]] | None = None,
 ) -> None:
     """Write the region's manifest: the positions of each worker's sink and state in each checkpoint.
-    `retain`: how many checkpoints are retained. `files`: operator -> positions of its directory.
+    `operators`: name -> kind. `retain`: how many checkpoints are retained. `files`: operator -> positions of
+    its directory.
     """
     kept = files or {}
 
@@ -133,8 +135,7 @@ def write_checkpoints(
                         wall_time_ms=1000 * number,
                         workers=workers,
                         layout=even_layout(len(workers)),
-                        fingerprint="f",
-                        operators=dict(operators or {}),
+                        operators={name: OperatorNote(kind=kind) for name, kind in (operators or {}).items()},
                         parent=number - 1,
                         retained=tuple(range(max(number - retain + 1, 1), number + 1)),
                         irrevocable={},

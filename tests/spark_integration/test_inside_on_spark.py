@@ -73,7 +73,7 @@ def test_all_columns_come_to_spark_as_they_are(
         "lines": {"part1": row["workers"][1]["sources"]["lines"]["part1"]}
     }
     assert row["workers"][1]["sources"]["lines"]["part1"]["position"] == 20
-    assert row["operators"] == {"counts": "count"}
+    assert row["operators"] == {"counts": "count from ()"}
     records = spark.read.format("dos-journal").load(f"{servers.url}/wordcount.w0000/state")
     assert records.schema.simpleString() == (
         "struct<segment:string,offset:bigint,end:bigint,version:int,op:int,name:string,tag:bigint,flags:int,"

@@ -144,7 +144,7 @@ class Changes:
         # Those that may have shown steps after the checkpoint replay them with their own layout: divided over
         # others, a replay would show other rows for the same step. After the first record of a fork or of a
         # line of history no such step counts.
-        replays = self._run.spec.shows_steps and not checkpoint.begins(checkpoint.layout)
+        replays = self._run.spec.shows_steps and not checkpoint.is_quiet
         return len(checkpoint.workers) if replays else workers_wanted(self._run.spec, checkpoint)
 
     # --- while the region runs ------------------------------------------------------------------------

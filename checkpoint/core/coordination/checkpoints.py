@@ -25,6 +25,7 @@ from checkpoint.core.coordination.vocabulary import (
     SavepointWanted,
 )
 from checkpoint.core.coordination.workers import STARTED, Worker, WorkerEvent, WorkerState
+from checkpoint.core.graph_change import OperatorNote
 from checkpoint.core.links.messages import (
     Committed,
     Finished,
@@ -68,7 +69,7 @@ from checkpoint.core.region import (
     check_continues,
 )
 from checkpoint.errors import (
-    FingerprintMismatchError,
+    GraphChangeRefusedError,
     ManifestError,
     RegionFailedError,
     RestoreRefusedError,
@@ -91,6 +92,8 @@ class PendingCheckpoint:
     """Worker -> when its vote arrived."""
     batch: BatchNote | None = None
     """The batch that it commits. Its steps are not known before the votes."""
+    quiet: bool = False
+    """No step follows the one that it has: the region is paused, and stops."""
     appended: bool = False
     """The record was passed to the manifest and is not acknowledged yet."""
 
@@ -135,13 +138,14 @@ class PendingCheckpoint:
         self,
         parent: Checkpoint | None,
         layout: Layout,
-        fingerprint: str,
-        operators: dict[str, str],
+        operators: dict[str, OperatorNote],
         retained: tuple[int, ...],
         savepoints: dict[str, int],
         declared: int,
         notes: dict[str, SavepointNote],
         irrevocable: Mapping[str, str],
+        *,
+        shows_steps: bool,
     ) -> Checkpoint:
         """Return the checkpoint of all votes. The wall time comes with the record."""
         assert not self.missing()
@@ -155,7 +159,6 @@ class PendingCheckpoint:
             wall_time_ms=0,
             workers=workers,
             layout=layout,
-            fingerprint=fingerprint,
             operators=operators,
             parent=parent.number if parent else 0,
             retained=retained,
@@ -165,6 +168,7 @@ class PendingCheckpoint:
             declared=declared if declared != len(workers) else 0,
             notes=notes,
             irrevocable=dict(irrevocable),
+            shows_on=shows_steps and not self.quiet,
             line=0 if parent is None else parent.line,
             rewinds=() if parent is None else parent.rewinds,
             origin=None if parent is None else parent.origin,
@@ -331,7 +335,15 @@ class Checkpoints:
         run = self._run
         number = run.last_number + 1
         self._pending = PendingCheckpoint(
-            number, run.incarnation, len(run.roster), final, now, terms=dict(run.terms), batch=batch
+            number,
+            run.incarnation,
+            len(run.roster),
+            final,
+            now,
+            terms=dict(run.terms),
+            batch=batch,
+            # Only if it is requested after all have paused: before, steps may follow the one that it has.
+            quiet=self._stops_paused,
         )
         self._overdue = False
         if run.roster.all_in(*STARTED):  # otherwise one is being taken over: its start sets the timer
@@ -352,9 +364,20 @@ class Checkpoints:
 
     def checkpoint_if_overdue(self, now: float) -> None:
         """Request a checkpoint if one is wanted, or is due and there is something to commit."""
-        wanted = self._number_wanted > self._run.last_number
+        wanted = self._number_wanted > self._run.last_number or self._owes_quiet
         if wanted or (self.checkpoint_is_due and self._run.has_new_steps):
             self.request_checkpoint(now)
+
+    @property
+    def _stops_paused(self) -> bool:
+        """Whether the region stops, and no worker begins a step any more."""
+        return self._run.phase is CoordinatorPhase.STOPPING and self.all_paused
+
+    @property
+    def _owes_quiet(self) -> bool:
+        """Whether the region stops, and its last checkpoint does not state that nothing is shown after it."""
+        last = self._run.last_checkpoint
+        return self._stops_paused and last is not None and last.shows_on
 
     def checkpoint_timer_expired(self, now: float) -> None:
         """Handle the periodic timer. If no checkpoint can be requested now, one follows when it can."""
@@ -435,13 +458,13 @@ class Checkpoints:
         return pending.build(
             run.last_checkpoint,
             run.layout,
-            run.spec.graph_fingerprint,
             run.spec.operators,
             retained_with(run.kept, pending.number, run.spec.retain, set(savepoints.values())),
             savepoints,
             run.declared,
             self._notes,
             run.spec.irrevocable,
+            shows_steps=run.spec.shows_steps,
         )
 
     def _append(self, record: Checkpoint) -> None:
@@ -728,7 +751,7 @@ class Checkpoints:
             check_continues(run.spec, target)
             if not event.allow_republish:
                 refuse_republishing(run.kept[-1], target)
-        except (RestoreRefusedError, ManifestError, FingerprintMismatchError) as error:
+        except (RestoreRefusedError, ManifestError, GraphChangeRefusedError) as error:
             run.report(RestoreSettled(event.to, error=f"{error}"))
             return
         self._begin_restore(target, event.to, None)

@@ -40,7 +40,7 @@ from checkpoint.core.region import (
     UnderWayStatus,
     check_continues,
 )
-from checkpoint.errors import FingerprintMismatchError, ManifestError, RegionFencedError
+from checkpoint.errors import GraphChangeRefusedError, ManifestError, RegionFencedError
 
 PATIENCE: Final = ("gather", "restore", "drain", "scale", "take over")
 """Timers that wait for others: they do not advance while the store has no quorum."""
@@ -96,7 +96,7 @@ class ManifestClaim:
     def _restorable(self, checkpoint: Checkpoint | None, now: float) -> bool:
         try:
             self._check_restorable(checkpoint)
-        except (ManifestError, FingerprintMismatchError) as error:
+        except (ManifestError, GraphChangeRefusedError) as error:
             self._run.fail(error, now)
             return False
         return True
@@ -127,7 +127,7 @@ class ManifestClaim:
         self._falling_back.examine_or_order(now)
 
     def _check_restorable(self, checkpoint: Checkpoint | None) -> None:
-        """Raise ManifestError or FingerprintMismatchError if it cannot be restored to `checkpoint`."""
+        """Raise ManifestError or GraphChangeRefusedError if it cannot be restored to `checkpoint`."""
         run = self._run
         if checkpoint is None:
             return
@@ -532,6 +532,7 @@ class Coordinator:
             self.checkpoints.order_pause(on=True)
         run.move(PhaseEvent.STOP)
         run.timers.set("stop", now + min(limits.stop_checkpoint_timeout_s, run.spec.drain_timeout_s))
+        self.checkpoints.checkpoint_if_overdue(now)  # all may have paused before
 
     def _stop_if_covered(self, now: float) -> None:
         """Stop a region that is paused for it, once the last checkpoint covers all."""

@@ -31,7 +31,7 @@ from checkpoint.core.records.views import report_text, rewind_report
 from checkpoint.core.region import FellBack, RegionState, WorkerLost, check_continues
 from checkpoint.errors import (
     CheckpointDamagedError,
-    FingerprintMismatchError,
+    GraphChangeRefusedError,
     ManifestError,
     RegionFailedError,
     RestoreRefusedError,
@@ -95,7 +95,7 @@ class FallingBack:
             return
         try:
             check_continues(run.spec, target)
-        except (ManifestError, FingerprintMismatchError) as error:
+        except (ManifestError, GraphChangeRefusedError) as error:
             text = f"{found.text}; checkpoint {target.number} is whole, but {error.args[0]}"
             remedy = f"run the program that made it, after {self._command(target.number)}"
             self._fail(CheckpointDamagedError(text, remedy=remedy), now)

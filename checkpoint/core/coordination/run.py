@@ -159,6 +159,7 @@ class RegionRun:
             steps_kept_after=steps_kept_after(self._kept),
             terms=tuple(terms) if self.spec.recovery == "local" else (),
             takes_over=takes_over,
+            begins=self._last is not None and self._graph_begins(self._last),
         )
         self.send(link, order)
 
@@ -247,8 +248,12 @@ class RegionRun:
 
     @property
     def layout_changes(self) -> bool:
-        """Whether the next checkpoint begins a layout, line or fork: it is voted before Start."""
-        return self._last is not None and self._last.begins(self._layout)
+        """Whether the next checkpoint begins a layout, line, fork or graph: it is voted before Start."""
+        last = self._last
+        return last is not None and (last.begins(self._layout) or self._graph_begins(last))
+
+    def _graph_begins(self, last: Checkpoint) -> bool:
+        return last.begins_graph(self.spec.operators, shows_steps=self.spec.shows_steps)
 
     @property
     def has_new_steps(self) -> bool:

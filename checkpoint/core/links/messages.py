@@ -361,6 +361,8 @@ class Restore(Releasing, frozen=True, kw_only=True):
     """
     takes_over: bool = False
     """The other workers continue to run. This one makes the steps of its chain again, with their marks."""
+    begins: bool = False
+    """A graph begins with it, or output of steps that are in no checkpoint (`Checkpoint.begins_graph`)."""
 
     @property
     def is_local(self) -> bool:
@@ -374,10 +376,10 @@ class Restore(Releasing, frozen=True, kw_only=True):
 
     @property
     def moves(self) -> bool:
-        """Whether a line, fork or layout begins: the next vote follows Restored at once, and Start its
+        """Whether a line, fork, layout or graph begins: the next vote follows Restored at once, and Start its
         commit.
         """
-        return self.restore is not None and self.restore.begins(self.layout)
+        return self.restore is not None and (self.begins or self.restore.begins(self.layout))
 
 
 class Host(ControlMessage, frozen=True, kw_only=True):

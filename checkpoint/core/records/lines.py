@@ -16,6 +16,8 @@ history. Pure.
 | origin, in_origin | of the last, no | of the last | of the target | the original, yes | its own |
 | identity | of the last | of the last | of the target | none | the owner's, or none |
 | batch | of the last, or voted with it | of the last; none: released | of the target | none | its own |
+| operators | of the program | of the last | of the target | the original | its own |
+| shows_on | of the program; no: it stops, paused | of the last | of the target | no | its own |
 | edit, phases_s | none, voted | none | none, or the edit | none | none |
 
 A vote is built by `PendingCheckpoint.build`, also the one with which a layout changes. `repeated` writes all
@@ -29,6 +31,7 @@ from typing import Any
 import msgspec
 
 from checkpoint import limits
+from checkpoint.core.graph_change import GraphChange, OperatorNote, check_compatible, compare
 from checkpoint.core.records.layout import Layout
 from checkpoint.core.records.manifest import (
     Checkpoint,
@@ -42,7 +45,13 @@ from checkpoint.core.records.manifest import (
     savepoint_why_problem,
 )
 from checkpoint.core.records.outputs import OUTPUT_CHAIN_PREFIX
-from checkpoint.errors import EditRefusedError, ForkRefusedError, RestoreRefusedError, SavepointRefusedError
+from checkpoint.errors import (
+    EditRefusedError,
+    ForkRefusedError,
+    ManifestError,
+    RestoreRefusedError,
+    SavepointRefusedError,
+)
 from journal import ORIGIN
 
 
@@ -131,7 +140,8 @@ def republished(last: Checkpoint, target: Checkpoint) -> dict[str, str]:
     """Return the sinks that have shown rows since `target` which a restore cannot take back, so that they
     come again -> why. `last`: the region's last checkpoint.
     """
-    return {} if target.step >= last.step else last.irrevocable
+    shown = target.step < last.step or not last.is_quiet
+    return last.irrevocable if shown else {}
 
 
 def refuse_republishing(last: Checkpoint, target: Checkpoint) -> None:
@@ -352,13 +362,58 @@ def forked(source: Checkpoint, origin: ForkOrigin, incarnation: int) -> Checkpoi
         wall_time_ms=source.wall_time_ms,
         workers=workers,
         layout=source.layout,
-        fingerprint=source.fingerprint,
         operators=source.operators,
         retained=(1,),
         irrevocable={},
         origin=origin,
         in_origin=True,
     )
+
+
+def graph_change(checkpoint: Checkpoint, present: Mapping[str, OperatorNote], *, region: str) -> GraphChange:
+    """Return what a graph with these operators changes that continues from a checkpoint. Raises
+    GraphChangeRefusedError if it cannot. The first graph of a fork may differ in operators that were named,
+    and its sinks begin anew.
+    """
+    origin = checkpoint.origin if checkpoint.in_origin else None
+    dropped, added = ((), ()) if origin is None else (origin.dropped, origin.added)
+    change = compare(
+        checkpoint.operators, present, dropped=dropped, added=added, outputs_begin=origin is not None
+    )
+    check_compatible(change, region=region, checkpoint=checkpoint.number)
+    return change
+
+
+def check_places(checkpoint: Checkpoint, unchecked: Mapping[str, str]) -> None:
+    """Raise ManifestError if a sink of a fork may write where the original writes. unchecked: sink -> why
+    that is not noticed.
+    """
+    if not checkpoint.in_origin or checkpoint.origin is None:
+        return
+    if doubtful := {sink: why for sink, why in unchecked.items() if sink not in checkpoint.origin.same_place}:
+        listed = "; ".join(f"{sink!r}: {why}" for sink, why in doubtful.items())
+        raise ManifestError(
+            f"the region is a fork of {checkpoint.origin.region!r}, and these sinks may write to the same"
+            f" place"
+            f" unnoticed: {listed}",
+            checkpoint=checkpoint.number,
+            remedy="delete the fork, and fork again with --same-place SINK for each, if that is right",
+        )
+
+
+def check_log(checkpoint: Checkpoint | None, source: str, reads: str) -> None:
+    """Raise ManifestError if a source of a fork reads the output of another region than in the original."""
+    if checkpoint is None or checkpoint.origin is None:
+        return
+    expected = checkpoint.origin.logs.get(source, reads)
+    if expected != reads:
+        raise ManifestError(
+            f"the region is a fork of {checkpoint.origin.region!r}, whose source {source!r} reads the"
+            f" output of"
+            f" region {expected!r}; here it reads that of {reads!r}, in which its position means nothing",
+            checkpoint=checkpoint.number,
+            remedy=f"read LogSource(..., region={expected!r}), in an application of its own",
+        )
 
 
 def made_for_forks(checkpoint: Checkpoint | None) -> dict[str, SavepointNote]:
@@ -457,8 +512,7 @@ def first_record(
     incarnation: int,
     *,
     layout: Layout,
-    operators: dict[str, str],
-    fingerprint: str,
+    operators: dict[str, OperatorNote],
     irrevocable: Mapping[str, str],
     edit: Edit,
 ) -> Checkpoint:
@@ -471,7 +525,6 @@ def first_record(
         wall_time_ms=0,
         workers=dict(parts),
         layout=layout,
-        fingerprint=fingerprint,
         operators=operators,
         retained=(1,),
         irrevocable=dict(irrevocable),

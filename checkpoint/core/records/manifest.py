@@ -27,6 +27,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from checkpoint import limits
+from checkpoint.core.graph_change import OperatorNote
 from checkpoint.core.records.layout import Layout, check_layout
 from checkpoint.core.records.outputs import OUTPUT_CHAIN_PREFIX
 from checkpoint.errors import ManifestError
@@ -227,8 +228,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """For people, and for 'as of' queries by the clock; it orders nothing."""
     workers: dict[int, WorkerCheckpoint]
     layout: Layout
-    fingerprint: str
-    operators: dict[str, str]
+    operators: dict[str, OperatorNote]
+    """The graph with which it continues: that of its votes, or of the checkpoint that it repeats."""
     parent: int = 0
     """The checkpoint that this one continues, 0 for the first."""
     retained: tuple[int, ...]
@@ -263,6 +264,10 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Only in the record of a restore: every chain continues at its position here, whatever follows there,
     and the next checkpoint is taken before any step runs.
     """
+    shows_on: bool = False
+    """Whether output of steps after it may be visible for good before the next checkpoint. If not, nothing is
+    shown before another one is acknowledged that states it.
+    """
     orphans: tuple[int, ...] = ()
     """Only in the record of a restore: former workers that the restored checkpoint does not know. All of
     their output is taken back.
@@ -292,6 +297,17 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         of history, or a fork. Then the next checkpoint is committed before any worker starts.
         """
         return self.rewound or self.in_origin or self.layout != layout
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether output of no step after it counts that may be visible."""
+        return not self.shows_on or self.rewound or self.in_origin
+
+    def begins_graph(self, operators: Mapping[str, OperatorNote], *, shows_steps: bool) -> bool:
+        """Whether a graph begins with this checkpoint, or output of steps that are in no checkpoint. Then the
+        next checkpoint is committed before any worker starts, too.
+        """
+        return self.operators != operators or (shows_steps and self.is_quiet)
 
     def chains_of(self, region: str) -> str:
         """Return the region in whose directories the chains of `workers` are. `region`: the one with this

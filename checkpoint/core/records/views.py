@@ -8,6 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from checkpoint.core.graph_change import fingerprint
 from checkpoint.core.records.lines import republished
 from checkpoint.core.records.manifest import (
     BatchNote,
@@ -101,8 +102,8 @@ def checkpoint_full(checkpoint: Checkpoint) -> dict[str, Any]:
     return checkpoint_row(checkpoint) | {
         "parent": checkpoint.parent,
         "version": checkpoint.version,
-        "fingerprint": checkpoint.fingerprint,
-        "operators": checkpoint.operators,
+        "fingerprint": fingerprint(checkpoint.operators),
+        "operators": {name: str(note) for name, note in checkpoint.operators.items()},
         "layout": {
             "shardBits": checkpoint.layout.shard_bits,
             "ranges": [

@@ -49,13 +49,13 @@ def a_vote_may_be_missing() -> list[Patch]:
     """A worker that has not voted counts as being at the last checkpoint."""
     original = PendingCheckpoint.build
 
-    def build(self: PendingCheckpoint, parent: Any, *args: Any) -> Any:
+    def build(self: PendingCheckpoint, parent: Any, *args: Any, **fields: Any) -> Any:
         vote = next(iter(self.votes.values()))
         for worker in _all_votes(self) if parent is not None else ():
             self.votes[worker] = Vote(
                 job=vote.job, worker=worker, step=vote.step, positions=parent.workers[worker]
             )
-        return original(self, parent, *args)
+        return original(self, parent, *args, **fields)
 
     return [(PendingCheckpoint, "missing", _one_may_be_missing), (PendingCheckpoint, "build", build)]
 
@@ -64,9 +64,9 @@ def a_vote_may_be_missing() -> list[Patch]:
 def partial_manifest() -> list[Patch]:
     original = PendingCheckpoint.build
 
-    def build(self: PendingCheckpoint, *args: Any) -> Any:
+    def build(self: PendingCheckpoint, *args: Any, **fields: Any) -> Any:
         whole, self.workers = self.workers, 0
-        checkpoint = original(self, *args)
+        checkpoint = original(self, *args, **fields)
         self.workers = whole
         positions = {worker: vote.positions for worker, vote in self.votes.items()}
         return type(checkpoint)(

@@ -37,7 +37,6 @@ def region_spec(
         store_url=store_url,
         job_key=job_key,
         operators=plan.operators,
-        graph_fingerprint=plan.fingerprint,
         checkpoint_interval_s=checkpoint_interval_s,
         drain_timeout_s=15.0,
         reset_timeout_s=20.0,

@@ -1,0 +1,239 @@
+"""A program with another graph, as the coordinator decides it: before the claim, under it, and at the first
+votes; and what the last checkpoint states of a region that stops.
+"""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from checkpoint.core.coordination.vocabulary import (
+    AppendCheckpoint,
+    CheckpointWanted,
+    LaunchWorker,
+    ManifestOpened,
+    OpenManifest,
+    PauseWanted,
+    StopWanted,
+)
+from checkpoint.core.links.messages import Counters, Paused, RequestCheckpoint, Restore, Restored, Start
+from checkpoint.core.records.lines import republished, restored
+from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.core.region import RegionState
+from tests.checkpoint.coordinator_harness import CoordinatorHarness
+from tests.checkpoint.manifest_samples import notes
+
+BEFORE = notes(rows="source", count="count", out="sink")
+AFTER = BEFORE | notes(cheap="filter")
+
+
+def last_of(*, shows_steps: bool = False) -> Checkpoint:
+    """The last checkpoint of a region of the former graph that was killed."""
+    return CoordinatorHarness(operators=BEFORE, shows_steps=shows_steps).run().commit(1, step=5)
+
+
+def started(last: Checkpoint, workers: int = 2, **fields: Any) -> CoordinatorHarness:
+    """A program that has claimed the region, and whose workers have restored the checkpoint."""
+    region = CoordinatorHarness(workers, seen=last, **{"operators": AFTER, **fields})
+    region.play(ManifestOpened(7, last, (last,)))
+    region.epoch = 7
+    for worker in range(len(region.core.run.roster)):
+        region.join(worker)
+    return region
+
+
+def refused(region: CoordinatorHarness) -> str:
+    assert region.take(OpenManifest, LaunchWorker) == [], "nothing is claimed, and nothing launched"
+    assert region.state is RegionState.FAILED
+    outcome = region.core.run.outcome
+    assert outcome is not None
+    assert outcome.error is not None
+    return f"{outcome.error} {outcome.error.remedy}"
+
+
+def paused(region: CoordinatorHarness, step: int) -> None:
+    """All workers have ended this step, and begin none."""
+    pause = region.core.checkpoints.pause
+    region.receive_from_all(Paused, pause=pause, step=step, counters=Counters(step=step))
+
+
+def test_a_graph_begins_with_a_checkpoint_before_any_step() -> None:
+    region = started(last_of())
+    orders = [order for _, order in region.sent(Restore)]
+    assert [(order.moves, order.layout, order.restore.operators) for order in orders] == [
+        (True, last_of().layout, BEFORE)
+    ] * 2
+    for worker in range(2):
+        region.receive(worker, Restored, last_step=9)
+    assert region.sent(Start) == [], "its graph is not committed"
+    region.votes(2, step=5)
+    assert region.appended().operators == AFTER
+    starts = [order for _, order in region.sent(Start)]
+    assert [order.replay_until_step for order in starts] == [5, 5], "what follows was divided for the other"
+    assert region.state is RegionState.RUNNING
+
+
+def test_the_same_graph_and_one_of_another_order_continue_at_once() -> None:
+    region = started(last_of(), operators=dict(reversed(BEFORE.items())))
+    for worker in range(2):
+        region.receive(worker, Restored, last_step=9)
+    assert [order.replay_until_step for _, order in region.sent(Start)] == [9, 9]
+
+
+def test_a_graph_that_was_not_committed_before_a_loss_begins_again() -> None:
+    region = started(last_of())
+    region.votes(2, step=5)
+    again = started(last_of())
+    assert all(order.moves for _, order in again.sent(Restore))
+
+
+@pytest.mark.parametrize("shows_steps", [True, False])
+def test_steps_that_may_be_shown_are_not_made_again_by_another_graph(*, shows_steps: bool) -> None:
+    """Whatever the new graph shows: those of the former one are there."""
+    last = last_of(shows_steps=True)
+    region = CoordinatorHarness(seen=last, operators=AFTER, shows_steps=shows_steps)
+    why = refused(region)
+    assert "it may have shown steps after this checkpoint" in why
+    assert "with other operators 'cheap'" in why
+    assert "dos region restore URL region --to checkpoint:1" in why
+    late = CoordinatorHarness(operators=AFTER, shows_steps=shows_steps)
+    late.opened(last)
+    assert late.sent(Restore) == []
+    assert late.state is not RegionState.RUNNING, "it is decided again under the claim"
+
+
+def test_a_region_whose_shown_steps_were_taken_back_gets_another_graph() -> None:
+    last = last_of(shows_steps=True)
+    region = started(restored((last,), last, 3), shows_steps=True)
+    for worker in range(2):
+        region.receive(worker, Restored, last_step=5)
+    region.votes(3, step=5)
+    record = region.appended()
+    assert (record.operators, record.line, record.shows_on) == (AFTER, 1, True)
+
+
+def stopped(*, covered: bool) -> Checkpoint:
+    """The last checkpoint of a region that shows steps and was stopped."""
+    region = CoordinatorHarness(operators=BEFORE, shows_steps=True).run()
+    assert region.commit(1, step=5).shows_on
+    region.progress(0, step=5 if covered else 8)
+    region.play(StopWanted())
+    paused(region, 5 if covered else 8)
+    assert region.requested() == [2, 2]
+    region.votes(2, step=9)
+    last = region.appended()
+    assert region.core.run.outcome is not None, "it waits for nothing more"
+    return last
+
+
+@pytest.mark.parametrize("covered", [True, False])
+def test_a_region_that_stops_states_that_nothing_is_shown_after_its_last_checkpoint(*, covered: bool) -> None:
+    last = stopped(covered=covered)
+    assert (last.number, last.shows_on, last.is_quiet) == (2, False, True)
+    region = started(last, shows_steps=True)
+    region.votes(3, step=9)
+    for worker in range(2):
+        region.receive(worker, Restored, last_step=9)
+    region.votes(3, step=9)
+    assert region.appended().operators == AFTER
+
+
+def test_a_region_that_continues_states_that_steps_are_shown_before_it_shows_any() -> None:
+    """Killed before its first checkpoint, it would look as if nothing had been shown."""
+    region = started(stopped(covered=True), operators=BEFORE, shows_steps=True)
+    assert all(order.moves for _, order in region.sent(Restore))
+    for worker in range(2):
+        region.receive(worker, Restored, last_step=9)
+    assert region.sent(Start) == []
+    region.votes(3, step=9)
+    assert region.appended().shows_on
+    assert len(region.sent(Start)) == 2
+
+
+def test_a_checkpoint_that_was_requested_before_all_have_paused_is_not_the_last_one() -> None:
+    """A worker that had voted for it may have ended later steps before it paused."""
+    region = CoordinatorHarness(operators=BEFORE, shows_steps=True).run()
+    region.commit(1, step=5)
+    region.take()
+    region.progress(0, step=6)
+    region.play(CheckpointWanted())
+    assert region.requested() == [2, 2]
+    region.play(StopWanted())
+    paused(region, 8)
+    region.votes(2, step=6)
+    assert region.appended().shows_on
+    assert region.requested() == [3, 3]
+    region.votes(3, step=9)
+    assert region.appended().is_quiet
+
+
+def test_a_region_that_was_paused_before_it_stops_states_it_too() -> None:
+    region = CoordinatorHarness(operators=BEFORE, shows_steps=True).run()
+    region.commit(1, step=5)
+    region.play(PauseWanted(on=True))
+    paused(region, 5)
+    region.take()
+    region.play(StopWanted())
+    assert region.requested() == [2, 2]
+    region.votes(2, step=6)
+    assert region.appended().is_quiet
+
+
+def test_a_pause_is_not_the_end() -> None:
+    """The region may continue, and be killed before its next checkpoint."""
+    region = CoordinatorHarness(operators=BEFORE, shows_steps=True).run()
+    region.commit(1, step=5)
+    region.progress(0, step=7)
+    region.play(PauseWanted(on=True))
+    paused(region, 7)
+    region.votes(2, step=8)
+    assert region.appended().shows_on
+
+
+def test_rows_that_were_shown_after_the_last_checkpoint_come_again_if_it_is_restored() -> None:
+    shown = msgspec.structs.replace(last_of(shows_steps=True), irrevocable={"mail": "it is sent"})
+    assert republished(shown, shown) == {"mail": "it is sent"}
+    assert republished(msgspec.structs.replace(shown, shows_on=False), shown) == {}
+
+
+def test_a_region_that_shows_no_steps_stops_as_soon_as_its_last_checkpoint_covers_all() -> None:
+    region = CoordinatorHarness(operators=BEFORE).run()
+    region.commit(1, step=5)
+    region.take()
+    region.play(StopWanted())
+    paused(region, 5)
+    assert region.take(AppendCheckpoint, RequestCheckpoint) == []
+    assert region.core.run.outcome is not None
+
+
+def test_a_region_with_replicas_elsewhere_keeps_its_graph() -> None:
+    region = CoordinatorHarness(
+        seen=last_of(), operators=AFTER, keeps_graph="its replicas run the former one"
+    )
+    assert "its replicas run the former one" in refused(region)
+
+
+def test_another_number_of_workers_may_come_with_another_graph() -> None:
+    """Nothing that was shown is made again: it would have been refused."""
+    for shows_steps in (True, False):
+        last = stopped(covered=True) if shows_steps else last_of()
+        region = started(last, workers=3, shows_steps=shows_steps)
+        assert len(region.core.run.roster) == 3
+        for worker in range(3):
+            region.receive(worker, Restored, last_step=last.step)
+        region.votes(last.number + 1, step=last.step)
+        record = region.appended()
+        assert (len(record.workers), record.operators) == (3, AFTER)
+
+
+def test_a_restore_may_cross_a_change_of_stateless_operators() -> None:
+    region = started(last_of())
+    for worker in range(2):
+        region.receive(worker, Restored, last_step=5)
+    region.votes(2, step=5)
+    last = region.appended()
+    target = region.core.run.kept[0]
+    record = restored(region.core.run.kept, target, 7)
+    assert (record.operators, last.operators) == (BEFORE, AFTER)
+    later = started(msgspec.structs.replace(record, retained=(record.number,)))
+    assert all(order.moves for _, order in later.sent(Restore))

@@ -1,0 +1,111 @@
+"""Regions that continue with another graph, with workers that are processes: every row counts once, in the
+graph in whose steps it was read, whatever is killed.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoint.core.region import RegionState
+from checkpoint.errors import GraphChangeRefusedError
+from dataflow import Graph, InputSource, LogSink, blocking, read_output
+from dos_client import Store
+from dos_client.blocking import BlockingStore
+from dos_client.blocking import open_store as open_blocking
+from tests.dataflow.test_region_processes import finished, kill, running
+from tests.support.polling import until
+
+ROWS = "key string, n bigint"
+
+
+def is_even(row: dict[str, Any]) -> bool:
+    return int(row["n"]) % 2 == 0
+
+
+def with_text(row: dict[str, Any]) -> tuple[str, str]:
+    return row["key"], f"{row['n']}"
+
+
+def graph_of(version: int, publish: Any) -> Graph:
+    """Version 2 counts only even rows, and version 3 all again, through a function with another column. The
+    names of all operators without state differ.
+    """
+    graph = Graph("counts")
+    rows = graph.source("rows", InputSource("rows", ROWS))
+    if version == 2:
+        rows = rows.filter("even", is_even)
+    if version == 3:
+        rows = rows.map("texts", with_text, schema="key string, text string")
+    counts = rows.key_by(f"by_key_{version}", "key").count("counts")
+    counts.sink("out", LogSink(publish=publish))
+    return graph
+
+
+async def last_rows(store: Store, region: str) -> tuple[dict[str, int], list[int]]:
+    """The last count of each key, and the steps that have rows, in the order in which a reader meets them."""
+    found, steps = {}, []
+    async for step in read_output(store, region, "out"):
+        if step.table is not None:
+            steps.append(step.step)
+            found |= {row["key"]: row["count"] for row in step.table.to_pylist()}
+    return found, steps
+
+
+def send(client: BlockingStore, region: str, numbers: range) -> None:
+    with blocking.open_producer(client, region, "rows", "p", ROWS) as producer:
+        producer.wait_recorded(producer.send([{"key": f"k{one % 3}", "n": one} for one in numbers]))
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("forks")
+@pytest.mark.parametrize("publish", ["step", "checkpoint"])
+def test_a_filter_is_put_in_and_taken_out_and_the_counts_continue(
+    shared_store: str, tmp_path: Path, publish: str
+) -> None:
+    name = tmp_path.name
+    with open_blocking(shared_store) as client:
+        shown = partial(client.portal.call, last_rows, client.store, name)
+        with running(graph_of(1, publish), shared_store, tmp_path, workers=2) as (control, watch):
+            send(client, name, range(30))
+            watch.checkpoints(1)
+            until(lambda: sum(shown()[0].values()) == 30, "all rows are shown by version 1", 60)
+        assert control.status.state is RegionState.STOPPED
+        with running(graph_of(2, publish), shared_store, tmp_path, workers=3) as (control, watch):
+            send(client, name, range(30, 60))
+            until(lambda: sum(shown()[0].values()) == 45, "the even rows are shown by version 2", 60)
+            watch.checkpoints(2)
+            kill(control, 0, wipe=True)
+            send(client, name, range(60, 66))
+            until(lambda: sum(shown()[0].values()) == 48, "they are after a reset", 60)
+        with running(graph_of(3, publish), shared_store, tmp_path) as (control, _):
+            send(client, name, range(66, 72))
+            blocking.close_input(client, name, "rows")
+            assert finished(control), control.status
+        found, steps = shown()
+        assert sum(found.values()) == 30 + 15 + 3 + 6
+        assert steps == sorted(set(steps)), "no step is shown twice"
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("forks")
+def test_a_program_that_does_not_fit_leaves_the_other_alone(shared_store: str, tmp_path: Path) -> None:
+    """Also one that would fit if the region showed no steps, and one whose state would begin anew."""
+    name = tmp_path.name
+    other = Graph("counts")
+    rows = other.source("rows", InputSource("rows", ROWS))
+    rows.key_by("by_n", "n").count("counts").sink("out", LogSink(publish="step"))
+    with open_blocking(shared_store) as client:
+        shown = partial(client.portal.call, last_rows, client.store, name)
+        with running(graph_of(1, "step"), shared_store, tmp_path) as (control, watch):
+            send(client, name, range(3))
+            watch.checkpoints(1)
+            for graph in (graph_of(2, "step"), other):
+                with running(graph, shared_store, tmp_path) as (newcomer, _):
+                    assert not finished(newcomer)
+                    assert isinstance(newcomer.exception(), GraphChangeRefusedError)
+            send(client, name, range(3, 9))
+            until(lambda: sum(shown()[0].values()) == 9, "the first program runs on", 60)
+            assert control.status.state is RegionState.RUNNING
+            assert not control.status.resets
