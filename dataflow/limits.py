@@ -63,6 +63,8 @@ steps_ahead: Final = 2
 line_bytes_max: Final = 16 * MIB
 """A longer line is an error: a line is held in memory as a whole."""
 verify_read_bytes: Final = 1 * MIB
+row_group_bytes_max: Final = 1024 * MIB
+"""A row group of a Parquet file is in memory as a whole, compressed and as rows."""
 infer_bytes: Final = 1 * MIB
 """The beginning of the first file from which a schema is inferred."""
 directory_files_max: Final = 50_000

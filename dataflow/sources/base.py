@@ -63,7 +63,8 @@ class SourceBatch:
     data: bytes = b""
     """The input bytes of the rows, for sources that need them to describe the position of a row."""
     begins: "npt.NDArray[np.int64] | None" = None
-    """The byte of its file at which each row begins, for formats of records."""
+    """Where each row begins in its file, for formats: its byte, or its number."""
+    unit: str = "byte"
     bad: Sequence[pa.RecordBatch] = ()
     """Records of the input that are no rows, for the side output of the source."""
     ends_unit: bool = True

@@ -38,14 +38,18 @@ from dataflow.sources.formats import (
     BAD_PORT,
     BAD_SCHEMA,
     NO_HEAD,
+    PARQUET_MAGIC,
     CsvFormat,
     Format,
     Head,
     JsonFormat,
     OnBad,
+    ParquetFormat,
     RecordFormat,
     csv_lexer,
     inferred_schema,
+    nameable_schema,
+    parquet_head,
 )
 from dataflow.sources.input_files import (
     COMPRESSED,
@@ -96,7 +100,10 @@ _splits_started_max: Final = 10_000
 the others.
 """
 _LOST: Final = "bad_rows_dropped"
-_HEAD_REMEDY: Final = "name the columns of the header in schema=, or pass header=False if there is none"
+_HEAD_REMEDY: Final = (
+    "remove or repair the file, or name columns that each file has in schema=; for CSV without a header, pass"
+    " header=False"
+)
 _splits_counted_max: Final = 10_000
 """Splits of a worker's list that are visited to count what is unread: some milliseconds per second."""
 
@@ -110,11 +117,11 @@ class FileSource(base.SourceSpec):
         FileSource("logs", watch=True, until="logs/END")
         FileSource("orders.csv", format="csv", schema="id bigint, item string", on_bad="side")
 
-    format: "text"; "json", an object per line; "csv", with quotes by RFC 4180. schema: the columns of a
-    format, found in the files by name; None infers them from the first file, which must have a row then.
-    on_bad: what becomes of a record that is no row of the schema: "error" stops the region, "drop" counts it,
-    "side" is the side output "bad" (file, line, byte, reason, data). delimiter, header: of CSV; without a
-    header, columns are found by their order.
+    format: "text"; "json", an object per line; "csv", with quotes by RFC 4180; "parquet", in which a reset
+    returns to the beginning of a row group. schema: the columns of a format, found in the files by name; None
+    infers them from the first file, which must have a row then. on_bad: what becomes of a record that is no
+    row of the schema: "error" stops the region, "drop" counts it, "side" is the side output "bad" (file,
+    line, byte, reason, data). delimiter, header: of CSV; without a header, columns are found by their order.
 
     paths: one path, pattern (`logs/**/*.log`) or URL of objects in a bucket (`s3://bucket/logs/*.txt`), or a
     list of them. Patterns are resolved when the source is created, in sorted order; each file is read
@@ -148,7 +155,7 @@ class FileSource(base.SourceSpec):
     local: bool
     verify: Verify
     endpoint: str | None
-    records: RecordFormat | None
+    records: RecordFormat | ParquetFormat | None
     """How records become rows; None for text."""
     on_bad: OnBad
 
@@ -197,14 +204,17 @@ class FileSource(base.SourceSpec):
         end = None if until is None else end_path(until, given[0])
         set_fields(self, paths=expanded, repeat=repeat, patterns=patterns, until=end, poll_s=poll_s)
         set_fields(self, gone=gone, errors=errors, local=local, verify=verify, endpoint=endpoint)
-        records = None
+        records: RecordFormat | ParquetFormat | None = None
         if format != "text":
             delimiter, header = delimiter or ",", header is None or header
             columns = parse_schema(schema) if schema is not None else None
             if columns is None:
                 found = list(files.listing(patterns)) if watch else expanded
                 columns = _inferred(files, found, format, delimiter, header=header)
-            records = JsonFormat(columns) if format == "json" else CsvFormat(columns, delimiter, header)
+            if format == "parquet":
+                records = ParquetFormat(columns)
+            else:
+                records = JsonFormat(columns) if format == "json" else CsvFormat(columns, delimiter, header)
         set_fields(self, records=records, on_bad=on_bad)
 
     @property
@@ -259,7 +269,7 @@ def _check_options(
     kind: Format, schema: object, errors: Errors, on_bad: OnBad, delimiter: str | None, header: bool | None
 ) -> None:
     if kind == "text" and (schema is not None or on_bad != "error"):
-        raise SchemaError('schema and on_bad are for records; pass format="json" or format="csv" too')
+        raise SchemaError('schema and on_bad are for records; pass format="json", "csv" or "parquet" too')
     if kind != "csv" and (delimiter, header) != (None, None):
         raise SchemaError('delimiter and header are for format="csv"')
     if kind != "text" and errors != "strict":
@@ -276,6 +286,10 @@ def _inferred(
         try:
             file = files.open(path)
             try:
+                if kind == "parquet":
+                    metadata = parquet_head(_size_of_open(file, path), file.read).metadata
+                    assert metadata is not None
+                    return nameable_schema(metadata.schema.to_arrow_schema())
                 sample, rest, _ = whole_lines(file, path, 0, limits.infer_bytes, end_of)
             finally:
                 file.close()
@@ -286,6 +300,16 @@ def _inferred(
                 f"no schema can be inferred from {path!r}: {error}", remedy=_SCHEMA_REMEDY
             ) from error
     raise SchemaError("no schema can be inferred, because no file has a row yet", remedy=_SCHEMA_REMEDY)
+
+
+def _size_of_open(file: FileBytes, path: str) -> int:
+    """Return the size of a Parquet file. Raises SchemaError if it is compressed as a whole."""
+    if file.size() is None:
+        file.read(0, 1)  # the first answer of a bucket has the size
+    size = file.size()
+    if size is None:
+        raise SchemaError(f"{path!r} is compressed as a whole, and Parquet is read by row group")
+    return size
 
 
 _SCHEMA_REMEDY: Final = "pass the columns, as in schema='id bigint, item string'"
@@ -342,7 +366,8 @@ class FileReader(base.SourceReader):
         self._worker, self._workers = worker, workers
         self._input = input_files(spec.place, spec.endpoint)
         self._files = OpenInputs(self._input, _files_open_max)
-        self._end_of = end_of_lines if spec.records is None else spec.records.whole
+        text = spec.records if isinstance(spec.records, RecordFormat) else None
+        self._end_of = end_of_lines if text is None else text.whole
         self._dropped = RememberedCount()
         self._clear()
 
@@ -419,27 +444,30 @@ class FileReader(base.SourceReader):
             whole = self._spec.verify == "whole" or path.endswith(COMPRESSED)
             begin = self._division[name].begin if name in self._division else at.position
             split = OpenSplit(name, path, resumed(at.resume, whole=whole), at.version, begin, line=at.line)
-            if self._spec.records is not None:
-                split.head = self._spec.records.head(b"")
+            self._find_head(split, at)
             if at.position:
-                if at.head:
-                    self._find_head(split, at)
                 self._verify(split, at)
             self._open[name] = split
         return split
 
     def _find_head(self, split: OpenSplit, at: SplitPosition) -> None:
-        """Read the header again, which may be far before the position. Raises InputChangedError."""
-        block, rest, _ = whole_lines(self._file(split), split.path, 0, _head_bytes, self._end_of)
-        split.head = self._head_of(split, block + rest)
-        if split.head.digest != at.head:
+        """Read the header or footer, which may be far from the position. Raises InputChangedError."""
+        block = b""
+        if at.head and isinstance(self._spec.records, RecordFormat):
+            block, rest, _ = whole_lines(self._file(split), split.path, 0, _head_bytes, self._end_of)
+            block += rest
+        split.head = self._head_of(split, block)
+        if at.position and split.head.digest != at.head:
             expected, found = f"a header with digest {at.head:016x}", f"{split.head.digest:016x}"
             raise InputChangedError(split.path, split.head.size, expected, found)
 
     def _head_of(self, split: OpenSplit, block: bytes) -> Head:
-        assert self._spec.records is not None
+        records = self._spec.records
         try:
-            return self._spec.records.head(block)
+            if isinstance(records, ParquetFormat):
+                file = self._file(split)
+                return records.head(_size_of_open(file, split.path), file.read)
+            return NO_HEAD if records is None else records.head(block)
         except SchemaError as error:
             raise InputReadError(f"input {split.path!r}: {error.args[0]}", remedy=_HEAD_REMEDY) from error
 
@@ -498,7 +526,7 @@ class FileReader(base.SourceReader):
             want = max(bytes_max - taken.size, min(_read_bytes_min, bytes_max))
             if reached is not None and not begin and self._has_others:
                 want = min(want, base.begin_bytes)
-            lines, rest, at_end = whole_lines(self._file(split), split.path, begin, want, self._end_of)
+            lines, rest, at_end = self._whole(split, want)
             chunk = lines + rest if self._takes_rest(name) else lines
             taken.add(self._chunk(split, chunk))
             done = at_end and not self._grows(name)
@@ -507,6 +535,20 @@ class FileReader(base.SourceReader):
             self._wants_checkpoint = self._stop_after_file and at_end and bool(done or chunk or begin)
             self._was_read(split, at_end=at_end, left=0 if chunk.endswith(rest) else len(rest))
         return self._taken(taken, taken.take())
+
+    def _whole(self, split: OpenSplit, want: int) -> tuple[bytes, bytes, bool]:
+        """Read whole lines, records or row groups from the position on, as `whole_lines` does."""
+        begin, records = split.digest.size, self._spec.records
+        if not isinstance(records, ParquetFormat):
+            return whole_lines(self._file(split), split.path, begin, want, self._end_of)
+        end = records.end_of(split.head, begin, want)
+        if end - begin > limits.row_group_bytes_max:
+            raise InputReadError(
+                f"input {split.path!r} has a row group of {end - begin} bytes at byte {begin}; the maximum is"
+                f" {limits.row_group_bytes_max}",
+                remedy="write the file with smaller row groups",
+            )
+        return self._read_exactly(split, end - begin), b"", end == split.head.ends[-1]
 
     def _chunks(self) -> LineChunks | RecordChunks:
         spec = self._spec
@@ -518,7 +560,7 @@ class FileReader(base.SourceReader):
         """Return the next bytes of a split, and move it behind them."""
         begin, line = split.digest.size, split.line
         split.digest.update(data)
-        if self._spec.records is not None and data:
+        if isinstance(self._spec.records, RecordFormat) and data:
             split.head = split.head if begin else self._head_of(split, data)
             split.line += data.count(b"\n")
         return SplitChunk(split.name, begin, data, line, split.head)
@@ -906,7 +948,7 @@ class WatchReader(FileReader):
                 # verifies the digest: a file of this name with the same content counts as the same file
                 self._opened(path)
                 self._drop(path)
-        if path.endswith(COMPRESSED):
+        if not self._grows(path):
             if at.done and last != seen:
                 _check_unchanged(path, seen, at)
             return not at.done and (ending or self._is_whole_gzip(path, seen, last))
@@ -928,8 +970,11 @@ class WatchReader(FileReader):
         if size != seen.size and last in (None, seen):
             file = decompressed(path, PlainBytes(path, open_regular(path)))
             try:
-                assert isinstance(file, GzipBytes | StreamBytes)
-                whole = file.is_complete()
+                if isinstance(file, PlainBytes):  # a Parquet file: its footer is written last
+                    whole = file.read(max(0, seen.size - len(PARQUET_MAGIC)), seen.size) == PARQUET_MAGIC
+                else:
+                    assert isinstance(file, GzipBytes | StreamBytes)
+                    whole = file.is_complete()
             finally:
                 file.close()
             self._whole_gzips[path] = (seen.size, whole)
@@ -938,7 +983,8 @@ class WatchReader(FileReader):
     # --- splits ---------------------------------------------------------------------------------------------
 
     def _grows(self, name: str) -> bool:
-        return not self._input.versioned and not name.endswith(COMPRESSED)
+        whole = name.endswith(COMPRESSED) or isinstance(self._spec.records, ParquetFormat)
+        return not self._input.versioned and not whole
 
     def _takes_rest(self, name: str) -> bool:
         return self._ending or not self._grows(name)

@@ -6,7 +6,7 @@ not part of the first line. An end is added to a last line without one, so that 
 file.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -21,9 +21,9 @@ from dataflow.sources.formats import (
     BAD_SCHEMA,
     BYTE_ORDER_MARK,
     NO_HEAD,
-    BadRecord,
     Head,
     OnBad,
+    ParquetFormat,
     RecordFormat,
 )
 from dataflow.sources.input_files import FileBytes
@@ -112,11 +112,18 @@ class LineChunks:
         return SourceBatch(pa.RecordBatch.from_arrays([lines], schema=LINE_SCHEMA), pieces, size, data)
 
 
+_Bad: TypeAlias = tuple[str, int, int, str, bytes]
+"""A row of `BAD_SCHEMA`."""
+
+
 class RecordChunks:
     """Collects the rows of chunks of whole records. `size` is as that of `LineChunks`."""
 
-    def __init__(self, records: RecordFormat, on_bad: OnBad, path_of: Callable[[str], str]) -> None:
+    def __init__(
+        self, records: RecordFormat | ParquetFormat, on_bad: OnBad, path_of: Callable[[str], str]
+    ) -> None:
         self._records, self._on_bad, self._path_of = records, on_bad, path_of
+        self._unit = "row" if isinstance(records, ParquetFormat) else "byte"
         self.bad_count = 0
         """The number of records that are no rows, since the beginning."""
         self._empty()
@@ -132,30 +139,45 @@ class RecordChunks:
         """Decode records of a split. Raises InputRowError if one is no row and on_bad is "error"."""
         if not added.data:
             return
-        skipped = 0 if added.begin else added.head.size
-        data, begin = added.data[skipped:], added.begin + skipped
-        rows, begins, bad = self._records.decode(data, added.head)
+        rows, begins, bad = self._decoded(added)
         self.size += len(added.data)
-        self._pieces.append(BatchPiece(added.split, begin, added.begin + len(added.data), self._row_count))
+        end = added.begin + len(added.data)
+        self._pieces.append(BatchPiece(added.split, added.begin, end, self._row_count))
         self._rows.append(rows)
-        self._begins.append(begins + begin)
+        self._begins.append(begins)
         self._row_count += rows.num_rows
         if bad:
-            self._put_aside(added, data, begin, bad)
+            self._put_aside(bad)
 
-    def _put_aside(self, added: SplitChunk, data: bytes, begin: int, bad: Sequence[BadRecord]) -> None:
-        path, line = self._path_of(added.split), added.line + 1
-        line += added.data.count(b"\n", 0, begin - added.begin)
-        rows = [
-            (
-                path,
-                line + data.count(b"\n", 0, one.begin),
-                begin + one.begin,
-                one.reason,
-                data[one.begin : one.end],
+    def _decoded(self, added: SplitChunk) -> tuple[pa.RecordBatch, npt.NDArray[np.int64], list[_Bad]]:
+        path, records = self._path_of(added.split), self._records
+        if isinstance(records, ParquetFormat):
+            try:
+                (rows, begins, wrong), shown = records.decode(added.data, added.head, added.begin)
+            except (pa.ArrowException, OSError) as error:
+                raise InputReadError(
+                    f"input {path!r} has a damaged row group from byte {added.begin} on: {error}",
+                    remedy="repair the file, or write it again",
+                ) from error
+            texts = [repr(row).encode() for row in shown]
+            return (
+                rows,
+                begins + 1,
+                [
+                    (path, one.begin + 1, added.begin, one.reason, text)
+                    for one, text in zip(wrong, texts, strict=True)
+                ],
             )
-            for one in bad
-        ]
+        skipped = 0 if added.begin else added.head.size
+        data, begin = added.data[skipped:], added.begin + skipped
+        rows, begins, wrong = records.decode(data, added.head)
+        bad, line, at = list[_Bad](), added.line + added.data.count(b"\n", 0, skipped) + 1, 0
+        for one in wrong:
+            line, at = line + data.count(b"\n", at, one.begin), one.begin
+            bad.append((path, line, begin + at, one.reason, data[at : one.end]))
+        return rows, begins + begin, bad
+
+    def _put_aside(self, rows: list[_Bad]) -> None:
         if self._on_bad == "error":
             raise InputRowError(*rows[0])
         self.bad_count += len(rows)
@@ -171,7 +193,9 @@ class RecordChunks:
         if not self._rows:
             return None
         rows, begins = pa.concat_batches(self._rows), np.concatenate(self._begins)
-        made = SourceBatch(rows, tuple(self._pieces), self.size, begins=begins, bad=self._bad)
+        made = SourceBatch(
+            rows, tuple(self._pieces), self.size, begins=begins, bad=self._bad, unit=self._unit
+        )
         self._empty()
         return made
 
@@ -231,7 +255,7 @@ def position_text(source: SourceBatch, row: int | None, name_of: Callable[[Batch
             return f"{name_of(first)}, bytes {first.begin} to {first.end}"
         return f"{name_of(first)}, byte {first.begin}, to {name_of(last)}, byte {last.end}"
     if source.begins is not None:
-        return f"{name_of(_piece_at(source.pieces, row))}, byte {source.begins[row]}"
+        return f"{name_of(_piece_at(source.pieces, row))}, {source.unit} {source.begins[row]}"
     start = line_start(source.data, row)
     piece = _piece_at(source.pieces, start)
     return f"{name_of(piece)}, byte {piece.begin + start - piece.at}"

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ from dataflow.sources.base import SourceBatch
 from dataflow.sources.file_source import FileReader, reader_of
 from dataflow.sources.formats import CsvFormat, Head, JsonFormat, RecordFormat
 from dataflow.sources.input_files import COMPRESSED
+from tests.dataflow.s3_sources import Reading
 
 COLUMNS = "a bigint, b string"
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string())])
@@ -314,3 +316,108 @@ def test_what_cannot_be_read_is_refused_when_the_source_is_made(
     (tmp_path / "empty").write_text("")
     with pytest.raises(SchemaError, match=message):
         make(tmp_path / "empty")
+
+
+# --- Parquet ------------------------------------------------------------------------------------------------
+
+_tables = st.lists(
+    st.tuples(st.none() | st.integers(-9, 9), st.none() | st.text("abé", max_size=3)), max_size=12
+)
+_FILE = pa.schema([("b", pa.string()), ("other", pa.float64()), ("a", pa.int32())])
+
+
+def write_parquet(path: Path, rows: list[Any], group: int, **options: Any) -> None:
+    values = [{"a": a, "b": b, "other": 0.5} for a, b in rows]
+    pq.write_table(pa.Table.from_pylist(values, _FILE), path, row_group_size=group, **options)
+
+
+@settings(max_examples=40)
+@given(st.lists(_tables, min_size=1, max_size=3), st.integers(1, 5), st.integers(1, 2000), st.data())
+def test_a_reader_of_parquet_continues_from_any_row_group(
+    tables: list[list[Any]], group: int, bytes_max: int, data: st.DataObject
+) -> None:
+    with TemporaryDirectory() as directory:
+        paths = [Path(directory, f"f{index}") for index in range(len(tables))]
+        for path, rows in zip(paths, tables, strict=True):
+            write_parquet(path, rows, group, use_dictionary=data.draw(st.booleans()))
+        reader = reader_of(source := FileSource(paths, format="parquet", schema=COLUMNS), 0, 1)
+        steps, positions, divisions = [], [reader.positions()], []
+        while not reader.exhausted:
+            steps.append([reader.read(bytes_max)])
+            divisions.append(reader.take_division())
+            positions.append(reader.positions())
+        read = [batch for step in steps for batch in step]
+        assert rows_of(read) == [{"a": a, "b": b} for rows in tables for a, b in rows]
+        assert sum(batch.bytes_read for batch in read if batch) == sum(path.stat().st_size for path in paths)
+        start = data.draw(st.integers(0, len(steps)))
+        until = data.draw(st.integers(start, len(steps)))
+        twin = reader_of(source, 0, 1)
+        twin.reset_to(positions[start])
+        for step in range(start, until):
+            assert rows_of(twin.replay(divisions[step])) == rows_of(steps[step])
+            assert twin.take_division() == divisions[step]
+            assert twin.positions() == positions[step + 1]
+        assert rows_of(read_all(twin, bytes_max + 99)) == rows_of([b for step in steps[until:] for b in step])
+        for one in (reader, twin):
+            one.close()
+
+
+def test_a_value_of_parquet_that_does_not_fit_is_a_bad_row_with_its_number(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "f", [(1, "x"), (300, "y"), (2, "z"), (-200, "w")], group=3)
+    source = FileSource(tmp_path / "f", format="parquet", schema="a tinyint", on_bad="side")
+    reader = reader_of(source, 0, 1)
+    batches = read_all(reader, 1)
+    assert rows_of(batches) == [{"a": 1}, {"a": 2}]
+    begin = reader_of(source, 0, 1)
+    first = begin.read(1)
+    assert first is not None
+    assert begin.describe(first, 1) == f"file '{tmp_path}/f', row 3"
+    (second,) = [at.position for name, at in begin.positions().items() if name]
+    assert [(row["line"], row["byte"], row["data"]) for row in bad_of(batches)] == [
+        (2, 0, b"{'a': 300}"),
+        (4, second, b"{'a': -200}"),
+    ]
+    with pytest.raises(InputRowError, match=r"f', line 2, byte 0: Integer value 300 not in range"):
+        reader_of(FileSource(tmp_path / "f", format="parquet", schema="a tinyint"), 0, 1).read(1)
+
+
+def test_a_schema_of_parquet_is_inferred_and_a_file_that_does_not_fit_is_refused(
+    tmp_path: Path,
+) -> None:
+    write_parquet(tmp_path / "f", [(number, "x" * 9) for number in range(2000)], group=100)
+    source = FileSource(tmp_path / "f", format="parquet")
+    assert schema_text(source.output_schema([])) == "b string, other double, a int"
+    reader = reader_of(source, 0, 1)
+    reader.read(1)
+    whole = (tmp_path / "f").read_bytes()
+    with pytest.raises(InputReadError, match="it has the column 'c' not: 'b', 'other', 'a'"):
+        reader_of(FileSource(tmp_path / "f", format="parquet", schema="c int"), 0, 1).read(1)
+    write_parquet(tmp_path / "f", [(number, "x" * 9) for number in range(2000)], group=101)
+    with pytest.raises(InputChangedError, match="expected a header with digest"):
+        reader_of(source, 0, 1).reset_to(reader.positions())
+    damaged = bytearray(whole)
+    damaged[40:60] = bytes(20)
+    (tmp_path / "f").write_bytes(damaged)
+    with pytest.raises(InputReadError, match="has a damaged row group from byte 0 on"):
+        reader_of(source, 0, 1).read(1)
+    for wrong in (whole[:-1], b"", b"PAR1", b"\xff\xff\xff\xffPAR1"):
+        (tmp_path / "f").write_bytes(wrong)
+        with pytest.raises(InputReadError, match="it is not a whole Parquet file"):
+            reader_of(source, 0, 1).read(1)
+
+
+def test_a_parquet_file_that_is_watched_is_read_when_its_footer_is_there(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "whole", [(1, "x"), (2, "y")], group=1)
+    data = (tmp_path / "whole").read_bytes()
+    (tmp_path / "whole").unlink()
+    reading = Reading(FileSource(tmp_path, watch=True, format="parquet", schema=COLUMNS))
+
+    def found() -> list[Any]:
+        reading.now += 10
+        return rows_of([reading.reader.read(1000) if reading.reader.has_input else None])
+
+    (tmp_path / "f").write_bytes(data[:-1])
+    assert [found(), found()] == [[], []]
+    (tmp_path / "f").write_bytes(data)
+    assert [*found(), *found(), *found()] == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    assert found() == []

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dataflow import FileSink, FileSource, Graph, SchemaError, limits
@@ -92,6 +94,23 @@ def test_records_of_csv_come_from_objects_with_quotes_and_headers_and_continue_f
         reading, found = Reading(source), list[str]()
         while len(found) < len(whole):
             found += reading.lines(20)
+            reading = Reading(source, stored(reading.reader.positions()))
+        assert found == whole
+
+
+def test_row_groups_of_parquet_come_from_objects_and_continue_from_any_position(
+    bucket: FakeS3, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_requests(monkeypatch, 300)
+    whole = [f"line {number}" for number in range(9)]
+    data = pa.BufferOutputStream()
+    pq.write_table(pa.table({"line": whole, "n": range(9)}), data, row_group_size=2)
+    put(f"{prefix}/a.parquet", bytes(data.getvalue()))
+    for watch in (False, True):
+        source = FileSource(url(prefix, "" if watch else "/*"), watch=watch, format="parquet")
+        reading, found = Reading(source), list[str]()
+        while len(found) < len(whole):
+            found += reading.lines(1)
             reading = Reading(source, stored(reading.reader.positions()))
         assert found == whole
 
