@@ -49,6 +49,8 @@ _SVG_ARROWS: Final = {
 _BOX_PX: Final = (168, 58)
 _GAP_PX: Final = (44, 18)
 """Between layers, and between operators of a layer."""
+_SHRINK_MIN: Final = 0.8
+"""Its text can still be read then, as in `dos_ui/page/graph.js`; what is wider is scrolled."""
 _NAME_MAX: Final = 28
 _ACROSS_MAX: Final = 5
 """So many layers are drawn from left to right; more of them from top to bottom: notebooks are narrow."""
@@ -115,8 +117,9 @@ def svg(plan: GraphPlan, notes: Mapping[str, str] | None = None) -> str:
     wide, high = (one + 4 for one in (size if across else (size[1], size[0])))
     layer_of = {name: number for layer in reversed(layers) for name, number in layer}
     begin = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-2 -2 {wide:g} {high:g}" width="{wide:g}"'
-        f' height="{high:g}" role="img" font-family="system-ui, sans-serif" fill="currentColor">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-2 -2 {wide:g} {high:g}" role="img"'
+        f' style="width: 100%; max-width: {wide:g}px; min-width: {_SHRINK_MIN * wide:g}px"'
+        ' font-family="system-ui, sans-serif" fill="currentColor">'
     )
     lines = [begin]
     half = along / 2

@@ -65,10 +65,24 @@ print("resets:", len(region.status.resets))
 
 
 @pytest.mark.long
-def test_the_notebook_runs_as_it_stands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("wordcount", ("FINISHED", "question|  100")),
+        (
+            "first_hour",
+            ("RUNNING, 2 workers", "worker 0 was lost", "3 workers after", "('STOPPED', 'STOPPED')"),
+        ),
+    ],
+)
+def test_a_notebook_runs_as_it_stands(
+    name: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # the page leaves its file
-    notebook = nbformat.read(ROOT / "examples" / "wordcount.ipynb", as_version=4)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # the page leaves its files
+    notebook = nbformat.read(ROOT / "examples" / f"{name}.ipynb", as_version=4)
+    assert not [cell for cell in notebook.cells if cell.get("outputs") or cell.get("execution_count")]
     NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
     shown = "".join(
         output.get("text", "") or output["data"]["text/plain"]
@@ -77,8 +91,8 @@ def test_the_notebook_runs_as_it_stands(monkeypatch: pytest.MonkeyPatch, tmp_pat
         for output in cell.outputs
         if output.output_type == "execute_result" or output.get("name") == "stdout"
     )
-    assert "FINISHED" in shown
-    assert "question|  100" in shown
+    for one in words:
+        assert one in shown
 
 
 @pytest.mark.long
