@@ -113,10 +113,26 @@ class ChainFollower:
     async def _spans_to(self, upto: Position) -> list[SegmentSpan]:
         if upto.size <= self.at and not self._is_rewritten(upto.epoch):
             return []
+        if (span := await self._continued_to(upto)) is not None:
+            return [span]
         state = await inspect_chain_at(self._store, self._directory, self._chain, upto, floor=self.at)
         if self._begins_anew(state):
             return await self._spans_to(upto)
         return [span for span in state.segments if span.base + span.length > self.at]
+
+    async def _continued_to(self, upto: Position) -> SegmentSpan | None:
+        """Return the segment that is being read, up to a position in it; None for one in another."""
+        name = parse_segment_name(self._reading)
+        # One epoch has one line of history; after a rollback another one has other bytes at the same size.
+        if name is None or not self.epoch == name.epoch == upto.epoch or self.at <= name.base:
+            return None
+        length, view = upto.size - name.base, await self._store.inspect(self._directory)
+        # The next segment of the epoch begins where this one ends, so a position beyond it is not in it.
+        if not any(
+            one.name == name and one.longest >= length for one in segments_seen(self._chain, view.answers)
+        ):
+            return None
+        return SegmentSpan(self._reading, name.base, length, upto.digest)
 
     def _is_rewritten(self, epoch: int) -> bool:
         """Return whether bytes of that epoch, below `at`, are others than those that were read."""

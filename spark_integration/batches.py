@@ -59,7 +59,7 @@ from checkpoint import (
     decode_to_task,
     job_digest,
 )
-from checkpoint.chains.visible_log import output_of_batch
+from checkpoint.chains.visible_log import BatchOutputReader
 from checkpoint.errors import ControlMessageError, LinkClosedError, RegionFailedError
 from checkpoint.link import Link, connect_link, serve_links
 from dataflow.handle import RegionHandle
@@ -430,6 +430,8 @@ class Carrier:
         self._coordinator: Link | None = None
         self._workers: dict[tuple[Peer, int], Link] = {}
         """(address, incarnation) -> link."""
+        self._readers: dict[int, BatchOutputReader] = {}
+        """Worker -> the reader of its log, as long as the link to the coordinator."""
         self._warned = False
 
     def through(
@@ -639,8 +641,9 @@ class Carrier:
     ) -> None:
         region, store = self._region, self._store
         assert store is not None
-        reading = output_of_batch(store, region.name, recorded, worker, region.sink)
-        async with into, aclosing(reading) as outputs:
+        if worker not in self._readers:
+            self._readers[worker] = BatchOutputReader(store, region.name, worker, region.sink)
+        async with into, aclosing(self._readers[worker].read(recorded)) as outputs:
             async for output in outputs:
                 if output.rows:
                     with pa.ipc.open_stream(output.data) as reader:
@@ -658,7 +661,7 @@ class Carrier:
         with trio.CancelScope(shield=True):
             for link in [*filter(None, [self._coordinator]), *self._workers.values()]:
                 await link.aclose()
-        self._coordinator, self._workers = None, {}
+        self._coordinator, self._workers, self._readers = None, {}, {}
 
 
 def _refused(answer: BatchRefused) -> DosError:

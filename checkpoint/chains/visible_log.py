@@ -77,25 +77,39 @@ class VisibleLog:
         return None
 
 
-async def output_of_batch(
-    store: Store, region: str, processed: BatchProcessed, worker: int, sink: str
-) -> AsyncGenerator[Output]:
-    """Yield what one worker's log has of a batch, in the order of steps. Raises as reading does."""
-    note = processed.batch
-    begin, end = (sizes.get(worker, {}).get(sink, 0) for sizes in (note.begins, note.ends))
-    if end <= begin:
-        return
-    covered = msgspec.convert(processed.logs[worker][sink], Position)
-    log = VisibleLog(
-        worker_directory(region, worker), output_chain(sink), covered, 0, processed.line, rewound=False
-    )
-    follower = ChainFollower(store, log.directory, log.chain, at=begin)
-    async with aclosing(follower.poll(covered)) as records:
-        async for at, record in records:
-            if at > end:
-                return
-            if record.op is Op.OUTPUT:
-                yield log.output(record, at)
+class BatchOutputReader:
+    """Reads what one worker's log has of batches, of which one coordinator has said that they are processed.
+    Use another one for what another coordinator says: the region may have been made anew since.
+    """
+
+    def __init__(self, store: Store, region: str, worker: int, sink: str) -> None:
+        self._store = store
+        self._region = region
+        self._worker = worker
+        self._sink = sink
+        self._follower: ChainFollower | None = None
+
+    async def read(self, processed: BatchProcessed) -> AsyncGenerator[Output]:
+        """Yield the output of a batch, in the order of steps, for one caller at a time. Raises as reading
+        does. The batch after the one that was read last is found without reading its segment again.
+        """
+        note, worker, sink = processed.batch, self._worker, self._sink
+        begin, end = (sizes.get(worker, {}).get(sink, 0) for sizes in (note.begins, note.ends))
+        if end <= begin:
+            return
+        covered = msgspec.convert(processed.logs[worker][sink], Position)
+        directory, chain = worker_directory(self._region, worker), output_chain(sink)
+        log = VisibleLog(directory, chain, covered, 0, processed.line, rewound=False)
+        follower = self._follower
+        # Another epoch is of another incarnation: after a rollback it may have other bytes below this offset.
+        if follower is None or (follower.at, follower.epoch) != (begin, covered.epoch):
+            follower = self._follower = ChainFollower(self._store, directory, chain, at=begin)
+        async with aclosing(follower.poll(covered)) as records:
+            async for at, record in records:
+                if at > end:
+                    return
+                if record.op is Op.OUTPUT:
+                    yield log.output(record, at)
 
 
 def covered_in(checkpoint: Checkpoint, sink: str) -> dict[int, Position]:

@@ -118,3 +118,18 @@ async def test_a_reader_that_continues_reads_nothing_before_its_offset(
 ) -> None:
     young = await reads_of_follower(monkeypatch, 4, begin)
     assert await reads_of_follower(monkeypatch, 200, begin) == young
+
+
+async def test_a_position_of_another_epoch_is_not_looked_for_in_the_segment_that_was_read() -> None:
+    store = MemoryStore()
+    writer = await ChainWriter.open(store.claim(1), "J", None, 1)
+    first = writer.append(note("first"))
+    writer.append(note("rolled back" * 50))
+    await writer.wait_synced()
+    await writer.aclose()
+    follower = ChainFollower(store, DIRECTORY, "J")
+    assert len([record async for _, record in follower.poll(first)]) == 2, "the start and the note"
+    state = await take_over(store.claim(2), "J", at=first, generation=1)
+    (new,) = await grow(store, 3, state, 1)
+    found = [record.strings[0] async for _, record in follower.poll(new) if record.op is Op.OUTPUT]
+    assert found == [b"3.0"]

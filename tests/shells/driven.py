@@ -32,7 +32,7 @@ from checkpoint import (
     decode_to_task,
     job_digest,
 )
-from checkpoint.chains.visible_log import output_of_batch
+from checkpoint.chains.visible_log import BatchOutputReader
 from checkpoint.core.coordination.vocabulary import End, PauseWanted, StopWanted
 from checkpoint.core.region import RegionState
 from checkpoint.link import Link, connect_link
@@ -321,8 +321,8 @@ class Task(RegionProcess):
         """Return the output of the batch in one sink, worker by worker, step by step."""
         found = list[tuple[Any, ...]]()
         for worker in sorted(processed.logs):
-            reading = output_of_batch(store, self.driver.spec.name, processed, worker, sink)
-            async with aclosing(reading) as outputs:
+            reader = BatchOutputReader(store, self.driver.spec.name, worker, sink)
+            async with aclosing(reader.read(processed)) as outputs:
                 async for output in outputs:
                     if output.rows:
                         with pa.ipc.open_stream(output.data) as reader:
