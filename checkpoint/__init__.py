@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from checkpoint.core.coordination.batches import refused_before_claim as refused_before_claim
     from checkpoint.core.graph_change import STATELESS as STATELESS
     from checkpoint.core.graph_change import DeclaredState as DeclaredState
+    from checkpoint.core.graph_change import GraphChange as GraphChange
     from checkpoint.core.graph_change import OperatorNote as OperatorNote
     from checkpoint.core.graph_change import check_compatible as check_compatible
     from checkpoint.core.graph_change import compare as compare

@@ -107,6 +107,11 @@ class GraphChange:
     refused: tuple[tuple[str, str], ...]
     """(operator, why the graph cannot continue from the checkpoint)."""
 
+    def __str__(self) -> str:
+        rows = (("kept", self.kept), ("new", self.new), ("gone", self.gone))
+        refused = [f"refused  {name}: {why}" for name, why in self.refused] or ["refused  -"]
+        return "\n".join([*(f"{what:<8} {', '.join(names) or '-'}" for what, names in rows), *refused])
+
 
 def compare(
     stored: Operators,

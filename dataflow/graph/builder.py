@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NoReturn, Self
 
 import pyarrow as pa
 
-from checkpoint import OutputIdentity
+from checkpoint import GraphChange, OutputIdentity, compare
 from dataflow.core.plan import (
     KIND_RULES,
     NodeSpec,
@@ -829,6 +829,15 @@ class Graph:
         if form not in FORMS:
             raise ValueError(f"form must be {' or '.join(map(repr, FORMS))}, got {form!r}")
         return FORMS[form](self.plan())
+
+    def compare(self, before: "Graph") -> GraphChange:
+        """Return what this graph changes in a region that ran the graph `before`, and for each operator that
+        does not fit, why its state cannot be continued; `str` is a text of some lines. Reads no store, and
+        starts nothing. Raises GraphError as `plan`.
+
+            print(graph.compare(before))
+        """
+        return compare(before.plan().operators, self.plan().operators)
 
     def plan(self) -> GraphPlan:
         """Check the graph and return its plan. Starts nothing. Raises GraphError with all problems found,

@@ -106,6 +106,29 @@ def test_what_an_operator_stores_depends_on_these_columns_of_its_input() -> None
     assert stored("key string, at timestamp, n bigint")["all"] != found["all"]
 
 
+def test_a_graph_says_what_it_changes_in_a_region_of_another_one() -> None:
+    def graph(key: str = "key", *, even: bool = False) -> Graph:
+        made = Graph("g")
+        rows = made.source("rows", InputSource("rows", "key string, n int"))
+        if even:
+            rows = rows.filter("even", lambda row: row["n"] % 2 == 0)
+        rows.key_by("by_key", key).count("counts").sink("out", LogSink())
+        return made
+
+    assert str(graph(even=True).compare(graph())).splitlines() == [
+        "kept     counts, out, rows",
+        "new      even",
+        "gone     -",
+        "refused  -",
+    ]
+    change = graph("n").compare(graph(even=True))
+    assert [name for name, _ in change.refused] == ["counts", "out"]
+    assert str(change).splitlines()[2:4] == [
+        "gone     even",
+        "refused  counts: was count of (key string) key (key), is count of (n int) key (n)",
+    ]
+
+
 def test_a_graph_survives_pickling_with_the_same_plan(tmp_path: Path) -> None:
     graph = word_count([tmp_path / "a"], tmp_path / "out", repeat=3)
     twin = pickle.loads(pickle.dumps(graph))
