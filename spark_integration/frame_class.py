@@ -53,6 +53,7 @@ from spark_integration.stateful import (
     refuse_below,
     transformed,
 )
+from spark_integration.versions import PROCESSOR_OF_ROWS, need_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql._typing import ColumnOrNameOrOrdinal
@@ -701,7 +702,8 @@ class FrameGroupedData(GroupedData):  # type: ignore[misc]  # PySpark has no typ
         return RegionFrame(shadow, self._frame._settings, _Call(call))
 
     def transformWithState(self, *args: Any, **options: Any) -> RegionFrame:
-        """Run a StatefulProcessor, which gets rows. Raises FrameError, and as Spark."""
+        """Run a StatefulProcessor, which gets rows. Raises FrameError, UnsupportedVersionError, as Spark."""
+        need_pyspark(PROCESSOR_OF_ROWS, "transformWithState", "use transformWithStateInPandas")
         return self._transformed("row", *args, **options)
 
     def transformWithStateInPandas(self, *args: Any, **options: Any) -> RegionFrame:

@@ -46,7 +46,9 @@ LEFT: Final = "left"
 RIGHT: Final = "right"
 _POLICY: Final = "spark.sql.streaming.multipleWatermarkPolicy"
 _DAY_US: Final = 86_400_000_000
-_ADDED: Final = frozenset({"Cast", "DatetimeSub", "TimestampAddInterval"})
+_INTERVAL_ADDED: Final = frozenset({"TimeAdd", "TimestampAddInterval"})
+"""The expression that adds an interval to a time; `TimeAdd` before PySpark 4.1."""
+_ADDED: Final = _INTERVAL_ADDED | {"Cast", "DatetimeSub"}
 """Expressions that add to a time. A cast of one time to another adds nothing."""
 _COMPARED: Final = {
     "EqualTo": "=",
@@ -315,6 +317,6 @@ def _shifted(shadow: DataFrame, catalyst: Catalyst, sides: Sequence[_Side]) -> l
 
 def _is_of_hours(expression: Expression) -> bool:
     """Whether an expression adds at most one interval, which is no one of a calendar."""
-    added = [one for one in expression.walk() if one.name == "TimestampAddInterval"]
+    added = [one for one in expression.walk() if one.name in _INTERVAL_ADDED]
     kinds = [one.children[1].origin.dataType().simpleString() for one in added]
     return len(kinds) <= 1 and "interval" not in kinds

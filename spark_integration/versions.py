@@ -31,6 +31,8 @@ ARROW_STREAM_WRITER: Final = "4.1"
 """The first PySpark that has a class of its own for writers of streams that get Arrow batches."""
 ADMISSION_CONTROL: Final = "4.2"
 """The first PySpark that names the beginning of a micro-batch when it requests its end from a reader."""
+PROCESSOR_OF_ROWS: Final = "4.1"
+"""The first PySpark whose `transformWithState` gives rows to processors."""
 
 ARROW_TIMEZONE: Final = "4.2"
 """The first PySpark whose conversion of columns to Arrow needs a time zone; before, it was always UTC."""

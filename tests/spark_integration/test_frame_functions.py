@@ -23,7 +23,9 @@ import spark_integration as dos
 from dataflow.testing import Trial
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration.core.dividing import FrameError
+from spark_integration.versions import PROCESSOR_OF_ROWS, pyspark_has
 from tests.spark_integration.frame_cases import START
+from tests.spark_integration.pyspark_versions import refused_before
 from tests.spark_integration.test_frame import nothing_runs
 from tests.spark_integration.test_frame_modes import Program, Running, put, words_of
 
@@ -230,7 +232,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
         Program(windows_of_visits("transformWithState", VisitsOfRows()), "append"),
     ),
 }  # fmt: skip
-"""Programs that make the same rows."""
+"""Programs that make the same rows; the second one has a processor of rows."""
 TIMED = {"timers": 1, "windows of emitted times": 2}
 """Those with timers -> how many micro-batches have rows."""
 
@@ -239,7 +241,7 @@ TIMED = {"timers": 1, "windows of emitted times": 2}
 def test_functions_make_sparks_rows_over_a_restart_and_a_repeated_micro_batch(
     spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path, kind: str
 ) -> None:
-    programs = PROGRAMS[kind]
+    programs = PROGRAMS[kind] if pyspark_has(PROCESSOR_OF_ROWS) else PROGRAMS[kind][:1]
     for number in (0, 1, 2):
         put(tmp_path, number)
     stores = [None, *(servers.url for _ in programs)]
@@ -274,6 +276,7 @@ def words(spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path)
     return words_of(Running(spark, tmp_path, servers.url).words)
 
 
+@refused_before(PROCESSOR_OF_ROWS)
 def test_a_batch_has_sparks_rows(
     spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -324,7 +327,7 @@ def test_windows_of_emitted_times_are_sparks_in_the_other_output_modes(
 ) -> None:
     for number in (0, 1, 2, 3):
         put(tmp_path, number)
-    program = Program(windows_of_visits("transformWithState", VisitsOfRows()), mode)
+    program = Program(windows_of_visits("transformWithStateInPandas", Visits()), mode)
     plain, framed = [Running(spark, tmp_path, store) for store in (None, servers.url)]
     for running in (plain, framed):
         running.run(program)
@@ -341,15 +344,17 @@ def test_an_emitted_time_behind_the_watermark_is_an_error_as_in_spark(
     for number in (1, 2, 3):
         put(tmp_path, number)
 
-    class First(Sessions):
+    class First(Visits):
         """The time of the first row of a word, of which Spark waits for later ones for 10 minutes."""
 
-        def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+            found = [at for frame in rows for at in frame["at"]]
             if not self.n.exists():
-                self.n.update((millis(next(rows).at),))
-            yield Row(word=key[0], seen=datetime.fromtimestamp(self.n.get()[0] / 1000, UTC), n=1)
+                self.n.update((millis(found[0]),))
+            seen = datetime.fromtimestamp(self.n.get()[0] / 1000, UTC)
+            yield self.frame_of(iter([Row(word=key[0], seen=seen, n=1)]))
 
-    program = Program(windows_of_visits("transformWithState", First()), "append")
+    program = Program(windows_of_visits("transformWithStateInPandas", First()), "append")
     for store, text in (
         (None, "EMITTING_ROWS_OLDER_THAN_WATERMARK"),
         (servers.url, r"transform_by_word.*'seen', which is not above the watermark.*word 'a'"),
@@ -364,8 +369,8 @@ def test_a_call_above_emitted_times_that_a_region_does_not_compute_is_refused(
 ) -> None:
     nothing_runs(monkeypatch)
     timed = words.withWatermark("at", "10 minutes").groupBy("word")
-    visits = timed.transformWithState(
-        VisitsOfRows(), VISITS + ", other timestamp", "Append", "EventTime", eventTimeColumnName="seen"
+    visits = timed.transformWithStateInPandas(
+        Visits(), VISITS + ", other timestamp", "Append", "EventTime", eventTimeColumnName="seen"
     )
     window = F.window("seen", "1 hour")
     calls: dict[str, Callable[[], Any]] = {
@@ -387,8 +392,8 @@ def test_a_call_above_emitted_times_that_a_region_does_not_compute_is_refused(
         assert caught.value.remedy, text
     batch = dos.frame(spark.createDataFrame([("a", START)], "word string, at timestamp"))
     with pytest.raises(AnalysisException, match="CANNOT_ASSIGN_EVENT_TIME_COLUMN_WITHOUT_WATERMARK"):
-        batch.withWatermark("at", "1 minute").groupBy("word").transformWithState(
-            VisitsOfRows(), VISITS, "Append", "EventTime", eventTimeColumnName="seen"
+        batch.withWatermark("at", "1 minute").groupBy("word").transformWithStateInPandas(
+            Visits(), VISITS, "Append", "EventTime", eventTimeColumnName="seen"
         )
 
 
@@ -407,23 +412,23 @@ def test_what_a_region_does_not_compute_is_refused_by_name(
         def init(self, handle: Any) -> None:
             handle.getValueState("n", "n bigint", 1000)
 
-    def processed(time_mode: str = "None", processor: Any = None, **options: Any) -> Callable[[], Any]:
-        made = processor or Sessions()
-        return lambda: grouped.transformWithState(made, SESSIONS, "Update", time_mode, **options)
+    def processed(
+        time_mode: str = "None", processor: Any = None, of: Any = grouped, **options: Any
+    ) -> Callable[[], Any]:
+        made, columns = processor or Sessions(), f"{SESSIONS}, at timestamp"
+        return lambda: of.transformWithStateInPandas(made, columns, "Update", time_mode, **options)
 
     calls: dict[str, Callable[[], Any]] = {
         r"applyInPandasWithState of a frame has no time-outs.*ProcessingTimeTimeout": applied(
             timeout="ProcessingTimeTimeout"
         ),
-        r"transformWithState of a frame has no time-outs and timers.*processingTime": processed(
+        r"transformWithStateInPandas of a frame has no time-outs and timers.*processingTime": processed(
             "processingTime"
         ),
         r"the processor cannot run in a region.*ttlDurationMs": processed(processor=Ttl()),
         r"has no initial state": processed(initialState=grouped),
-        r"eventTimeColumnName='at' needs a watermark: the time mode 'None' has none": lambda: timed.groupBy(
-            "word"
-        ).transformWithState(
-            Sessions(), "word string, at timestamp", "Append", "None", eventTimeColumnName="at"
+        r"eventTimeColumnName='at' needs a watermark: the time mode 'None' has none": processed(
+            of=timed.groupBy("word"), eventTimeColumnName="at"
         ),
         r"need one column with a watermark, and 0 columns": processed("EventTime"),
         r"and 2 columns have one": applied(two.groupBy("word"), timeout="EventTimeTimeout"),
@@ -460,7 +465,7 @@ def test_what_spark_refuses_has_its_own_error(
             applied(mode).writeStream.outputMode(of_query).format("noop").start()
         assert not isinstance(caught.value, FrameError)
     with pytest.raises(AnalysisException, match="UNRESOLVED_COLUMN"):
-        words.groupBy(F.upper("word")).transformWithState(Violations(), COUNTS, "Update", "None")
+        words.groupBy(F.upper("word")).transformWithStateInPandas(Violations(), COUNTS, "Update", "None")
     for wrong in ("Complete", "Upward"):
         with pytest.raises(Exception, match=r"append or update|STREAMING_OUTPUT_MODE.INVALID") as error:
             applied(wrong)

@@ -16,12 +16,13 @@ _FOLDER = "tests/spark_integration"
 TESTS = (
     *(f"{_FOLDER}/test_{name}_on_spark.py" for name in ("source", "merged", "inside", "sink")),
     *(f"{_FOLDER}/test_{name}.py" for name in ("through", "local_cluster")),
-    *(f"{_FOLDER}/test_{name}.py" for name in ("frame", "frame_division", "frame_modes")),
+    *(f"{_FOLDER}/test_{name}.py" for name in ("frame", "frame_division", "frame_functions")),
+    *(f"{_FOLDER}/test_{name}.py" for name in ("frame_modes", "frame_programs")),
     f"{_FOLDER}/test_source_restored.py::test_a_query_on_spark_ends_with_a_named_error_or_follows",
 )
 """The main job, sources, the sink, `through`, and frames."""
 INSTALL_S_MAX = 600
-TESTS_S_MAX = 1200
+TESTS_S_MAX = 1800
 
 
 def installed(version: str) -> Path:
