@@ -330,6 +330,7 @@ class _Lexer:
             field = rf'(?:{quoted}[^{other}{rest}]*+|(?!")[^{other}{rest}]*+)'
             return re.compile(rf"{field}(?:{other}{field})*+{end}".encode())
 
+        self._bounds = np.frombuffer(f"{delimiter}\r\n".encode(), np.uint8)
         self.loose, self.strict = record(r"\n", r"\n"), record(r"\r\n", r"\r*\n")
 
     def first(self, data: bytes, begin: int) -> int:
@@ -337,9 +338,25 @@ class _Lexer:
         found = self.loose.match(data, begin)
         return found.end() if found else len(data)
 
+    def _is_simple(self, data: bytes) -> bool:
+        """Return whether each line is surely a record: fields in quotes have neither quotes nor newlines."""
+        # Each odd quote follows a bound of a field, so it opens one, and each even one is before a bound, so
+        # it closes it; both are in one line. Hence no newline is in quotes.
+        quotes = np.flatnonzero(np.frombuffer(data, np.uint8) == ord('"'))
+        if not len(quotes):
+            return True
+        if len(quotes) % 2 or not data.endswith(b"\n"):
+            return False
+        found, opening, closing = np.frombuffer(data, np.uint8), quotes[::2], quotes[1::2]
+        before = found[opening[opening > 0] - 1]
+        if not (np.isin(before, self._bounds).all() and np.isin(found[closing + 1], self._bounds).all()):
+            return False
+        lines = np.searchsorted(_newlines(data), quotes, "right")
+        return bool((lines[::2] == lines[1::2]).all())
+
     def ends(self, data: bytes) -> Indexes:
         """Return the end of each record; of one that is not whole, the end of the data."""
-        if b'"' not in data:
+        if self._is_simple(data):
             return _newlines(data)
         ends, at = list[int](), 0
         while at < len(data):
@@ -348,8 +365,9 @@ class _Lexer:
         return np.array(ends, np.int64)
 
     def whole(self, block: bytes) -> int:
-        if b'"' not in block:
-            return block.rfind(b"\n") + 1
+        last = block.rfind(b"\n") + 1
+        if self._is_simple(block[:last]):
+            return last
         at = 0
         while found := self.loose.match(block, at):
             at = found.end()

@@ -421,3 +421,28 @@ def test_a_parquet_file_that_is_watched_is_read_when_its_footer_is_there(tmp_pat
     (tmp_path / "f").write_bytes(data)
     assert [*found(), *found(), *found()] == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
     assert found() == []
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("forks")
+def test_a_run_that_infers_other_columns_than_the_checkpoint_has_is_refused(
+    tmp_path: Path, shared_store: str
+) -> None:
+    def graph() -> Graph:
+        made = Graph("inferring")
+        source = FileSource(tmp_path / "*.json", format="json")
+        rows = made.source("rows", source).annotate(consistent(period=1))
+        rows.filter("all", lambda row: True).sink("out", LogSink())
+        return made
+
+    (tmp_path / "b.json").write_bytes(b'{"a":1}\n')
+    control = run_local(graph(), name="inferring", store=shared_store, workers=1, standby=0)
+    assert isinstance(control, RegionHandle)
+    assert control.wait(120)
+    (tmp_path / "a.json").write_bytes(b'{"a":1.5}\n')
+    control = run_local(graph(), name="inferring", store=shared_store, workers=1, standby=0)
+    assert isinstance(control, RegionHandle)
+    control.wait(120)
+    assert "'rows' was source ... json gives (a bigint), is source ... json gives (a double)" in str(
+        control.exception()
+    )
