@@ -6,15 +6,23 @@ what a name means is decided by Spark where the Column is used.
 """
 
 import re
-from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
-from pyspark.util import PythonEvalType
 
 from dataflow.schema import quoted
 from spark_integration.core.dividing import Expression, ExpressionKind, FrameError
+from spark_integration.expressions import (
+    GROUPED_FUNCTIONS,
+    STATEFUL_PLANS,
+    TWO_SIDED_PLANS,
+    Expressions,
+    Rebinding,
+    Replaced,
+    known_function,
+    state_column,
+)
 
 _ALIASES: Final = frozenset({"Alias", "UnresolvedAlias"})
 _COLUMNS: Final = frozenset({"UnresolvedAttribute", "AttributeReference"})
@@ -35,20 +43,11 @@ _ONLY_CHILDREN: Final = frozenset(
     {"CaseWhen", "EqualNullSafe", "In", "IsNotNull", "IsNull", "LambdaFunction", "UnresolvedExtractValue"}
 )
 """These have nothing besides their children. Of others the text of all fields is a part of their text."""
-_GROUPED: Final = frozenset(value for name, value in vars(PythonEvalType).items() if "GROUPED_AGG" in name)
-_BUILTIN: Final = frozenset({"", "builtin", "system.builtin"})
 _NUMBERED: Final = re.compile(r"#\d+L?")
 _SEPARATOR: Final = "\x01"
 
 
-Replaced: TypeAlias = Callable[[Expression], Column | None]
-
-
-def _replaced(expression: Expression) -> Column | None:
-    return F.col(quoted(expression.name)) if expression.kind is ExpressionKind.STATE else None
-
-
-class Catalyst:
+class Catalyst(Expressions):
     """Reads and makes Columns of a classic session."""
 
     def __init__(self, spark: SparkSession) -> None:
@@ -68,11 +67,14 @@ class Catalyst:
         """Return the expression behind one of Spark's in an analyzed plan. Its columns have identifiers."""
         return self._read(node)
 
-    def column(self, expression: Expression, replaced: Replaced | None = None) -> Column:
-        """Return the Column of an expression; `STATE` stands for the column of that name. replaced: returns
-        the Column in place of an expression inside it, or None.
-        """
-        return self._make(self._utils.column(self._node(expression, replaced or _replaced)))
+    def column(self, expression: Expression, replaced: Replaced = state_column) -> Column:
+        return self._make(self._utils.column(self._node(expression, replaced)))
+
+    def stateful_parts(self, df: DataFrame) -> list[str]:
+        return stateful_parts(df)
+
+    def rebinding(self) -> Rebinding:
+        return CatalystRebinding(self)
 
     def _node(self, expression: Expression, replaced: Replaced) -> Any:
         other: Any = replaced(expression)
@@ -106,7 +108,7 @@ class Catalyst:
                 ExpressionKind.STAR, kind, children, rest="" if target == "None" else target, origin=node
             )
         if kind in _USER_FUNCTIONS:
-            is_aggregate = kind == "PythonUDF" and node.evalType() in _GROUPED
+            is_aggregate = kind == "PythonUDF" and node.evalType() in GROUPED_FUNCTIONS
             found = ExpressionKind.USER_AGGREGATE if is_aggregate else ExpressionKind.USER_FUNCTION
             return Expression(found, str(node.name()), children, origin=node)
         found = _KINDS.get(kind, ExpressionKind.OTHER)
@@ -127,12 +129,9 @@ _KINDS: Final = {
 
 
 def _call(node: Any, children: tuple[Expression, ...]) -> Expression:
-    *catalog, name = _elements(node.nameParts())
-    known = ".".join(catalog).lower() in _BUILTIN
     return Expression(
         ExpressionKind.CALL,
-        # A function of another catalog is not the one of that name that Spark has.
-        name.lower() if known else ".".join([*catalog, name]),
+        known_function(_elements(node.nameParts())),
         children,
         arguments=node.arguments().size(),
         filtered=node.filter().isDefined(),
@@ -154,46 +153,27 @@ def all_of(columns: Iterable[Column]) -> Column:
     return first
 
 
-class Rebinding:
-    """Columns of Spark's own DataFrame (the shadow) inside expressions, replaced by those of the result.
+class CatalystRebinding(Rebinding):
+    """A column has an identifier of its own."""
 
-    `sold["mean"]` is a column of the shadow, by an identifier that no other column has. The result of the
-    region has another one under the same name.
-    """
-
-    def __init__(self, spark: SparkSession) -> None:
-        self._catalyst = Catalyst(spark)
+    def __init__(self, expressions: Expressions) -> None:
+        super().__init__(expressions)
         self._found: dict[int, tuple[DataFrame, str]] = {}
 
     def add(self, shadow: DataFrame, result: DataFrame) -> None:
-        """Columns of `shadow` are those of `result` that have their names, except those that are known
-        already, and those that both have: they are of another DataFrame, with which both were joined.
-        """
-        same = identifiers(result)
+        same = {number for number, _ in _output(result)}
         for number, name in _output(shadow):
             if number not in same:
                 self._found.setdefault(number, (result, name))
 
-    def rebound(self, value: Any, other: frozenset[int] = frozenset()) -> Any:
-        """Return an argument of a call, with columns replaced. other: identifiers of the columns of another
-        DataFrame in the call (`identifiers`). Raises FrameError.
-        """
-        if isinstance(value, Column):
-            return self._catalyst.column(self._catalyst.read(value), lambda one: self._column(one, other))
-        if isinstance(value, (list, tuple)):
-            return type(value)(self.rebound(one, other) for one in value)
-        if isinstance(value, dict):
-            return {key: self.rebound(one, other) for key, one in value.items()}
-        return value
-
-    def _column(self, expression: Expression, other: frozenset[int]) -> Column | None:
+    def bound(self, expression: Expression, others: Sequence[DataFrame]) -> Column | None:
         if expression.kind is not ExpressionKind.COLUMN or expression.name != "AttributeReference":
             return None
         number = expression.origin.exprId().id()
         if number not in self._found:
             return None
         result, name = self._found[number]
-        if number in other:
+        if any(number == one for other in others for one, _ in _output(other)):
             raise FrameError(
                 f"column {name!r} is one of both DataFrames, because one was made from the other",
                 remedy="give the columns of the other one new identities: other.toDF(*other.columns)",
@@ -204,12 +184,8 @@ class Rebinding:
         return column
 
 
-def identifiers(df: DataFrame) -> frozenset[int]:
-    """Return Spark's identifiers of the columns."""
-    return frozenset(number for number, _ in _output(df))
-
-
 def _output(df: DataFrame) -> list[tuple[int, str]]:
+    """Return Spark's identifier and the name of each column."""
     given: Any = df
     output = given._jdf.queryExecution().analyzed().output()  # noqa: SLF001
     return [(one.exprId().id(), one.name()) for one in _elements(output)]
@@ -288,24 +264,6 @@ def identifier(column: Expression) -> int:
     return number
 
 
-_STATEFUL_PLANS: Final = frozenset(
-    [
-        "Aggregate",
-        "Deduplicate",
-        "DeduplicateWithinWatermark",
-        "Distinct",
-        "FlatMapGroupsInPandasWithState",
-        "FlatMapGroupsWithState",
-        "GlobalLimit",
-        "Intersect",
-        "Except",
-        "Join",
-        "TransformWithState",
-        "TransformWithStateInPySpark",
-    ]
-)
-
-
 def stateful_parts(df: DataFrame) -> list[str]:
     """Return the names of the parts of a stream's plan that keep state in Spark."""
     found = []
@@ -316,8 +274,7 @@ def stateful_parts(df: DataFrame) -> list[str]:
         name = str(plan.nodeName())
         below = _elements(plan.children())
         streams = [one for one in below if one.isStreaming()]
-        two_sided = name in ("Join", "Intersect", "Except")
-        if name in _STATEFUL_PLANS and len(streams) > two_sided:
+        if name in STATEFUL_PLANS and len(streams) > (name in TWO_SIDED_PLANS):
             found.append(name)
         waiting += streams
     return found

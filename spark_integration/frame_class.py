@@ -36,12 +36,11 @@ from pyspark.sql.types import NumericType, StructType
 from dataflow.operators.spark_functions import ProcessorTakes
 from dataflow.schema import quoted
 from dos_protocol.names import is_name
-from spark_integration.catalyst import Rebinding, check_output_mode, identifiers, stateful_parts
+from spark_integration.catalyst import check_output_mode
 from spark_integration.core.dividing import FrameError, digest
-from spark_integration.errors import ConnectSessionError
 from spark_integration.frames import each_batch, through
 from spark_integration.joins import stream_join
-from spark_integration.sessions import is_connect
+from spark_integration.sessions import need_own_session
 from spark_integration.stateful import (
     WATERMARK,
     Mode,
@@ -50,6 +49,7 @@ from spark_integration.stateful import (
     check_columns,
     deduplicated,
     divided,
+    expressions_of,
     refuse_below,
     transformed,
 )
@@ -162,6 +162,7 @@ class _Call:
         """Return the output of the region of a batch; run it before if that was not done."""
         with self._lock:
             if self._output is None:
+                need_own_session(self.divided.shadow.sparkSession, f"running {self.divided.name}")
                 # No name: a region that has one returns its old output for other rows.
                 graph = self.divided.graph(settings.name or self.divided.name, None)
                 given = settings.through(self.divided.shadow.sparkSession)
@@ -197,21 +198,26 @@ def frame(
     - `store`, `workers`: as for `run`; default: the confs `spark.dos.store` and `spark.dos.workers` of the
       session. `run_options`: as for `through`.
 
-    Raises TypeError for what is no DataFrame, ConnectSessionError, FrameError if a stream keeps state in
-    Spark already. Nothing is started.
+    On Spark Connect a frame is divided and explained; what would run its region raises ConnectSessionError,
+    and so does a stateful call above another one. SQL text (`F.expr`) is accepted in arguments of aggregates.
+
+    Raises TypeError for what is no DataFrame, FrameError if a stream keeps state in Spark already. Nothing is
+    started.
     """
     if isinstance(df, RegionFrame):
         raise TypeError("this is a frame already")
     if not isinstance(df, DataFrame) and not type(df).__module__.startswith("pyspark.sql.connect."):
         raise TypeError(f"the first argument is a DataFrame of Spark, got {type(df).__name__}")
-    if is_connect(df.sparkSession):
-        raise ConnectSessionError("a frame needs the driver's own session, but this is one of Spark Connect")
-    if df.isStreaming and (parts := stateful_parts(df)):
+    if df.isStreaming and (parts := _stateful_parts(df)):
         raise FrameError(
             f"the stream keeps state in Spark already ({parts[0]})",
             remedy="make a frame of the stream before that call: dos.frame(spark.readStream...)",
         )
     return RegionFrame(df, _Settings(name, store, workers, run_options))
+
+
+def _stateful_parts(df: DataFrame) -> list[str]:
+    return expressions_of(df.sparkSession).stateful_parts(df)
 
 
 class RegionFrame(FrameMethods):
@@ -255,14 +261,13 @@ class RegionFrame(FrameMethods):
         """Return the result, computed by Spark on the output of the region."""
         assert self._call is not None
         result = self._call.divided.after(output)
-        rebinding = Rebinding(result.sparkSession)
+        rebinding = expressions_of(result.sparkSession).rebinding()
         for one in self._recorded:
             given = (*one.arguments, *one.options.values())
             others = [value for value in given if isinstance(value, DataFrame)]
-            ids = frozenset[int]().union(*(identifiers(other) for other in others))
             rebinding.add(one.shadow, result)
-            arguments = rebinding.rebound(one.arguments, ids)
-            options = rebinding.rebound(dict(one.options), ids)
+            arguments = rebinding.rebound(one.arguments, others)
+            options = rebinding.rebound(dict(one.options), others)
             result = getattr(result, one.name)(*arguments, **options)
         check_columns(self._call.divided.name, result, self._shadow)
         return result
@@ -322,7 +327,8 @@ class RegionFrame(FrameMethods):
     ) -> "RegionFrame":
         """Return the join of this stream with another one."""
         left, right = streams
-        if parts := stateful_parts(right):
+        need_own_session(self.sparkSession, "a join of two streams")
+        if parts := _stateful_parts(right):
             raise FrameError(
                 f"the other stream of the join keeps state in Spark ({parts[0]})",
                 remedy="pass the DataFrame before that call",
@@ -360,15 +366,11 @@ class RegionFrame(FrameMethods):
 
     @property
     def na(self) -> Any:
-        from pyspark.sql.classic.dataframe import DataFrameNaFunctions
-
-        return DataFrameNaFunctions(self)
+        return type(self._shadow.na)(self)
 
     @property
     def stat(self) -> Any:
-        from pyspark.sql.classic.dataframe import DataFrameStatFunctions
-
-        return DataFrameStatFunctions(self)
+        return type(self._shadow.stat)(self)
 
     @property
     def write(self) -> DataFrameWriter:
@@ -421,7 +423,7 @@ class RegionFrame(FrameMethods):
         """Return the frame after a call that Spark makes, at once or on the result."""
         result = getattr(self._shadow, name)(*arguments, **options)
         keeps = self.isStreaming and METHODS[name] is not MethodClass.WHOLE
-        if keeps and len(parts := stateful_parts(result)) > len(stateful_parts(self._shadow)):
+        if keeps and len(parts := _stateful_parts(result)) > len(_stateful_parts(self._shadow)):
             # `select` of an aggregate function is an aggregation, too.
             raise FrameError(
                 f"{name} of a stream would keep state in Spark ({parts[0]})", remedy="use agg or groupBy"
@@ -437,6 +439,7 @@ class RegionFrame(FrameMethods):
         if checked is None:
             self._shadow.writeStream.outputMode(mode)  # Spark's error
             raise FrameError(f"the output mode {mode!r} is unknown")
+        need_own_session(self.sparkSession, "starting a region")
         check_output_mode(self._shadow, checked)
         names = {one.name for one in self._recorded}
         if checked != "complete" and names & OF_TABLES:

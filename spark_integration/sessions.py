@@ -15,6 +15,16 @@ def is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
+def need_own_session(spark: SparkSession, what: str) -> None:
+    """Raise ConnectSessionError for Spark Connect. what: a call on a frame, with its verb."""
+    if is_connect(spark):
+        raise ConnectSessionError(
+            f"{what} needs a session that can submit jobs, but this is a Spark Connect session",
+            remedy="run this program with a session of its own, as spark-submit does; here a frame can be"
+            " divided, and explain() shows how",
+        )
+
+
 def is_stopped(spark: SparkSession) -> bool:
     """Whether the session was stopped, or is being stopped, or its JVM is gone. Not for Spark Connect."""
     try:

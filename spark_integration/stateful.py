@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType, TimestampType
 
@@ -60,6 +60,8 @@ from spark_integration.core.dividing import (
     text_of,
     typed_arguments,
 )
+from spark_integration.expressions import Expressions
+from spark_integration.sessions import is_connect, need_own_session
 from spark_integration.spark_api import arrow_schema, spark_schema
 
 TIME: Final = "#time"
@@ -80,6 +82,15 @@ _BATCH_WINDOW: Final = timedelta(days=1)
 _AGGREGATES: Final[dict[str, Any]] = {
     "ApproxDistinct": ApproxDistinct, "Max": Max, "Mean": Mean, "Min": Min, "Sum": Sum
 }  # fmt: skip
+
+
+def expressions_of(spark: SparkSession) -> Expressions:
+    """Return the reader for this kind of session."""
+    if is_connect(spark):
+        from spark_integration.connect import ConnectExpressions  # needs packages that may not be installed
+
+        return ConnectExpressions(spark)
+    return Catalyst(spark)
 
 
 class WindowShape(NamedTuple):
@@ -423,6 +434,7 @@ def applied_with_state(
     a batch what Spark raises.
     """
     if not shadow.isStreaming:
+        need_own_session(shadow.sparkSession, "applyInPandasWithState of a batch")
         given: Any = shadow
         given._jdf.queryExecution().sparkPlan()  # noqa: SLF001  # Spark refuses it here
         raise FrameError("applyInPandasWithState is for streams", remedy="use applyInPandas of Spark")
@@ -511,8 +523,8 @@ def _of_groups(
 
 def _key_names(df: DataFrame, keys: Sequence[Column], columns: Columns) -> tuple[str, ...]:
     """Return the names of keys, which are columns: Spark takes no others for functions of groups."""
-    catalyst = Catalyst(df.sparkSession)
-    read = [catalyst.read(one) for one in keys]
+    expressions = expressions_of(df.sparkSession)
+    read = [expressions.read(one) for one in keys]
     plain = [one.parts for one in read if one.kind is ExpressionKind.COLUMN]
     names = tuple(columns.spelled(name) for name, *field in plain if not field)
     if not names or len({*names}) < len(keys) or not {*names} <= {*columns.names}:
@@ -612,7 +624,7 @@ def divided(
     same region from which `df` was made. Raises FrameError.
     """
     spark = df.sparkSession
-    catalyst = Catalyst(spark)
+    expressions = expressions_of(spark)
     fields = shadow.schema.fields
     if len(fields) != len(keys) + len(results):
         raise FrameError(
@@ -622,27 +634,27 @@ def divided(
             " spark.sql.retainGroupColumns as it is",
         )
     columns = columns_of(df)
-    given_keys = [catalyst.read(one) for one in keys]
-    given_results = [catalyst.read(one) for one in results]
+    given_keys = [expressions.read(one) for one in keys]
+    given_results = [expressions.read(one) for one in results]
     refuse_collations(fields[: len(keys)])
     calls = aggregate_calls(given_keys, given_results, columns)
     typed = [one for call in calls for one in typed_arguments(call)]
-    found = df.select(*[catalyst.column(one).alias(str(index)) for index, one in enumerate(typed)]).schema
+    found = df.select(*[expressions.column(one).alias(str(index)) for index, one in enumerate(typed)]).schema
     division = divide(
         [Result(field.name, one) for field, one in zip(fields, given_keys, strict=False)],
         [Result(field.name, one) for field, one in zip(fields[len(keys) :], given_results, strict=True)],
         columns,
         {one: field.dataType.simpleString() for one, field in zip(typed, found, strict=True)},
     )
-    shape = None if division.window is None else _shape(df, catalyst, division.window.expression)
+    shape = None if division.window is None else _shape(df, expressions, division.window.expression)
     before: DataFrame | Between
     if below is not None:
         zeros = [] if division.plain_keys else [StructField(ALL, IntegerType(), nullable=False)]
         if shape is None and not shadow.isStreaming:
             zeros.append(StructField(TIME, TimestampType(), nullable=False))
-        before = _between(df.select(*_plain(catalyst, division, below)), below, zeros)
+        before = _between(df.select(*_plain(expressions, division, below)), below, zeros)
     else:
-        before = df.select(*_before(df, catalyst, division, shadow))
+        before = df.select(*_before(df, expressions, division, shadow))
         if shape is not None:
             before = before.where(F.col(TIME).isNotNull())  # as Spark: a row without a time is in no window
     size = None if shape is None else shape.size
@@ -682,28 +694,30 @@ def _aggregate(aggregate: str, argument: str) -> Aggregate:
 # --- before the region --------------------------------------------------------------------------------------
 
 
-def _before(df: DataFrame, catalyst: Catalyst, division: DividedCall, shadow: DataFrame) -> list[Column]:
-    columns = [catalyst.column(key.expression).alias(key.name) for key in division.plain_keys]
+def _before(
+    df: DataFrame, expressions: Expressions, division: DividedCall, shadow: DataFrame
+) -> list[Column]:
+    columns = [expressions.column(key.expression).alias(key.name) for key in division.plain_keys]
     if not columns:
         columns = [F.lit(0).alias(ALL)]
-    columns += [_argument(catalyst, one).alias(one.name) for one in division.arguments]
+    columns += [_argument(expressions, one).alias(one.name) for one in division.arguments]
     if division.window is None and shadow.isStreaming:
         return columns
-    return [*columns, _time(df, catalyst, division.window, shadow.schema).alias(TIME)]
+    return [*columns, _time(df, expressions, division.window, shadow.schema).alias(TIME)]
 
 
-def _time(df: DataFrame, catalyst: Catalyst, window: Key | None, shadow: StructType) -> Column:
+def _time(df: DataFrame, expressions: Expressions, window: Key | None, shadow: StructType) -> Column:
     if window is None:
         return F.timestamp_micros(F.lit(0))
-    time = catalyst.column(window.expression.children[0])
+    time = expressions.column(window.expression.children[0])
     kind: Any = shadow[window.name].dataType
     given, used = df.select(time).schema[0].dataType, kind["start"].dataType
     # A cast would remove the metadata of a watermark.
     return time if given == used or isinstance(given, StructType) else time.cast(used)
 
 
-def _argument(catalyst: Catalyst, argument: Argument) -> Column:
-    values = [catalyst.column(one) for one in argument.values]
+def _argument(expressions: Expressions, argument: Argument) -> Column:
+    values = [expressions.column(one) for one in argument.values]
     if argument.form is Form.PRESENT:
         column, condition = F.lit(1), all_of([one.isNotNull() for one in values])
     elif argument.form is Form.TRUE:
@@ -713,12 +727,12 @@ def _argument(catalyst: Catalyst, argument: Argument) -> Column:
         if argument.form is Form.DOUBLE:
             column = column.cast("double")
     if argument.where is not None:
-        where = catalyst.column(argument.where)
+        where = expressions.column(argument.where)
         condition = where if condition is None else condition & where
     return column if condition is None else F.when(condition, column)
 
 
-def _shape(df: DataFrame, catalyst: Catalyst, window: Expression) -> WindowShape:
+def _shape(df: DataFrame, expressions: Expressions, window: Expression) -> WindowShape:
     """Read the windows off the rows that Spark itself makes. Raises as `shape_of`.
 
     No interval is parsed: Spark has two syntaxes, and defaults.
@@ -730,7 +744,7 @@ def _shape(df: DataFrame, catalyst: Catalyst, window: Expression) -> WindowShape
         times = df.sparkSession.range(0, 1, 1, 1).select(F.explode(listed).alias("instant"))
         times = times.withColumn(TIME, F.timestamp_micros("instant"))
         state = Expression(ExpressionKind.STATE, TIME)
-        own = catalyst.column(replace(window, children=(state, *window.children[1:])))
+        own = expressions.column(replace(window, children=(state, *window.children[1:])))
         rows = times.select("instant", own.alias("w"))
         rows = rows.select("instant", F.unix_micros("w.start"), F.unix_micros("w.end"))
         found: dict[int, set[tuple[int, int]]] = {one: set() for one in instants}
@@ -763,19 +777,19 @@ def shape_of(windows: Callable[[list[int]], dict[int, set[tuple[int, int]]]], te
 # --- between two calls of a region --------------------------------------------------------------------------
 
 
-def _plain(catalyst: Catalyst, division: DividedCall, below: StatefulCall) -> list[Column]:
+def _plain(expressions: Expressions, division: DividedCall, below: StatefulCall) -> list[Column]:
     """Return the columns of an aggregation above another call. Raises FrameError if one is computed."""
-    columns = [catalyst.column(key.expression).alias(key.name) for key in division.plain_keys]
+    columns = [expressions.column(key.expression).alias(key.name) for key in division.plain_keys]
     for one in division.arguments:
         value, *more = one.values
         if more or one.where is not None or one.form not in (Form.VALUE, Form.PRESENT):
             raise _is_computed(one.name, below)
-        columns.append(catalyst.column(value).alias(one.name))  # Count(column) counts where it is present
+        columns.append(expressions.column(value).alias(one.name))  # Count(column) counts where it is present
     if division.window is not None:
         time = division.window.expression.children[0]
         if time.kind is ExpressionKind.CALL and time.name == "window_time":
             time = time.children[0]  # `window` of a window uses its time, too
-        columns.append(catalyst.column(time).alias(TIME))
+        columns.append(expressions.column(time).alias(TIME))
     return columns
 
 
@@ -791,6 +805,7 @@ def _between(given: DataFrame, below: StatefulCall, zeros: Sequence[StructField]
     """Return these columns as rows of the region. zeros: columns more, of zeros. Raises FrameError unless
     they are plain ones of the result of the call below; `TIME` is its window or its event time.
     """
+    need_own_session(given.sparkSession, f"a stateful call above {below.name}")
     try:
         positions = plain_columns(given, below.shadow)
     except FrameError as error:
@@ -834,7 +849,7 @@ def _between(given: DataFrame, below: StatefulCall, zeros: Sequence[StructField]
 
 def _after(division: DividedCall, rows: DataFrame, shadow: StructType) -> DataFrame:
     spark = rows.sparkSession
-    catalyst = Catalyst(spark)
+    expressions = expressions_of(spark)
     if not division.keys:
         # Spark has a row also if there was no input.
         # By position: PySpark's mapInArrow takes a column `a.b` for the field b of a.
@@ -851,7 +866,7 @@ def _after(division: DividedCall, rows: DataFrame, shadow: StructType) -> DataFr
             column = F.coalesce(column, F.lit(0).cast("bigint"))
         state.append(column.alias(_hidden(one.name)))
     rows = rows.select(*state, F.col(quoted(guard)).alias(ALL))
-    results = [catalyst.column(_with_hidden(one.expression)).alias(one.name) for one in division.results]
+    results = [expressions.column(_with_hidden(one.expression)).alias(one.name) for one in division.results]
     # A column that is no aggregate beside them: Spark refuses an aggregate function that was not recognized,
     # instead of aggregating the output of the region.
     rows = rows.select(*results, F.col(quoted(ALL)).alias(ALL))

@@ -48,6 +48,8 @@ class ExpressionKind(Enum):
     ALIAS = auto()
     OVER = auto()
     SUBQUERY = auto()
+    SQL = auto()
+    """`rest`: text that only Spark's server can parse: a client of Spark Connect has no parser."""
     USER_FUNCTION = auto()
     USER_AGGREGATE = auto()
     VARIABLE = auto()
@@ -263,6 +265,10 @@ _UNITS: Final = (
     ("ms", 1000),
 )
 _NUMBERS: Final = re.compile(r"(tinyint|smallint|int|bigint|float|double|decimal\(\d+,\d+\))")
+_MORE_THAN_VALUE: Final = re.compile(
+    r"(^|[.(,])\s*\*|--|/\*|\b(identifier|select|session_window|window)\b", re.IGNORECASE
+)
+"""SQL text that may be a star, a window or a subquery, or hides one. So is a column of this name."""
 _VARIABLE: Final = re.compile("\x00([^\x00]*)\x00")
 _OPERATORS: Final = {
     "Add": "+", "Subtract": "-", "Multiply": "*", "Divide": "/", "Remainder": "%", "GreaterThan": ">",
@@ -369,7 +375,18 @@ def _refuse(problem: str, remedy: str) -> NoReturn:
     raise FrameError(problem, remedy=remedy)
 
 
+def _refuse_sql(text: str) -> NoReturn:
+    _refuse(
+        f"the SQL text {text!r} cannot be divided, because a client of Spark Connect has no parser",
+        'write it with functions, like F.sum("price") / F.count("*"); an argument of an aggregate may be text'
+        " without stars, windows, subqueries and comments",
+    )
+
+
 def _check_key(key: Expression, columns: Columns) -> None:
+    for one in key.walk():
+        if one.kind is ExpressionKind.SQL:  # it may be a literal, or a window
+            _refuse_sql(one.rest)
     if key.kind is ExpressionKind.CALL and key.name == "session_window":
         _refuse(
             "session_window is not computed by a region through a frame",
@@ -393,6 +410,8 @@ def _check_before(expressions: Iterable[Expression], columns: Columns) -> None:
             _refuse(f"{expression.name} is used inside another expression", "group by it, under an alias")
         if expression.kind is ExpressionKind.SUBQUERY:
             _refuse("a subquery is used in an aggregation", "join its result before")
+        if expression.kind is ExpressionKind.SQL and _MORE_THAN_VALUE.search(expression.rest):
+            _refuse_sql(expression.rest)
         for part in expression.parts if expression.kind is ExpressionKind.COLUMN else ():
             if columns.fold(part) in ambiguous:
                 # Both columns have one text, and would share one column of the state.
@@ -404,6 +423,8 @@ def _check_before(expressions: Iterable[Expression], columns: Columns) -> None:
 
 def _check_after(expression: Expression) -> None:
     """Of a part of a result that Spark computes after the region."""
+    if expression.kind is ExpressionKind.SQL:
+        _refuse_sql(expression.rest)
     computed = ", ".join(COMPUTED)
     if expression.kind is ExpressionKind.CALL and expression.name in OTHER_AGGREGATES:
         _refuse(
@@ -439,9 +460,8 @@ def _check_call(call: Expression) -> None:
         _refuse(f"{call.name} of several columns by a star is not computed by a region", "name the columns")
     if call.name == "approx_count_distinct" and len(arguments) > 1:
         error = arguments[1]
-        found = (
-            re.search(r"\d+(\.\d+)?(E-?\d+)?", error.rest) if error.kind is ExpressionKind.LITERAL else None
-        )
+        value = error.rest.rpartition(" ")[2]  # without its type, which may have digits: decimal(3,3) 0.001BD
+        found = re.search(r"\d+(\.\d+)?([Ee]-?\d+)?", value) if error.kind is ExpressionKind.LITERAL else None
         if found is None or float(found[0]) < DISTINCT_ERROR_MIN:
             _refuse(
                 "approx_count_distinct through a region is exact up to 4,096 values, and then has a relative"

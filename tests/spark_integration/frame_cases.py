@@ -213,6 +213,10 @@ def refused() -> dict[str, tuple[Case, str]]:
         "distinct": ((["k"], [F.count_distinct("a")]), r"count\(DISTINCT ...\).*approx_count_distinct"),
         "distinct in text": ((["k"], [F.expr("count(distinct a)")]), "DISTINCT"),
         "a small error": ((["k"], [F.approx_count_distinct("a", 0.001)]), "0.016; a smaller one"),
+        "a small error in text": (
+            (["k"], [F.expr("approx_count_distinct(a, 0.001)")]),
+            "0.016; a smaller one",
+        ),
         "over": ((["k"], [F.sum(F.sum("v")).over(Window.partitionBy())]), "window function"),
         "subquery": ((["k"], [F.sum("a") + F.expr("(select 1)")]), "subquery"),
         "window inside": (

@@ -6,6 +6,7 @@ The client is a program, because a process has one kind of session. It has no JV
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,11 +16,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from dos_client.blocking import open_store
 from dos_server.testing import Servers, ThreadedServer
+from tests.spark_integration import frames_on_connect
+from tests.spark_integration.frame_cases import merged, refused, typed
 from tests.spark_integration.stored_data import write_checkpoints, write_state, write_steps
 from tests.spark_integration.test_local_cluster import SparkProgram
+from tests.support.parts import with_long
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(300)]
 COUNTS = pa.schema([("word", pa.string()), ("count", pa.int64())])
@@ -68,9 +73,11 @@ lines.key_by("by_n", "n").count("counts").sink("out", LogSink())
 said["run"] = refused(lambda: dos.run(spark, graph, store=store))
 said["through"] = refused(lambda: dos.through(stream, graph, store=store))
 said["through of a batch"] = refused(lambda: dos.through(orders.select("n"), graph, store=store))
-said["frame"] = refused(lambda: dos.frame(stream))
 print(json.dumps(said))
 """
+
+
+ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
@@ -98,8 +105,14 @@ def connect_server(folder: Path) -> Iterator[str]:
         program.end()
 
 
+@pytest.fixture(scope="module")
+def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with connect_server(tmp_path_factory.mktemp("connect")) as url:
+        yield url
+
+
 def test_formats_work_through_connect_and_what_submits_jobs_is_refused_by_name(
-    servers: Servers[ThreadedServer], tmp_path: Path
+    servers: Servers[ThreadedServer], connect: str, tmp_path: Path
 ) -> None:
     with open_store(servers.url) as store:
         (end,) = write_steps(store, "words", "out", 0, {1: [{"word": "a", "count": 1}]}, COUNTS)
@@ -108,8 +121,7 @@ def test_formats_work_through_connect_and_what_submits_jobs_is_refused_by_name(
         write_checkpoints(
             store, "words", "out", [{0: end}] * 2, states=checkpoints, operators={"counts": "count"}, retain=2
         )
-        with connect_server(tmp_path) as url:
-            said = run_client(url, servers.url, tmp_path)
+        said = run_client(connect, servers.url, tmp_path)
         assert "counting.coord" not in store.list_directories()
     assert said["session"] == "pyspark.sql.connect.session"
     assert said["output"] == [["a", 1]]
@@ -122,16 +134,62 @@ def test_formats_work_through_connect_and_what_submits_jobs_is_refused_by_name(
     for call in ("run", "through", "through of a batch"):
         assert said[call].startswith("ConnectSessionError: a region needs a session that can submit"), call
         assert "in a program with its own driver session" in said[call]
-    assert said["frame"].startswith("ConnectSessionError: a frame needs the driver's own session")
+
+
+@pytest.mark.parametrize("every", with_long([False], [True]))
+def test_a_frame_is_divided_as_in_a_classic_session_and_runs_nothing(
+    spark: SparkSession, connect: str, *, every: bool
+) -> None:
+    words = [sys.executable, "-m", "tests.spark_integration.frames_on_connect", connect]
+    said = client([*words, *(["--all"] if every else [])])
+    df = typed(spark)
+    found: dict[str, Any] = {}
+    for name, texts in said["texts"].items():
+        keys, results = merged()[name]
+        results = [one for at, one in enumerate(results) if at not in texts]
+        if results:
+            found[name] = [*frames_on_connect.divided(df, (keys, results))]
+    for name, (region, before, after) in found.items():
+        # Names by content are 64 bits of a text, which is not the same for `when`, st["y"] and a null.
+        others = [_DIGEST.sub("#", one) for one in said["divided"][name]]
+        assert others == [_DIGEST.sub("#", one) for one in (region, before, after)], name
+        only_here = {*_DIGEST.findall(region)} - {*_DIGEST.findall(said["divided"][name][0])}
+        assert len(only_here) == (3 if name == "by k" else 0), name
+    assert said["divided"].keys() == found.keys()
+    assert said["rows"] == (dict.fromkeys(found, True) if every else {})
+    assert len(found) == (18 if every else 4)
+    assert said["frames"] == {
+        name: [*frames_on_connect.region(one)] for name, one in frames_on_connect.frames(spark).items()
+    }
+    for name, (_, text) in refused().items():
+        of_text = said["refused"][name].startswith("FrameError: the SQL text")
+        assert of_text or re.search(text, said["refused"][name]), name
+    for name, error in said["errors"].items():
+        assert re.match(ERRORS[name.partition(":")[0]], error), (name, error)
+
+
+_DIGEST = re.compile("#[0-9a-f]{16}")
+ERRORS = {
+    "run": r"ConnectSessionError: .* needs a session that can submit jobs.*explain\(\) shows how",
+    "state": r"FrameError: .*keep.* state in Spark .*\(Aggregate\)",
+    "text": r"FrameError: the SQL text .* a client of Spark Connect has no parser \(write it with functions",
+    "spark": r"AnalysisException: \[UNRESOLVED_COLUMN",
+}
 
 
 def run_client(connect: str, store: str, folder: Path) -> dict[str, Any]:
     (folder / "client.py").write_text(CLIENT)
+    return client([sys.executable, str(folder / "client.py"), connect, store, str(folder / "checkpoint")])
+
+
+def client(words: list[str]) -> dict[str, Any]:
+    """Run a client, which has no JVM; return the JSON that it prints last."""
     done = subprocess.run(
-        [sys.executable, folder / "client.py", connect, store, str(folder / "checkpoint")],
+        words,
         capture_output=True,
         text=True,
         timeout=250,
+        cwd=ROOT,
         env={**os.environ, "JAVA_HOME": "/there/is/none"},
     )
     assert done.returncode == 0, done.stderr[-5000:]
