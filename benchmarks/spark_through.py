@@ -1,10 +1,13 @@
 """Measure a DataFrame that is processed by a region (`dos.through`), for `./run bench spark`.
 
 benchmarks/spark_through.py through FOLDER [--rounds N] [--rows N]
+benchmarks/spark_through.py frame FOLDER [--rounds N] [--rows N]
 benchmarks/spark_through.py partitions FOLDER [--rounds N] [--rows N]
 
 backlog a stream of Parquet files, read as fast as possible and counted by key: in a region (dos), and by
 Spark's own count (spark); rows/s, and processor seconds of all processes
+frame the same count through a frame (frame), and by a graph (graph): rows/s, processor seconds, and the time
+from the first call until the query has started
 partitions a backlog of JSON lines in several partitions, which Spark parses: in the task that carries the
 rows (carried), or in a task for each partition, before a shuffle (shuffled); and, in a task for each
 partition, with nothing behind it but a Python function that returns the rows (bound)
@@ -22,6 +25,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -48,17 +52,33 @@ COLUMNS = "sent double, key string, n bigint"
 
 def through(bench: Bench) -> Iterator[dict[str, Any]]:
     """Measure rounds, each with regions of its own."""
-    parquet = bench.folder / "backlog"
-    count = bench.options.rows // SHARE
-    frame = made(bench.spark, count).selectExpr("substr(key, 6) AS key", "number")
-    frame.repartition(FILES).write.parquet(str(parquet))
-    files = bench.spark.readStream.schema(frame.schema).option("maxFilesPerTrigger", FILES_A_BATCH)
+    rows, count = files(bench)
     for number in range(bench.options.rounds):
         systems = [("dos", in_region), ("spark", by_spark)]
         for system, make in systems if number % 2 else systems[::-1]:
-            figures = backlog(bench, make(bench, files.parquet(str(parquet)), number), count)
+            figures = backlog(bench, partial(make, bench, rows, number), count)
             yield {"system": f"backlog {system}", "round": number, **figures}
         yield from paced(bench, number)
+
+
+def frame(bench: Bench) -> Iterator[dict[str, Any]]:
+    """Measure rounds, each with regions of its own."""
+    rows, count = files(bench)
+    for number in range(bench.options.rounds):
+        systems = [("frame", in_frame), ("graph", in_region)]
+        for system, make in systems if number % 2 else systems[::-1]:
+            figures = backlog(bench, partial(make, bench, rows, number), count)
+            yield {"system": system, "round": number, **figures}
+
+
+def files(bench: Bench) -> tuple[DataFrame, int]:
+    """Return a stream of Parquet files, and how many rows they have."""
+    parquet = bench.folder / "backlog"
+    count = bench.options.rows // SHARE
+    rows = made(bench.spark, count).selectExpr("substr(key, 6) AS key", "number")
+    rows.repartition(FILES).write.parquet(str(parquet))
+    reading = bench.spark.readStream.schema(rows.schema).option("maxFilesPerTrigger", FILES_A_BATCH)
+    return reading.parquet(str(parquet)), count
 
 
 def partitions(bench: Bench) -> Iterator[dict[str, Any]]:
@@ -83,7 +103,8 @@ def partitions(bench: Bench) -> Iterator[dict[str, Any]]:
     }
     for number in range(bench.options.rounds):
         for system in list(ways)[:: 1 if number % 2 else -1]:
-            figures = backlog(bench, ways[system](2 * number + (system == "carried")), count)
+            make = partial(ways[system], 2 * number + (system == "carried"))
+            figures = backlog(bench, make, count)
             yield {"system": system, "round": number, **figures}
         yield {"system": "bound", "round": number, **bound(bench, parsed, count)}
 
@@ -114,14 +135,23 @@ def in_region(bench: Bench, frame: DataFrame, number: int) -> DataFrame:
     return dos.through(frame, graph, workers=1, store=bench.url)
 
 
+def in_frame(bench: Bench, frame: DataFrame, number: int) -> DataFrame:
+    """Count by key through a frame."""
+    counts: DataFrame = (
+        dos.frame(frame, name=f"frame{number}", store=bench.url, workers=1).groupBy("key").count()
+    )
+    return counts
+
+
 def by_spark(bench: Bench, frame: DataFrame, number: int) -> DataFrame:
     """Count by key in Spark."""
     del bench, number
     return frame.groupBy("key").count()
 
 
-def backlog(bench: Bench, frame: DataFrame, wanted: int) -> dict[str, Any]:
+def backlog(bench: Bench, make: Callable[[], DataFrame], wanted: int) -> dict[str, Any]:
     """Measure from the end of the first micro-batch until all rows are counted in the output."""
+    begun, frame = time.perf_counter(), make()
     looks: list[tuple[float, float]] = []
     newest: dict[str, int] = {}
 
@@ -131,11 +161,13 @@ def backlog(bench: Bench, frame: DataFrame, wanted: int) -> dict[str, Any]:
 
     place = bench.folder / f"checkpoint{time.monotonic_ns()}"
     writing = frame.writeStream.outputMode("update").foreachBatch(take).trigger(availableNow=True)
-    writing.option("checkpointLocation", str(place)).start().awaitTermination()
+    query = writing.option("checkpointLocation", str(place)).start()
+    start_s = time.perf_counter() - begun
+    query.awaitTermination()
     stop(frame)
     if sum(newest.values()) != wanted:
         raise RuntimeError(f"{sum(newest.values()):,} of {wanted:,} rows were counted")
-    return rate(looks, wanted)
+    return {**rate(looks, wanted), "start_s": round(start_s, 2)}
 
 
 def rate(looks: list[tuple[float, float]], wanted: int) -> dict[str, Any]:
@@ -275,4 +307,4 @@ def paced(bench: Bench, number: int) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    run({"through": through, "partitions": partitions}, __doc__, slots=3)
+    run({"through": through, "frame": frame, "partitions": partitions}, __doc__, slots=3)

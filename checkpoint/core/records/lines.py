@@ -394,8 +394,7 @@ def check_places(checkpoint: Checkpoint, unchecked: Mapping[str, str]) -> None:
         listed = "; ".join(f"{sink!r}: {why}" for sink, why in doubtful.items())
         raise ManifestError(
             f"the region is a fork of {checkpoint.origin.region!r}, and these sinks may write to the same"
-            f" place"
-            f" unnoticed: {listed}",
+            f" place unnoticed: {listed}",
             checkpoint=checkpoint.number,
             remedy="delete the fork, and fork again with --same-place SINK for each, if that is right",
         )
@@ -409,8 +408,8 @@ def check_log(checkpoint: Checkpoint | None, source: str, reads: str) -> None:
     if expected != reads:
         raise ManifestError(
             f"the region is a fork of {checkpoint.origin.region!r}, whose source {source!r} reads the"
-            f" output of"
-            f" region {expected!r}; here it reads that of {reads!r}, in which its position means nothing",
+            f" output of region {expected!r}; here it reads that of {reads!r}, in which its position means"
+            " nothing",
             checkpoint=checkpoint.number,
             remedy=f"read LogSource(..., region={expected!r}), in an application of its own",
         )
