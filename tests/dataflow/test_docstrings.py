@@ -80,7 +80,15 @@ def shop() -> dict[str, Any]:
         timed[name] = rows.event_time(name, "at", lateness=timedelta(minutes=1))
     by_item = timed["orders"].key_by("by_item", "item")
     modules = {"pa": pa, "pc": pc, "pd": pd, "timedelta": timedelta, "CallSink": CallSink}
-    return {**vars(dataflow), **modules, **timed, "graph": graph, "lines": lines, "by_item": by_item}
+    return {
+        **vars(dataflow),
+        **modules,
+        **timed,
+        "graph": graph,
+        "before": graph,
+        "lines": lines,
+        "by_item": by_item,
+    }
 
 
 def finish(graph: Graph) -> None:
@@ -129,7 +137,7 @@ def test_what_users_call_has_an_example_that_runs(
     called = f".{name.rpartition('.')[2]}(" if name in CALLED else name
     assert called in example, f"{name} has no example that shows it"
     names = shop()
-    if name in ("Graph.explain", "Graph.diagram", "Graph.plan"):
+    if name in ("Graph.compare", "Graph.explain", "Graph.diagram", "Graph.plan"):
         finish(names["graph"])
     exec(compile(example, f"the example of {name}", "exec"), names)
     finish(names["graph"])

@@ -212,9 +212,9 @@ def refused() -> dict[str, tuple[Case, str]]:
         "of constants": (([], [F.expr("bit_and(1)")]), "bit_and is not computed"),
         "distinct": ((["k"], [F.count_distinct("a")]), r"count\(DISTINCT ...\).*approx_count_distinct"),
         "distinct in text": ((["k"], [F.expr("count(distinct a)")]), "DISTINCT"),
-        "a small error": ((["k"], [F.approx_count_distinct("a", 0.001)]), "0.016; a smaller one"),
+        "a small error": ((["k"], [F.approx_count_distinct("a", 0.01)]), "0.016; a smaller one"),
         "a small error in text": (
-            (["k"], [F.expr("approx_count_distinct(a, 0.001)")]),
+            (["k"], [F.expr("approx_count_distinct(a, 0.01)")]),
             "0.016; a smaller one",
         ),
         "over": ((["k"], [F.sum(F.sum("v")).over(Window.partitionBy())]), "window function"),

@@ -11,17 +11,18 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from checkpoint.core.graph_change import OperatorNote
 from checkpoint.core.links.messages import Counters, EventTime
 from checkpoint.core.progress import ProgressMeter
 from checkpoint.core.region import CheckpointCommitted, RegionState, RegionStatus, WorkerStatus
 from spark_integration.query_listener import QueryListener, query_id
 
 OPERATORS = {
-    "orders": "source from () gives (n bigint)",
-    "timed": "event_time from (orders)",
-    "counts": "count from (by) key (n)",
-    "out": "sink from (counts)",
-    "copy": "sink from (timed)",
+    "orders": OperatorNote(kind="source"),
+    "timed": OperatorNote(kind="event_time", inputs=("orders",)),
+    "counts": OperatorNote(kind="count", inputs=("by",)),
+    "out": OperatorNote(kind="sink", inputs=("counts",)),
+    "copy": OperatorNote(kind="sink", inputs=("timed",)),
 }
 START = {"name": "shop", "timestamp": "2026-01-31T12:00:00.000+00:00", "checkpoint": 4}
 
