@@ -130,6 +130,10 @@ SINK = OperatorNote(kind="sink", inputs=("count",), lineage=(("orders",),), stor
         (JOIN, {"lineage": (("prices",), ("orders",))}, "reads 'prices', and its state was made of 'orders'"),
         (JOIN, {"lineage": (("orders",), ("orders",))}, "reads 'orders', and its state was made of 'prices'"),
     ],
+    ids=[
+        *("kind", "key", "column of another type", "changes", "another source"),
+        *("columns of a sink", "place of a sink", "inputs exchanged", "one source twice"),
+    ],
 )
 def test_what_the_state_of_an_operator_stands_on_cannot_change(
     old: OperatorNote, fields: dict[str, Any], why: str

@@ -111,6 +111,10 @@ def test_quoted_fields_come_back_with_nulls_and_empty_strings(rows: list[tuple[A
         (CSV, b'1,x\n2,"open\n3,y\n', [1], ["a quote that is not closed"]),
         (CSV, b'1,a"b\n2,c"d\n', [1, 2], []),
     ],
+    ids=[
+        *("an object in two lines", "two objects in a line", "no object", "another type", "no UTF-8"),
+        *("newline in quotes", "a column is missing", "carriage return", "open quote", "quote in a field"),
+    ],
 )
 def test_what_is_no_row_is_put_aside_with_its_reason(
     records: RecordFormat, data: bytes, rows: list[int], reasons: list[str]
