@@ -203,7 +203,8 @@ Everything ran on it: clients, servers and Spark.
   - *Journal*: all columns, a segment of 64 MiB per task, every digest verified.
   - *Sink*: from `save` to the commit. A Parquet file is renamed at its commit and not synced.
   - *Through*: one worker; first a backlog of Parquet files, counted by key, then rows that are passed on as
-    they arrive.
+    they arrive. *Frame*: the same backlog, beside the graph that counts it; start: from the first call until
+    the query has started.
 - **Jobs that are ported** (`./run bench port`): keys are drawn uniformly, so most calls get one row. Rates
   and processor time exclude the first micro-batch. Processor time and memory are those of all processes: JVM,
   Python workers, workers of the region, servers.
