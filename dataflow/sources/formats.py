@@ -186,6 +186,13 @@ def _joined(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return full[0] if len(full) == 1 else pa.concat_batches(full or parts[:1])
 
 
+def _check_once(name: str, columns: Sequence[str], where: str) -> None:
+    """Raise SchemaError unless a file has a column once. where: what of the file has columns."""
+    if columns.count(name) != 1:
+        times = "twice" if name in columns else f"not{nearest(name, columns)}"
+        raise SchemaError(f"{where} has the column {name!r} {times}: {', '.join(map(repr, columns))}")
+
+
 def _is_utf8(data: bytes) -> bool:
     if data.isascii():
         return True
@@ -275,11 +282,7 @@ class CsvFormat(RecordFormat):
         record = block[size:end]
         columns = _header(record, self.delimiter)
         for name in self.schema.names:
-            if columns.count(name) != 1:
-                times = "twice" if name in columns else f"not{nearest(name, columns)}"
-                raise SchemaError(
-                    f"its header has the column {name!r} {times}: {', '.join(map(repr, columns))}"
-                )
+            _check_once(name, columns, "its header")
         return Head(end, columns, digest64(record))
 
     def whole(self, block: bytes) -> int:
@@ -454,10 +457,7 @@ class ParquetFormat:
         assert head.metadata is not None
         found = head.metadata.schema.to_arrow_schema()
         for field in self.schema:
-            if found.names.count(field.name) != 1:
-                times = "twice" if field.name in found.names else f"not{nearest(field.name, found.names)}"
-                known = ", ".join(map(repr, found.names))
-                raise SchemaError(f"it has the column {field.name!r} {times}: {known}")
+            _check_once(field.name, found.names, "it")
             try:
                 pa.array([], found.field(field.name).type).cast(field.type)
             except pa.ArrowNotImplementedError as error:
