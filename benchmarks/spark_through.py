@@ -54,10 +54,7 @@ def through(bench: Bench) -> Iterator[dict[str, Any]]:
     """Measure rounds, each with regions of its own."""
     rows, count = files(bench)
     for number in range(bench.options.rounds):
-        systems = [("dos", in_region), ("spark", by_spark)]
-        for system, make in systems if number % 2 else systems[::-1]:
-            figures = backlog(bench, partial(make, bench, rows, number), count)
-            yield {"system": f"backlog {system}", "round": number, **figures}
+        yield from backlogs(bench, number, {"backlog dos": in_region, "backlog spark": by_spark}, rows, count)
         yield from paced(bench, number)
 
 
@@ -65,10 +62,20 @@ def frame(bench: Bench) -> Iterator[dict[str, Any]]:
     """Measure rounds, each with regions of its own."""
     rows, count = files(bench)
     for number in range(bench.options.rounds):
-        systems = [("frame", in_frame), ("graph", in_region)]
-        for system, make in systems if number % 2 else systems[::-1]:
-            figures = backlog(bench, partial(make, bench, rows, number), count)
-            yield {"system": system, "round": number, **figures}
+        yield from backlogs(bench, number, {"frame": in_frame, "graph": in_region}, rows, count)
+
+
+def backlogs(
+    bench: Bench,
+    number: int,
+    systems: dict[str, Callable[[Bench, DataFrame, int], DataFrame]],
+    rows: DataFrame,
+    count: int,
+) -> Iterator[dict[str, Any]]:
+    """Measure a round, whose order changes with its number."""
+    for system in list(systems)[:: 1 if number % 2 else -1]:
+        figures = backlog(bench, partial(systems[system], bench, rows, number), count)
+        yield {"system": system, "round": number, **figures}
 
 
 def files(bench: Bench) -> tuple[DataFrame, int]:
