@@ -217,7 +217,7 @@ class ManifestLog:
             if self._claim is None:
                 self.waiting("too few members of the store grant the claim of the manifest")
                 return False
-            last = await self._take_over(self._claim)
+            last = await self._take_over(self._claim, order)
         except (QuorumUnavailableError, NotEnoughAnswersError, StaleGenerationError) as error:
             self.waiting(str(error))
             await self.aclose()
@@ -227,12 +227,16 @@ class ManifestLog:
         self._emit(ManifestOpened(epoch, last, self._kept))
         return True
 
-    async def _take_over(self, claim: ClaimPort) -> Checkpoint | None:
+    async def _take_over(self, claim: ClaimPort, order: OpenManifest) -> Checkpoint | None:
         taken = await TakenChain.take(claim, CHAIN, generation=self._host.record.generation)
         self._kept = ()
         async with aclosing(checkpoints_in(taken.records())) as checkpoints:
             async for checkpoint in checkpoints:
                 self._kept = keep(self._kept, checkpoint)
+        last = self._kept[-1] if self._kept else None
+        # Before the segment is opened: otherwise the driver that runs the region would end FENCED by one that
+        # is refused, and nobody would run it. Without a segment it claims again (R18).
+        order.decide(last)
         long = (
             taken.state.bytes > self._rolling.manifest_replay_bytes_max
             or len(taken.state.segments) >= self._rolling.segments_max
@@ -240,7 +244,7 @@ class ManifestLog:
         snapshot = [checkpoint_record(checkpoint) for checkpoint in self._kept] if long else None
         self._writer = await taken.open(snapshot, pipelined=False)
         self._collect(claim, self._writer)
-        return self._kept[-1] if self._kept else None
+        return last
 
     @staticmethod
     def _collect(claim: ClaimPort, writer: ChainWriter) -> None:

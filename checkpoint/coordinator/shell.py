@@ -122,18 +122,18 @@ class RegionShell:
         self,
         launcher: Launcher,
         manifest: ManifestLog,
-        seen: Checkpoint | None = None,
+        begin: Begin,
         *,
         beside: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     ) -> End:
-        """Run the region to its end. seen: `Begin.seen`. beside: a task that runs as long."""
+        """Run the region to its end. begin: the first event. beside: a task that runs as long."""
         self._launcher, self._manifest = launcher, manifest
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_manifest)
             nursery.start_soon(self._examine_all)
             nursery.start_soon(manifest.watch)
             nursery.start_soon(beside)
-            self._handle(Begin(seen))
+            self._handle(begin)
             while self.end is None:
                 self._handle(await self._next_event())
             nursery.cancel_scope.cancel()
@@ -355,18 +355,20 @@ async def run_region(
             opened(store)
         if check is not None:
             await check_places(spec, store, check)
-        seen = await before_claim(store, spec)
+        begin = await before_claim(store, spec)
         if spec.restore:
             allowed = spec.allow_republish
             host = StoreHost(store)
-            seen = await restore_stopped(
-                host, spec.name, checkpoint_named(spec.restore), allow_republish=allowed, by_program=True
+            begin = Begin(
+                await restore_stopped(
+                    host, spec.name, checkpoint_named(spec.restore), allow_republish=allowed, by_program=True
+                )
             )
         manifest = ManifestLog(StoreHost(store), spec.name, shell.post, driver=this_driver())
         forks = partial(watch_forks, store, spec.name, shell.last_checkpoint, shell.post)
         async with answering(store, spec, shell) as requests:
             shell.also_observed = requests.on_event
-            return await shell.run(launcher, manifest, seen, beside=forks)
+            return await shell.run(launcher, manifest, begin, beside=forks)
 
 
 @asynccontextmanager
@@ -398,10 +400,10 @@ async def check_places(
         await trio.to_thread.run_sync(check, store.record.store_id, last.identity)
 
 
-async def before_claim(store: Store, spec: RegionSpec) -> Checkpoint | None:
-    """Read the manifest before it is claimed, and return its last checkpoint, None if there is none.
+async def before_claim(store: Store, spec: RegionSpec) -> Begin:
+    """Read the manifest before it is claimed, and return the first event, with its last checkpoint.
 
-    None also if it cannot be read now: then the claim decides; for a hand-over, the error is raised. Raises
+    If it cannot be read now, the claim decides; for a hand-over, the error is raised. Raises
     RestoreRefusedError, ManifestError or GraphChangeRefusedError if the region cannot begin with it.
     """
     try:
@@ -412,7 +414,7 @@ async def before_claim(store: Store, spec: RegionSpec) -> Checkpoint | None:
         if spec.hand_over:
             raise
         logger.info("the manifest of region %s cannot be read before it is claimed: %s", spec.name, error)
-        return None
+        return Begin(unread=True)
     if spec.restore and not view.unproved:
         target = find_restored(
             view.kept,
@@ -427,7 +429,7 @@ async def before_claim(store: Store, spec: RegionSpec) -> Checkpoint | None:
         names = [name for name in await regions_of(store) if belongs_to(spec.application, name)]
         others = {name: (await read_manifest(store, name)).last for name in names if name != spec.name}
         check_begins(spec, {name: last for name, last in others.items() if last is not None})
-    return view.last
+    return Begin(view.last)
 
 
 async def watch_forks(

@@ -760,6 +760,17 @@ def check_continues(spec: RegionSpec, checkpoint: Checkpoint) -> None:
         )
 
 
+def meanwhile_another_graph(spec: RegionSpec, checkpoint: Checkpoint) -> GraphChangeRefusedError:
+    """Return the refusal of a program that was compared with another graph before it claimed the region."""
+    return _another_graph(
+        spec,
+        checkpoint,
+        f"another program, of {checkpoint.driver or 'another driver'}, began this graph while this program"
+        " started",
+        remedy="start this program again: it is then compared with the graph that the region has now",
+    )
+
+
 def _without_states(operators: Mapping[str, OperatorNote]) -> dict[str, OperatorNote]:
     return {name: replace(note, state=None, takes=()) for name, note in operators.items()}
 

@@ -11,6 +11,7 @@ from checkpoint.core.coordination.vocabulary import (
     CoordinatorTick,
     LinkDown,
     ManifestOpened,
+    ManifestUnreadable,
     NotifyObservers,
     SendControl,
     WorkerEnded,
@@ -26,6 +27,7 @@ from checkpoint.core.links.messages import (
 )
 from checkpoint.core.records.manifest import WorkerCheckpoint
 from checkpoint.core.region import RegionState
+from dos_protocol.errors import DosError
 from journal.core.chain import Position
 from tests.checkpoint.manifest_samples import notes
 from tests.checkpoint.region_model import spec
@@ -34,7 +36,7 @@ from tests.checkpoint.region_model import spec
 class CoordinatorHarness:
     """One coordinator; the test plays everybody else. `out` has the effects since it was last taken."""
 
-    def __init__(self, workers=2, seen=None, **fields):
+    def __init__(self, workers=2, seen=None, *, unread=False, **fields):
         fields.setdefault("operators", notes(count="count"))
         self.spec = spec(workers, **fields)
         self.core = Coordinator(self.spec)
@@ -44,16 +46,25 @@ class CoordinatorHarness:
         """The attempts whose end the launcher reported: the coordinator never cancels one of them."""
         self.epoch = 0
         self.links = {}
-        self.play(Begin(seen))
+        self.play(Begin(seen, unread))
 
     def play(self, *events):
         for event in events:
             if isinstance(event, WorkerEnded):
                 self.ended.add((event.worker, event.attempt))
-            effects = self.core.handle(event, self.now)
+            effects = self.core.handle(self.decided(event), self.now)
             cancelled = {(one.worker, one.attempt) for one in effects if isinstance(one, CancelWorker)}
             assert not cancelled & self.ended, "cancelled after its end was reported"
             self.out += effects
+
+    def decided(self, event):
+        """The event, or that the core refuses under the claim what it opens: ManifestLog asks it first."""
+        if isinstance(event, ManifestOpened):
+            try:
+                self.core.run.decide_claimed(event.last_checkpoint)
+            except DosError as error:
+                return ManifestUnreadable(error)
+        return event
 
     def take(self, *kinds):
         """The effects of these kinds so far, and forget all."""

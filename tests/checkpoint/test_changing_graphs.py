@@ -102,6 +102,23 @@ def test_steps_that_may_be_shown_are_not_made_again_by_another_graph(*, shows_st
     assert late.state is not RegionState.RUNNING, "it is decided again under the claim"
 
 
+def test_a_graph_that_another_program_began_meanwhile_is_not_changed_unawares() -> None:
+    """Although it fits: it was not compared. The program's own graph is no other one."""
+    last = last_of()
+    for operators, why in (
+        (BEFORE | notes(dear="filter"), "another program, of ann:7, began this graph while"),
+        (AFTER, ""),
+    ):
+        region = CoordinatorHarness(seen=last, operators=AFTER)
+        changed = msgspec.structs.replace(last, operators=operators, driver="ann:7")
+        region.play(ManifestOpened(7, changed, (changed,)))
+        assert (region.core.run.outcome is None) == (not why)
+        assert why in region.core.run.reason
+    unread = CoordinatorHarness(operators=AFTER, unread=True)
+    unread.opened(last)
+    assert unread.core.run.outcome is None, "nothing was compared before the claim"
+
+
 def test_a_region_whose_shown_steps_were_taken_back_gets_another_graph() -> None:
     last = last_of(shows_steps=True)
     region = started(restored((last,), last, 3), shows_steps=True)

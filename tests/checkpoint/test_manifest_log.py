@@ -21,6 +21,7 @@ from checkpoint.core.coordination.vocabulary import (
 )
 from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint
+from checkpoint.errors import GraphChangeRefusedError
 from dos_client import init_store, open_store
 from journal import ChainWriter, Op, Position, Record, inspect_chain, read_records, take_over
 from tests.checkpoint.manifest_samples import notes
@@ -152,6 +153,24 @@ async def test_a_claimant_that_died_over_its_claim_is_taken_over_from(keepers, m
         assert isinstance(await older.append(a_checkpoint(2, 1)), ManifestLost)
         opened = await older.open(held=1)
         assert opened == ManifestOpened(8, committed.checkpoint, (committed.checkpoint,))
+
+
+async def test_a_driver_that_is_refused_under_its_claim_leaves_no_segment(keepers, monkeypatch) -> None:
+    """And the driver that runs the region claims it again."""
+    monkeypatch.setattr("checkpoint.limits.claimant_wait_s", 0.2)
+
+    def refuse(last):
+        raise GraphChangeRefusedError(f"not from checkpoint {last.number}", operators=())
+
+    async with keepers(2) as (older, newer):
+        await older.open()
+        committed = (await older.append(a_checkpoint(1, 1))).checkpoint
+        await newer.log.open(OpenManifest(0, 0, decide=refuse))
+        refused = newer.take()
+        assert isinstance(refused, ManifestUnreadable)
+        assert "not from checkpoint 1" in str(refused.error)
+        assert isinstance(await older.append(a_checkpoint(2, 1)), ManifestLost)
+        assert await older.open(held=1) == ManifestOpened(3, committed, (committed,))
 
 
 async def test_rivals_that_claim_before_the_start_is_acknowledged_are_distinguished(keepers) -> None:

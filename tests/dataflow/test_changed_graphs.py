@@ -2,6 +2,7 @@
 graph in whose steps it was read, whatever is killed.
 """
 
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from checkpoint.core.region import RegionState
 from checkpoint.errors import GraphChangeRefusedError
 from dataflow import Graph, InputSource, LogSink, blocking, read_output
+from dataflow.handle import RegionHandle
 from dos_client import Store
 from dos_client.blocking import BlockingStore
 from dos_client.blocking import open_store as open_blocking
@@ -86,6 +88,32 @@ def test_a_filter_is_put_in_and_taken_out_and_the_counts_continue(
         found, steps = shown()
         assert sum(found.values()) == 30 + 15 + 3 + 6
         assert steps == sorted(set(steps)), "no step is shown twice"
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("forks")
+def test_of_two_programs_that_begin_together_one_runs(shared_store: str, tmp_path: Path) -> None:
+    name = tmp_path.name
+    with open_blocking(shared_store) as client, ExitStack() as programs:
+
+        def begin(version: int) -> RegionHandle:
+            graph, folder = graph_of(version, "checkpoint"), tmp_path / f"{version}" / name
+            folder.mkdir(parents=True)
+            control, _ = programs.enter_context(running(graph, shared_store, folder, workers=2))
+            return control
+
+        first = begin(1)
+        send(client, name, range(6))
+        until(lambda: first.status.checkpoints_committed > 0, "the first program has a checkpoint", 60)
+        others = [begin(2), begin(3)]
+        until(lambda: [first.isActive, *(one.isActive for one in others)].count(False) == 2, "two end", 90)
+        (winner,) = [one for one in (first, *others) if one.isActive]
+        assert winner is not first, "both fit"
+        send(client, name, range(6, 12))
+        blocking.close_input(client, name, "rows")
+        assert finished(winner), winner.status
+        found, _ = client.portal.call(last_rows, client.store, name)
+        assert sum(found.values()) == 6 + (3 if winner is others[0] else 6)
 
 
 @pytest.mark.process

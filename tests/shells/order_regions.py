@@ -241,7 +241,7 @@ async def votes_and_resets(orders: Orders) -> None:
             nursery.cancel_scope.cancel()
         await server.restart()
         async with open_store(server.url) as store:
-            seen = await before_claim(store, region.spec)
+            seen = (await before_claim(store, region.spec)).seen
             assert seen is not None
             assert seen.number >= max(region.committed)
 

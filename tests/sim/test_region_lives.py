@@ -264,9 +264,9 @@ def the_checkpoint_seen_before_the_claim_is_restored() -> Planted:
     original, seen = ManifestClaim.on_manifest_opened, {}
     may = ManifestClaim.may_begin
 
-    def note(self: ManifestClaim, checkpoint: Any, now: float) -> bool:
-        seen[id(self)] = checkpoint
-        return may(self, checkpoint, now)
+    def note(self: ManifestClaim, event: Any, now: float) -> bool:
+        seen[id(self)] = event.seen
+        return may(self, event, now)
 
     def opened(self: ManifestClaim, event: ManifestOpened, now: float) -> None:
         first = seen.pop(id(self), None)

@@ -28,7 +28,6 @@ from checkpoint.core.coordination.rounds import Gathering, Recovery, TakeOvers
 from checkpoint.core.coordination.run import CoordinatorPhase, PhaseEvent, RegionRun
 from checkpoint.core.coordination.workers import LINKED, Worker, WorkerState
 from checkpoint.core.links import messages as m
-from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import (
     RecoveryEstimate,
     RegionSpec,
@@ -38,7 +37,6 @@ from checkpoint.core.region import (
     ScalingStatus,
     StateChanged,
     UnderWayStatus,
-    check_continues,
 )
 from checkpoint.errors import GraphChangeRefusedError, ManifestError, RegionFencedError
 
@@ -82,23 +80,17 @@ class ManifestClaim:
         self._superseded = 0
         """Attempts to open the manifest that were superseded in a row."""
 
-    def may_begin(self, seen: Checkpoint | None, now: float) -> bool:
+    def may_begin(self, event: v.Begin, now: float) -> bool:
         """Return whether this region can continue from the checkpoint read before the claim; if not, it
         fails.
         """
-        # Before the claim: a program that does not fit must not fence off the driver that runs the region.
-        if not self._restorable(seen, now):
-            return False
-        if seen is not None:
-            self._changes.expect_workers(seen)
-        return True
-
-    def _restorable(self, checkpoint: Checkpoint | None, now: float) -> bool:
         try:
-            self._check_restorable(checkpoint)
+            self._run.compare_with(event.seen, unread=event.unread)
         except (ManifestError, GraphChangeRefusedError) as error:
             self._run.fail(error, now)
             return False
+        if event.seen is not None:
+            self._changes.expect_workers(event.seen)
         return True
 
     def on_manifest_opened(self, event: v.ManifestOpened, now: float) -> None:
@@ -109,8 +101,6 @@ class ManifestClaim:
             return  # the outcome was decided meanwhile; the shell closes the manifest that it opened
         # An epoch that some worker has claimed already would fence nothing: its old process could vote on.
         assert event.incarnation > max(run.incarnation, self._rounds.epoch_floor), "epochs only rise"
-        if not self._restorable(event.last_checkpoint, now):
-            return
         run.move(PhaseEvent.OPENED)
         self._rounds.manifest_opened(now)
         run.timers.clear("open")
@@ -125,20 +115,6 @@ class ManifestClaim:
             if worker.state is WorkerState.LOST:
                 self._rounds.relaunch(worker, now)
         self._falling_back.examine_or_order(now)
-
-    def _check_restorable(self, checkpoint: Checkpoint | None) -> None:
-        """Raise ManifestError or GraphChangeRefusedError if it cannot be restored to `checkpoint`."""
-        run = self._run
-        if checkpoint is None:
-            return
-        # A manifest that lacks an acknowledged checkpoint has lost it: to continue would silently undo its
-        # output.
-        if run.last_checkpoint is not None and checkpoint.number < run.last_checkpoint.number:
-            raise ManifestError(
-                f"it is the last in the manifest, but checkpoint {run.last_checkpoint.number} was committed",
-                checkpoint=checkpoint.number,
-            )
-        check_continues(run.spec, checkpoint)
 
     def on_manifest_superseded(self, event: v.ManifestSuperseded, now: float) -> None:
         """Try again after a random delay whose bound doubles: two coordinators start at one time (R17)."""
@@ -183,7 +159,7 @@ class ManifestClaim:
             self._rounds.reset(f"the manifest was claimed with epoch {event.epoch_held}", now)
 
     def on_manifest_unreadable(self, event: v.ManifestUnreadable, now: float) -> None:
-        """End FAILED: waiting does not cure this, a person has to repair it."""
+        """End FAILED: waiting does not cure this, or `RegionRun.decide_claimed` refuses what is there."""
         self._run.fail(event.error, now)
 
 
@@ -481,7 +457,7 @@ class Coordinator:
 
     def _on_begin(self, event: v.Begin, now: float) -> None:
         self._last_tick = now
-        if self._manifest.may_begin(event.seen, now):
+        if self._manifest.may_begin(event, now):
             self.rounds.start(now)
             self._autoscaling.start(now)
 

@@ -135,7 +135,7 @@ class Recovery:
         run = self._run
         run.timers.clear("open")
         step = limits.terms_per_incarnation if run.spec.recovery == "local" else 1
-        run.emit(OpenManifest(above=self._epoch_floor, held=run.incarnation, step=step))
+        run.emit(OpenManifest(self._epoch_floor, run.incarnation, step, run.decide_claimed))
 
     def reset(
         self, reason: str, now: float, *, worker: int = -1, spend: bool = True, delay_s: float = 0.0

@@ -18,12 +18,20 @@ from checkpoint.core.coordination.vocabulary import (
     SendControl,
 )
 from checkpoint.core.coordination.workers import STARTED, Roster, Worker, WorkerState
+from checkpoint.core.graph_change import Operators
 from checkpoint.core.links.messages import Restore, Stop, StopKind, ToTask, ToWorker
 from checkpoint.core.progress import dropped_rows
 from checkpoint.core.records.layout import Layout, even_layout
 from checkpoint.core.records.manifest import Checkpoint, floors_of, gaps_of, keep, steps_kept_after
-from checkpoint.core.region import RegionEvent, RegionSpec, RegionState
+from checkpoint.core.region import (
+    RegionEvent,
+    RegionSpec,
+    RegionState,
+    check_continues,
+    meanwhile_another_graph,
+)
 from checkpoint.core.state_machines import Timers, follow
+from checkpoint.errors import ManifestError
 from dos_protocol.errors import DosError
 
 
@@ -120,6 +128,8 @@ class RegionRun:
         self._terms: dict[int, int] = {}
         self._last: Checkpoint | None = None
         self._kept: tuple[Checkpoint, ...] = ()
+        self._compared: Operators | None = None
+        """The graph with which the program was compared before the claim; None: the store was not read."""
         self._outcome: End | None = None
         self._cancelled = False
         self._out: list[Effect] = []
@@ -220,6 +230,35 @@ class RegionRun:
 
     def set_layout(self, layout: Layout, declared: int) -> None:
         self._layout, self._declared = layout, declared
+
+    # --- whether it can continue ----------------------------------------------------------------------
+
+    def compare_with(self, seen: Checkpoint | None, *, unread: bool) -> None:
+        """Raise ManifestError or GraphChangeRefusedError if the program cannot continue from the checkpoint
+        that was read before the claim; `unread`: it was not read.
+        """
+        # Before the claim: a program that does not fit must not fence off the driver that runs the region.
+        if seen is not None:
+            check_continues(self.spec, seen)
+        if not unread:
+            self._compared = {} if seen is None else seen.operators
+
+    def decide_claimed(self, last: Checkpoint | None) -> None:
+        """Decide again, under the claim, with the last checkpoint of the chain. Raises as `compare_with`."""
+        if last is None:
+            return
+        # A manifest that lacks an acknowledged checkpoint has lost it: to continue would silently undo its
+        # output.
+        if self._last is not None and last.number < self._last.number:
+            raise ManifestError(
+                f"it is the last in the manifest, but checkpoint {self._last.number} was committed",
+                checkpoint=last.number,
+            )
+        check_continues(self.spec, last)
+        # Also if it fits: another program has changed the graph meanwhile, and its change would be undone
+        # without a word.
+        if self._compared is not None and last.operators not in (self._compared, self.spec.operators):
+            raise meanwhile_another_graph(self.spec, last)
 
     # --- what is committed ----------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """The events that the coordinator's core takes, and the effects that it returns. Values only."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from checkpoint.core.links.messages import FromTask, Refusal, ToCoordinator, ToTask, ToWorker
@@ -18,6 +19,8 @@ class Begin:
     seen: Checkpoint | None = None
     """The last checkpoint that another driver has committed, as read without a claim; None if there is none,
     or it could not be read."""
+    unread: bool = False
+    """It could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +255,10 @@ Event: TypeAlias = (
 # --- effects ------------------------------------------------------------------------------------------
 
 
+def _any(last: Checkpoint | None) -> None:
+    """Begin with any checkpoint."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpenManifest:
     """Take the manifest over with an epoch above `above` and all seen.
@@ -265,6 +272,9 @@ class OpenManifest:
     held: int
     step: int = 1
     """The epoch is a multiple of this: with local recovery, terms lie between two incarnations."""
+    decide: Callable[[Checkpoint | None], None] = field(default=_any, repr=False, compare=False)
+    """Called under the claim with the last checkpoint, before the segment is opened. Raises a DosError if
+    this driver may not begin with it: then no segment is opened, and the answer is ManifestUnreadable."""
 
 
 @dataclass(frozen=True, slots=True)
