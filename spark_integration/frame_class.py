@@ -85,6 +85,8 @@ class MethodClass(Enum):
     """Of names and types: those of the shadow."""
     ACTION = auto()
     """On the result, which runs the region, if there is one; refused on a stream with a stateful call."""
+    VIEW = auto()
+    """Makes a table of SQL. As `ACTION`, but refused on each stream: SQL on it has the state of Spark."""
     OWN = auto()
     """Defined in the class."""
     REFUSED = auto()
@@ -105,12 +107,13 @@ def _methods() -> dict[str, MethodClass]:
         MethodClass.TIME: "withWatermark",
         MethodClass.INFORM: "colRegex columns dtypes isStreaming metadataColumn printSchema schema"
         " sparkSession",
-        MethodClass.ACTION: "approxQuantile asTable cache checkpoint collect corr count cov"
-        " createGlobalTempView createOrReplaceGlobalTempView createOrReplaceTempView createTempView"
+        MethodClass.ACTION: "approxQuantile cache checkpoint collect corr count cov"
         " executionInfo exists first foreach foreachPartition head inputFiles isEmpty isLocal"
-        " localCheckpoint mergeInto pandas_api persist plot rdd registerTempTable sameSemantics"
+        " localCheckpoint mergeInto pandas_api persist plot rdd sameSemantics"
         " scalar semanticHash show storageLevel tail take toArrow toJSON toLocalIterator toPandas unpersist"
         " writeTo",
+        MethodClass.VIEW: "asTable createGlobalTempView createOrReplaceGlobalTempView"
+        " createOrReplaceTempView createTempView registerTempTable",
         MethodClass.OWN: "explain na randomSplit stat transform write writeStream",
         MethodClass.REFUSED: "cube groupingSets rollup",
     }
@@ -570,6 +573,20 @@ def _inform(name: str, parent: Any) -> Any:
     return call
 
 
+def _view(name: str, parent: Any) -> Any:
+    action = _action(name, parent)
+
+    def call(self: RegionFrame, *args: Any, **kwargs: Any) -> Any:
+        if self.isStreaming:
+            raise FrameError(
+                f"{name} of a stream: SQL that groups its rows would keep them in the state of Spark",
+                remedy=f"group on the frame; or write frame.df().{name} if that is what you want",
+            )
+        return action(self, *args, **kwargs)
+
+    return call
+
+
 def _action(name: str, parent: Any) -> Any:
     def checked(self: RegionFrame) -> DataFrame:
         if self._call is None:
@@ -613,6 +630,7 @@ def _define_methods(cls: Any) -> None:
         MethodClass.TIME: lambda name, _: _time(name),
         MethodClass.INFORM: _inform,
         MethodClass.ACTION: _action,
+        MethodClass.VIEW: _view,
         MethodClass.REFUSED: lambda name, _: _refused(
             name, "is not computed by a region", "call it on the DataFrame of Spark, frame.df()"
         ),

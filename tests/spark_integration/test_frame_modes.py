@@ -231,6 +231,10 @@ def test_what_a_mode_does_not_have_is_refused_before_anything_starts(
         ),
         "orderBy of a stream needs its whole table, which is not kept": lambda: words.orderBy("word"),
         "describe of a stream": counted.describe,
+        # Also without a stateful call: SQL on it would have one, of Spark.
+        "createTempView of a stream": lambda: words.createTempView("words"),
+        "createOrReplaceTempView of a stream": lambda: spark.sql("select count(*) from {df}", df=words),
+        "createGlobalTempView of a stream": lambda: counted.createGlobalTempView("words"),
     }
     for text, call in calls.items():
         with pytest.raises(FrameError, match=text) as caught:
