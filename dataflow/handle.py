@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypedDict
 
@@ -484,34 +485,40 @@ def _fields_of_spec(part: GraphPart, options: RegionOptions) -> dict[str, Any]:
     return fields
 
 
+def spec_of_part(
+    part: GraphPart, options: RegionOptions, *, job_key: bytes = b"", **fields: Any
+) -> RegionSpec:
+    """Return the specification of one part of an application. job_key: of the links, empty: a new one.
+    fields: further fields of it. Raises ValueError for a field out of range.
+    """
+    return RegionSpec(
+        name=part.name,
+        job_key=job_key or secrets.token_bytes(_key_bytes),
+        **part.graph.plan().stored(),
+        **_fields_of_spec(part, options),
+        **fields,
+    )
+
+
 def start_part(
     part: GraphPart,
+    spec: RegionSpec,
     make_launcher: Callable[[RegionSpec, RegionControl, RegionEvents], WorkerLauncher],
     undo: ExitStack,
     options: RegionOptions,
     *,
     at_end: Callable[[], None] = lambda: None,
     metrics: str = "",
-    job_key: bytes = b"",
-    **fields: Any,
 ) -> RegionHandle:
     """Start one part of an application as a region. `undo` ends it if a later step of the caller fails.
 
     make_launcher: called when the coordinator listens, and before any worker is started. metrics: where to
-    serve figures, empty: nowhere. job_key: of the links, empty: a new one. fields: further fields of
-    `RegionSpec`. Raises ValueError for a field out of range, BrokenConnectionError if no port is free.
+    serve figures, empty: nowhere. Raises BrokenConnectionError if no port is free.
     """
     plan = part.graph.plan()
     monitor = RegionMonitor(part.name, metrics)
     undo.callback(monitor.close)
-    spec = RegionSpec(
-        name=part.name,
-        metrics=monitor.address,
-        job_key=job_key or secrets.token_bytes(_key_bytes),
-        **plan.stored(),
-        **_fields_of_spec(part, options),
-        **fields,
-    )
+    spec = replace(spec, metrics=monitor.address)
     events = RegionEvents()
 
     def observe(event: RegionEvent) -> None:
@@ -704,11 +711,15 @@ def start_application(
     parts: Sequence[GraphPart],
     make_launcher: Callable[[GraphPart, RegionSpec, RegionControl, RegionEvents], WorkerLauncher],
     options: RegionOptions,
+    *,
+    at_end: Callable[[], None] = lambda: None,
+    metrics: str = "",
     **fields: Any,
 ) -> RegionHandle | Application:
     """Start each part of an application as a region; if one cannot be started, end those that were. Returns
-    the handle of the region, or an `Application` for several parts. `fields` and errors: those of
-    `start_part`; ValueError for `restore` of several parts, which have no checkpoint in common.
+    the handle of the region, or an `Application` for several parts. `fields`: those of `spec_of_part`. Raises
+    what that and `start_part` raise; ValueError for `restore` of several parts, which have no checkpoint in
+    common.
     """
     if options.get("restore") and len(parts) > 1:
         names = ", ".join(part.name for part in parts)
@@ -716,10 +727,18 @@ def start_application(
             f"{name!r} has {len(parts)} regions, and each has its own checkpoints: stop it, and restore"
             f" them with `dos region restore --stopped` ({names})"
         )
-    fields |= {"application": name, "parts": tuple(part.name for part in parts)}
+    specs = {part.name: spec_of_part(part, options, application=name, **fields) for part in parts}
     with ExitStack() as undo:
         handles = {
-            part.name: start_part(part, partial(make_launcher, part), undo, options, **fields)
+            part.name: start_part(
+                part,
+                replace(specs[part.name], beside=tuple(one for of, one in specs.items() if of != part.name)),
+                partial(make_launcher, part),
+                undo,
+                options,
+                at_end=at_end,
+                metrics=metrics,
+            )
             for part in parts
         }
         undo.pop_all()

@@ -54,7 +54,7 @@ from checkpoint.core.region import (
     RegionSpec,
     RegionStatus,
     belongs_to,
-    check_begins,
+    check_application,
     check_continues,
 )
 from checkpoint.errors import NoRegionError
@@ -406,10 +406,14 @@ async def before_claim(store: Store, spec: RegionSpec) -> Begin:
     If it cannot be read now, the claim decides; for a hand-over, the error is raised. Raises
     RestoreRefusedError, ManifestError or GraphChangeRefusedError if the region cannot begin with it.
     """
+    others: dict[str, Checkpoint] = {}
     try:
-        view = await read_manifest(store, spec.name)
-    except NoRegionError:
-        view = ManifestView(spec.name, 0)
+        view = await _read_or_empty(store, spec.name)
+        if spec.beside or view.last is None:
+            for name in await regions_of(store):
+                if name != spec.name and belongs_to(spec.application, name):
+                    last = (await _read_or_empty(store, name)).last
+                    others |= {} if last is None else {name: last}
     except DosError as error:
         if spec.hand_over:
             raise
@@ -425,11 +429,15 @@ async def before_claim(store: Store, spec: RegionSpec) -> Begin:
         )
         if target is not None:
             check_continues(spec, target)
-    if view.last is None and not spec.without_checkpoints:
-        names = [name for name in await regions_of(store) if belongs_to(spec.application, name)]
-        others = {name: (await read_manifest(store, name)).last for name in names if name != spec.name}
-        check_begins(spec, {name: last for name, last in others.items() if last is not None})
+    check_application(spec, others | ({} if view.last is None else {spec.name: view.last}))
     return Begin(view.last)
+
+
+async def _read_or_empty(store: Store, region: str) -> ManifestView:
+    try:
+        return await read_manifest(store, region)
+    except NoRegionError:
+        return ManifestView(region, 0)
 
 
 async def watch_forks(

@@ -2,7 +2,7 @@
 receive, and its directories. Plain values; nothing here decides anything but whether a region can continue.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from html import escape
@@ -145,8 +145,9 @@ class RegionSpec:
     autoscale: AutoScale | None = None
     """How the number of workers follows the load; None: it changes only on request."""
     application: str = ""
-    """The application of which this is a region, and the names of all its regions, if it has several."""
-    parts: tuple[str, ...] = ()
+    """The application of which this is a region."""
+    beside: "tuple[RegionSpec, ...]" = ()
+    """The other regions of the application. All are compared before any is claimed."""
     store_url: str
     job_key: bytes = field(repr=False)
     """At least 16 random bytes, made by the driver for this run; never in a log, URL or configuration."""
@@ -793,17 +794,50 @@ def belongs_to(application: str, region: str) -> bool:
     return bool(application) and (region == application or region.startswith(f"{application}."))
 
 
-def check_begins(spec: RegionSpec, regions: Mapping[str, Checkpoint]) -> None:
+def check_application(spec: RegionSpec, regions: Mapping[str, Checkpoint]) -> None:
+    """Raise ManifestError or GraphChangeRefusedError if any region of the application cannot continue, or
+    would begin without a state that the store has: then none is claimed.
+
+    regions: the last checkpoint of each region of the store that `belongs_to` the application.
+    """
+    all_of_it = (spec, *spec.beside)
+    parts = {one.name for one in all_of_it}
+    for one in all_of_it:
+        last = regions.get(one.name)
+        if one.without_checkpoints:
+            continue
+        if last is None:
+            check_begins(one, regions, parts)
+            continue
+        check_continues(one, last)
+        for name, other in sorted(regions.items()):
+            mine = one.operators.keys() - last.operators.keys()
+            moved = sorted(mine & {of for of, note in other.operators.items() if not note.is_stateless})
+            if moved and name != one.name and _is_part(spec.application, name, other):
+                raise GraphChangeRefusedError(
+                    f"the state of {', '.join(map(repr, moved))} is in region {name!r}, and this program has"
+                    f" these operators in region {one.name!r}: regions are neither merged nor divided",
+                    operators=tuple(moved),
+                    remedy=f"leave them in region {name!r}, or use other names, with which their state begins"
+                    " anew",
+                )
+
+
+def _is_part(application: str, region: str, last: Checkpoint) -> bool:
+    """Return whether a region that `belongs_to` an application is one of its parts, and no fork."""
+    first = region.removeprefix(f"{application}.")
+    return last.origin is None and (region == application or first in last.operators)
+
+
+def check_begins(spec: RegionSpec, regions: Mapping[str, Checkpoint], parts: Collection[str]) -> None:
     """Raise GraphChangeRefusedError if a region would begin empty although another one has its operators.
 
-    regions: the last checkpoint of each other region of the store that `belongs_to` the application.
+    regions: see `check_application`. parts: the names of all regions of the application.
     """
     # A part is named by its first operator: renamed, it would silently begin without its state.
     for name, last in sorted(regions.items()):
         shared = sorted(last.operators.keys() & spec.operators.keys())
-        first = name.removeprefix(f"{spec.application}.")
-        is_part = name == spec.application or first in last.operators
-        if name in spec.parts or last.origin is not None or not is_part or not shared:
+        if name in parts or not shared or not _is_part(spec.application, name, last):
             continue
         raise GraphChangeRefusedError(
             f"region {spec.name!r} would begin without state, although region {name!r} has its operators"

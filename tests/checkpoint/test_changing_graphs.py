@@ -2,7 +2,9 @@
 votes; and what the last checkpoint states of a region that stops.
 """
 
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -19,9 +21,11 @@ from checkpoint.core.coordination.vocabulary import (
 from checkpoint.core.links.messages import Counters, Paused, RequestCheckpoint, Restore, Restored, Start
 from checkpoint.core.records.lines import republished, restored
 from checkpoint.core.records.manifest import Checkpoint
-from checkpoint.core.region import RegionState
+from checkpoint.core.region import RegionSpec, RegionState, check_application
+from checkpoint.errors import GraphChangeRefusedError
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.manifest_samples import notes
+from tests.checkpoint.region_model import spec
 
 BEFORE = notes(rows="source", count="count", out="sink")
 AFTER = BEFORE | notes(cheap="filter")
@@ -228,6 +232,49 @@ def test_a_region_with_replicas_elsewhere_keeps_its_graph() -> None:
         seen=last_of(), operators=AFTER, keeps_graph="its replicas run the former one"
     )
     assert "its replicas run the former one" in refused(region)
+
+
+def shop(**parts: dict[str, Any]) -> RegionSpec:
+    """The first of the parts of an application, with the others beside it."""
+    first, *beside = (
+        replace(spec(2, application="shop", operators=operators), name=f"shop.{name}")
+        for name, operators in parts.items()
+    )
+    return replace(first, beside=tuple(beside))
+
+
+CLICKS = notes(clicks="source", longest="count", shown="sink")
+
+
+def test_all_parts_of_an_application_are_compared_before_any_is_claimed() -> None:
+    last = {"shop.rows": last_of(), "shop.clicks": msgspec.structs.replace(last_of(), operators=CLICKS)}
+    check_application(shop(rows=AFTER, clicks=CLICKS | notes(dear="filter")), last)
+    check_application(shop(rows=AFTER, clicks=CLICKS), {"shop.clicks": last["shop.clicks"]})
+    with pytest.raises(
+        GraphChangeRefusedError, match=r"region 'shop\.clicks' was made by.*'longest' was count"
+    ):
+        check_application(shop(rows=AFTER, clicks=CLICKS | notes(longest="sum")), last)
+
+
+def test_a_state_does_not_move_to_another_part_of_an_application() -> None:
+    """It would begin anew there, and be lost here, although the graph as a whole has not changed."""
+    wide = BEFORE | notes(longest="count")
+    last = {
+        "shop.rows": msgspec.structs.replace(last_of(), operators=BEFORE),
+        "shop.clicks": msgspec.structs.replace(last_of(), operators=CLICKS),
+    }
+    moved = shop(rows=wide, clicks=CLICKS)
+    with mock.patch("checkpoint.core.region.check_continues"):  # whatever is dropped and begins anew
+        with pytest.raises(GraphChangeRefusedError, match=r"state of 'longest' is in region 'shop\.clicks'"):
+            check_application(moved, last)
+        alone = {
+            "shop.rows": msgspec.structs.replace(last_of(), operators=wide),
+            "shop.clicks": last["shop.clicks"],
+        }
+        check_application(moved, alone)
+        other = {**last, "shop.old": last["shop.clicks"]}
+        del other["shop.clicks"]
+        check_application(shop(rows=wide), other)
 
 
 def test_another_number_of_workers_may_come_with_another_graph() -> None:
