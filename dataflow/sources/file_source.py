@@ -38,18 +38,15 @@ from dataflow.sources.formats import (
     BAD_PORT,
     BAD_SCHEMA,
     NO_HEAD,
-    PARQUET_MAGIC,
     CsvFormat,
     Format,
     Head,
     JsonFormat,
     OnBad,
-    ParquetFormat,
     RecordFormat,
     csv_lexer,
     inferred_schema,
     nameable_schema,
-    parquet_head,
 )
 from dataflow.sources.input_files import (
     COMPRESSED,
@@ -82,6 +79,7 @@ from dataflow.sources.lines import (
     replay_lines,
     whole_lines,
 )
+from dataflow.sources.row_groups import GroupFormat, group_head, is_complete
 from dos_protocol.digests import digest64
 
 Batches = TypeVar("Batches")
@@ -117,10 +115,11 @@ class FileSource(base.SourceSpec):
         FileSource("logs", watch=True, until="logs/END")
         FileSource("orders.csv", format="csv", schema="id bigint, item string", on_bad="side")
 
-    format: "text"; "json", an object per line; "csv", with quotes by RFC 4180; "parquet", in which a reset
-    returns to the beginning of a row group. schema: the columns of a format, found in the files by name; None
-    infers them from the first file, which must have a row then. on_bad: what becomes of a record that is no
-    row of the schema: "error" stops the region, "drop" counts it, "side" is the side output "bad" (file,
+    format: "text"; "json", an object per line; "csv", with quotes by RFC 4180; "parquet" and "arrow" (files
+    and streams), in which a reset returns to the beginning of a row group. schema: the columns of a format,
+    found in the files by name; None infers them from the first file, which must have a row then. on_bad: what
+    becomes of a record that is no row of the schema: "error" stops the region, "drop" counts it, "side" is
+    the side output "bad" (file,
     line, byte, reason, data). delimiter, header: of CSV; without a header, columns are found by their order.
 
     paths: one path, pattern (`logs/**/*.log`) or URL of objects in a bucket (`s3://bucket/logs/*.txt`), or a
@@ -155,7 +154,7 @@ class FileSource(base.SourceSpec):
     local: bool
     verify: Verify
     endpoint: str | None
-    records: RecordFormat | ParquetFormat | None
+    records: RecordFormat | GroupFormat | None
     """How records become rows; None for text."""
     on_bad: OnBad
 
@@ -204,15 +203,15 @@ class FileSource(base.SourceSpec):
         end = None if until is None else end_path(until, given[0])
         set_fields(self, paths=expanded, repeat=repeat, patterns=patterns, until=end, poll_s=poll_s)
         set_fields(self, gone=gone, errors=errors, local=local, verify=verify, endpoint=endpoint)
-        records: RecordFormat | ParquetFormat | None = None
+        records: RecordFormat | GroupFormat | None = None
         if format != "text":
             delimiter, header = delimiter or ",", header is None or header
             columns = parse_schema(schema) if schema is not None else None
             if columns is None:
                 found = list(files.listing(patterns)) if watch else expanded
                 columns = _inferred(files, found, format, delimiter, header=header)
-            if format == "parquet":
-                records = ParquetFormat(columns)
+            if format == "parquet" or format == "arrow":
+                records = GroupFormat(columns, format)
             else:
                 records = JsonFormat(columns) if format == "json" else CsvFormat(columns, delimiter, header)
         set_fields(self, records=records, on_bad=on_bad)
@@ -269,7 +268,9 @@ def _check_options(
     kind: Format, schema: object, errors: Errors, on_bad: OnBad, delimiter: str | None, header: bool | None
 ) -> None:
     if kind == "text" and (schema is not None or on_bad != "error"):
-        raise SchemaError('schema and on_bad are for records; pass format="json", "csv" or "parquet" too')
+        raise SchemaError(
+            'schema and on_bad are for records; pass format="json", "csv", "parquet" or "arrow" too'
+        )
     if kind != "csv" and (delimiter, header) != (None, None):
         raise SchemaError('delimiter and header are for format="csv"')
     if kind != "text" and errors != "strict":
@@ -286,10 +287,10 @@ def _inferred(
         try:
             file = files.open(path)
             try:
-                if kind == "parquet":
-                    metadata = parquet_head(_size_of_open(file, path), file.read).metadata
-                    assert metadata is not None
-                    return nameable_schema(metadata.schema.to_arrow_schema())
+                if kind == "parquet" or kind == "arrow":
+                    footer = group_head(kind, _size_of_open(file, path), file.read).footer
+                    assert footer is not None
+                    return nameable_schema(footer.schema)
                 sample, rest, _ = whole_lines(file, path, 0, limits.infer_bytes, end_of)
             finally:
                 file.close()
@@ -303,12 +304,14 @@ def _inferred(
 
 
 def _size_of_open(file: FileBytes, path: str) -> int:
-    """Return the size of a Parquet file. Raises SchemaError if it is compressed as a whole."""
+    """Return the size of a file of row groups. Raises SchemaError if it is compressed as a whole."""
     if file.size() is None:
         file.read(0, 1)  # the first answer of a bucket has the size
     size = file.size()
     if size is None:
-        raise SchemaError(f"{path!r} is compressed as a whole, and Parquet is read by row group")
+        raise SchemaError(
+            f"{path!r} is compressed as a whole, and files of row groups are read from any of them"
+        )
     return size
 
 
@@ -464,7 +467,7 @@ class FileReader(base.SourceReader):
     def _head_of(self, split: OpenSplit, block: bytes) -> Head:
         records = self._spec.records
         try:
-            if isinstance(records, ParquetFormat):
+            if isinstance(records, GroupFormat):
                 file = self._file(split)
                 return records.head(_size_of_open(file, split.path), file.read)
             return NO_HEAD if records is None else records.head(block)
@@ -539,7 +542,7 @@ class FileReader(base.SourceReader):
     def _whole(self, split: OpenSplit, want: int) -> tuple[bytes, bytes, bool]:
         """Read whole lines, records or row groups from the position on, as `whole_lines` does."""
         begin, records = split.digest.size, self._spec.records
-        if not isinstance(records, ParquetFormat):
+        if not isinstance(records, GroupFormat):
             return whole_lines(self._file(split), split.path, begin, want, self._end_of)
         end = records.end_of(split.head, begin, want)
         if end - begin > limits.row_group_bytes_max:
@@ -965,13 +968,14 @@ class WatchReader(FileReader):
         return not at.done and seen.size > 0
 
     def _is_whole_gzip(self, path: str, seen: FileSeen, last: FileSeen | None) -> bool:
-        """Return whether the file ends at the end of a stream, once its size has stopped changing."""
+        """Return whether a file is whole that is read from its end, once its size has stopped changing."""
         size, whole = self._whole_gzips.get(path, (-1, False))
         if size != seen.size and last in (None, seen):
             file = decompressed(path, PlainBytes(path, open_regular(path)))
             try:
-                if isinstance(file, PlainBytes):  # a Parquet file: its footer is written last
-                    whole = file.read(max(0, seen.size - len(PARQUET_MAGIC)), seen.size) == PARQUET_MAGIC
+                if isinstance(file, PlainBytes):
+                    assert isinstance(self._spec.records, GroupFormat)
+                    whole = is_complete(self._spec.records.name, seen.size, file.read)
                 else:
                     assert isinstance(file, GzipBytes | StreamBytes)
                     whole = file.is_complete()
@@ -983,7 +987,7 @@ class WatchReader(FileReader):
     # --- splits ---------------------------------------------------------------------------------------------
 
     def _grows(self, name: str) -> bool:
-        whole = name.endswith(COMPRESSED) or isinstance(self._spec.records, ParquetFormat)
+        whole = name.endswith(COMPRESSED) or isinstance(self._spec.records, GroupFormat)
         return not self._input.versioned and not whole
 
     def _takes_rest(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-r"""Formats of files: JSON and CSV, whose rows are records of text, and Parquet: bytes to rows. Pure: no I/O.
+"""Formats of files whose rows are records of text, JSON and CSV: bytes to rows. Pure: no I/O.
 
 pyarrow decodes the values. It tells neither where a record ends in the file nor which one is wrong, and its
 result must not depend on how a file was divided into blocks, because a replay divides it in another way.
@@ -10,32 +10,26 @@ Hence these rules, which make a record's rows a function of the record alone:
    A carriage return outside of quotes belongs to a newline: pyarrow would end the record there.
 3. A block is decoded at once. If that fails, or gives another number of rows than records, it is divided in
    two, down to the single records that are wrong.
-
-Parquet is read by row group: a position is the end of one, and the rest of a file belongs to its last one.
 """
 
-import errno
-import io
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
-from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
-import pyarrow.parquet as pq
 
 from dataflow.errors import SchemaError, nearest
 from dataflow.schema import check_schema, parse_schema, schema_text
 from dos_protocol.digests import digest64
 
-Format: TypeAlias = Literal["text", "json", "csv", "parquet"]
+Format: TypeAlias = Literal["text", "json", "csv", "parquet", "arrow"]
 OnBad: TypeAlias = Literal["error", "drop", "side"]
 Indexes: TypeAlias = npt.NDArray[np.int64]
 BAD_PORT: Final = "bad"
@@ -43,7 +37,7 @@ BAD_PORT: Final = "bad"
 BAD_SCHEMA: Final = parse_schema("file string, line bigint, byte bigint, reason string, data binary")
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _NEWLINE: Final = 10
-_FAULTS: Final = (pa.ArrowException, UnicodeDecodeError)
+FAULTS: Final = (pa.ArrowException, UnicodeDecodeError)
 """What pyarrow raises for bytes that do not fit; UnicodeDecodeError for an error text that is not UTF-8."""
 
 
@@ -63,6 +57,25 @@ class Decoded(NamedTuple):
     bad: list[BadRecord]
 
 
+class GroupFooter(Protocol):
+    """What a file of row groups tells of them: the columns, and how many there are."""
+
+    schema: pa.Schema
+    count: int
+
+    def first_row(self, group: int) -> int:
+        """Return how many rows of those that are numbered with it are before a group."""
+        ...
+
+    def tables(
+        self, groups: Sequence[int], data: bytes, begin: int, names: Sequence[str]
+    ) -> Iterator[pa.Table]:
+        """Yield the columns of each group. data: the bytes of the file from `begin` on. Raises what `FAULTS`
+        has and OSError for damage.
+        """
+        ...
+
+
 class Head(NamedTuple):
     """The beginning of a file: `size` bytes that are no row, and the names of the columns in the file."""
 
@@ -71,8 +84,8 @@ class Head(NamedTuple):
     digest: int = 0
     """Of a header, or of a footer; 0 if there is none. A reset far from it must find the same one."""
     ends: tuple[int, ...] = ()
-    """Of row groups, the last one at the end of the file."""
-    metadata: "pq.FileMetaData | None" = None
+    """Of groups of rows, the last one at the end of the file."""
+    footer: "GroupFooter | None" = None
 
 
 NO_HEAD: Final = Head()
@@ -107,7 +120,7 @@ class RecordFormat:
 
     @abstractmethod
     def rows_of(self, data: bytes, head: Head) -> pa.Table:
-        """Let pyarrow decode records, at least one. Raises what `_FAULTS` has."""
+        """Let pyarrow decode records, at least one. Raises what `FAULTS` has."""
 
     @abstractmethod
     def _probe(self) -> "tuple[bytes, Head]":
@@ -128,14 +141,14 @@ class RecordFormat:
     def decode(self, data: bytes, head: Head) -> Decoded:
         """Return the rows of whole records; the last one may lack its newline."""
         if not data:
-            return Decoded(_no_rows(self.schema), _NONE, [])
+            return Decoded(no_rows(self.schema), _NONE, [])
         data = data if data.endswith(b"\n") else data + b"\n"
         ends = self._ends(data)
         begins = np.concatenate([[0], ends[:-1]]).astype(np.int64)
         kept, bad = np.arange(len(ends)), list[BadRecord]()
         if not (self._is_plain(data, begins, ends) and _is_utf8(data)):
             kept, bad = self._sorted_out(data, begins, ends)
-        parts, found, waiting = [_no_rows(self.schema)], [_NONE], [kept]
+        parts, found, waiting = [no_rows(self.schema)], [_NONE], [kept]
         while waiting:
             part = waiting.pop()
             if not len(part):
@@ -144,7 +157,7 @@ class RecordFormat:
             try:
                 rows = self.rows_of(b"".join(records), head)
                 reason = f"{rows.num_rows} rows in one record"
-            except _FAULTS as error:
+            except FAULTS as error:
                 rows, reason = None, " ".join(str(error).split())
             if rows is not None and rows.num_rows == len(part):
                 parts += [
@@ -155,7 +168,7 @@ class RecordFormat:
                 waiting += [part[len(part) // 2 :], part[: len(part) // 2]]
             else:
                 bad.append(BadRecord(int(begins[part[0]]), int(ends[part[0]]), reason))
-        return Decoded(_joined(parts), np.concatenate(found), sorted(bad))
+        return Decoded(joined(parts), np.concatenate(found), sorted(bad))
 
     def _sorted_out(self, data: bytes, begins: Indexes, ends: Indexes) -> tuple[Indexes, list[BadRecord]]:
         kept, bad = [], []
@@ -177,16 +190,16 @@ class RecordFormat:
 _NONE: Final[Indexes] = np.zeros(0, np.int64)
 
 
-def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+def no_rows(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema)
 
 
-def _joined(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def joined(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     full = [part for part in parts if part.num_rows]
     return full[0] if len(full) == 1 else pa.concat_batches(full or parts[:1])
 
 
-def _check_once(name: str, columns: Sequence[str], where: str) -> None:
+def check_once(name: str, columns: Sequence[str], where: str) -> None:
     """Raise SchemaError unless a file has a column once. where: what of the file has columns."""
     if columns.count(name) != 1:
         times = "twice" if name in columns else f"not{nearest(name, columns)}"
@@ -282,7 +295,7 @@ class CsvFormat(RecordFormat):
         record = block[size:end]
         columns = _header(record, self.delimiter)
         for name in self.schema.names:
-            _check_once(name, columns, "its header")
+            check_once(name, columns, "its header")
         return Head(end, columns, digest64(record))
 
     def whole(self, block: bytes) -> int:
@@ -403,129 +416,8 @@ def _csv_rows(data: bytes, names: Sequence[str] | None, schema: pa.Schema | None
 def _header(record: bytes, delimiter: str) -> tuple[str, ...]:
     try:
         return tuple(_csv_rows(record, None, None, delimiter).column_names)
-    except _FAULTS as error:
+    except FAULTS as error:
         raise SchemaError(f"its header cannot be read: {error}") from error
-
-
-# --- Parquet ------------------------------------------------------------------------------------------------
-
-PARQUET_MAGIC: Final = b"PAR1"
-_TAIL_BYTES: Final = 8
-"""The size of the footer, in four bytes, and the magic number."""
-
-
-class _Sparse(io.RawIOBase):
-    """A file of which only bytes from `begin` on are known."""
-
-    def __init__(self, data: bytes, begin: int, size: int) -> None:
-        self._data, self._begin, self._size, self._at = data, begin, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        end = self._size if size < 0 else min(self._at + size, self._size)
-        if self._at < self._begin or end > self._begin + len(self._data):
-            raise OSError(errno.EIO, f"bytes {self._at} to {end} are outside of the row groups")
-        data = self._data[self._at - self._begin : end - self._begin]
-        self._at = end
-        return data
-
-
-@dataclass(frozen=True)
-class ParquetFormat:
-    """Row groups become rows of `schema`, whose columns are found by name and converted without loss."""
-
-    schema: pa.Schema
-    name: ClassVar[str] = "parquet"
-
-    def head(self, size: int, read: Callable[[int, int], bytes]) -> Head:
-        """Return the row groups of a file of `size` bytes. Raises SchemaError if it is no whole Parquet file,
-        or does not have the columns of the schema.
-        """
-        head = parquet_head(size, read)
-        assert head.metadata is not None
-        found = head.metadata.schema.to_arrow_schema()
-        for field in self.schema:
-            _check_once(field.name, found.names, "it")
-            try:
-                pa.array([], found.field(field.name).type).cast(field.type)
-            except pa.ArrowNotImplementedError as error:
-                raise SchemaError(f"its column {field.name!r} cannot be converted: {error}") from error
-        return head
-
-    def end_of(self, head: Head, begin: int, want: int) -> int:
-        """Return the end of the row groups from `begin` on: about `want` bytes, at least one."""
-        end = next(end for end in head.ends if end > begin)
-        return max([end, *(one for one in head.ends if begin < one <= begin + want)])
-
-    def decode(self, data: bytes, head: Head, begin: int) -> tuple[Decoded, list[dict[str, Any]]]:
-        """Return the rows of whole row groups, with their numbers in the file instead of their bytes, and
-        what the rows have that do not fit. Raises pa.ArrowException and OSError for damage.
-        """
-        assert head.metadata is not None
-        count = head.metadata.num_row_groups
-        groups = [one for one, end in enumerate(head.ends[:count]) if begin < end <= begin + len(data)]
-        if not groups:
-            return Decoded(_no_rows(self.schema), _NONE, []), []
-        before = sum(head.metadata.row_group(one).num_rows for one in range(groups[0]))
-        names = self.schema.names
-        file = pq.ParquetFile(_Sparse(data, begin, head.ends[-1]), metadata=head.metadata)
-        nested = any("." in name for name in names)  # pyarrow takes such a name for a path
-        table = file.read_row_groups(groups, columns=None if nested else names, use_threads=False)
-        table = table.select(names)
-        parts, kept, bad, shown = [_no_rows(self.schema)], [_NONE], list[BadRecord](), list[dict[str, Any]]()
-        waiting = [(0, table.num_rows)]
-        while waiting:
-            at, end = waiting.pop()
-            part = table.slice(at, end - at)
-            try:
-                parts += part.cast(self.schema).combine_chunks().to_batches()
-                kept.append(np.arange(at, end))
-            except pa.ArrowInvalid as error:
-                if end - at > 1:
-                    middle = (at + end) // 2
-                    waiting += [(middle, end), (at, middle)]
-                else:
-                    bad.append(BadRecord(before + at, before + end, " ".join(str(error).split())))
-                    shown += part.to_pylist()
-        return Decoded(_joined(parts), np.concatenate(kept) + before, bad), shown
-
-
-def parquet_head(size: int, read: Callable[[int, int], bytes]) -> Head:
-    """Return the row groups of a file. Raises SchemaError if it is no whole Parquet file."""
-    tail = read(max(0, size - _TAIL_BYTES), _TAIL_BYTES)
-    footer_bytes = int.from_bytes(tail[:4], "little") + _TAIL_BYTES
-    if not tail.endswith(PARQUET_MAGIC) or not _TAIL_BYTES < footer_bytes <= size - len(PARQUET_MAGIC):
-        raise SchemaError("it is not a whole Parquet file")
-    footer = read(size - footer_bytes, footer_bytes)
-    try:
-        metadata = pq.read_metadata(pa.BufferReader(PARQUET_MAGIC + footer))
-    except (pa.ArrowException, OSError) as error:
-        raise SchemaError(f"its footer cannot be read: {error}") from error
-    spans = [_span(metadata.row_group(one)) for one in range(metadata.num_row_groups)]
-    if any(end > begin for (_, end), (begin, _) in pairwise(spans)) or any(end > size for _, end in spans):
-        raise SchemaError("its row groups do not follow each other")
-    ends = (*(begin for begin, _ in spans[1:]), size)
-    return Head(0, (), digest64(footer), ends, metadata)
-
-
-def _span(group: "pq.RowGroupMetaData") -> tuple[int, int]:
-    columns = [group.column(one) for one in range(group.num_columns)]
-    begins = [one.dictionary_page_offset or one.data_page_offset for one in columns]
-    begins = [min(begin, one.data_page_offset) for begin, one in zip(begins, columns, strict=True)]
-    ends = [begin + one.total_compressed_size for begin, one in zip(begins, columns, strict=True)]
-    return min(begins), max(ends)
 
 
 # --- schemas that are inferred ------------------------------------------------------------------------------
@@ -544,7 +436,7 @@ def inferred_schema(kind: str, sample: bytes, *, delimiter: str, header: bool) -
             found = _csv_rows(sample, None, None, delimiter).schema
         else:
             raise SchemaError("a file without a header does not name its columns")
-    except _FAULTS as error:
+    except FAULTS as error:
         raise SchemaError(f"its first {len(sample)} bytes do not have one schema: {error}") from error
     # A time without a zone is UTC for pyarrow in JSON, and a time without a zone in CSV.
     utc = kind == "json"

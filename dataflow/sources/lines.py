@@ -6,7 +6,7 @@ not part of the first line. An end is added to a last line without one, so that 
 file.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -20,13 +20,15 @@ from dataflow.sources.base import BatchPiece, SourceBatch, SourceDivision, Split
 from dataflow.sources.formats import (
     BAD_SCHEMA,
     BYTE_ORDER_MARK,
+    FAULTS,
     NO_HEAD,
     Head,
     OnBad,
-    ParquetFormat,
     RecordFormat,
+    no_rows,
 )
 from dataflow.sources.input_files import FileBytes
+from dataflow.sources.row_groups import GroupFormat
 
 Errors: TypeAlias = Literal["strict", "replace"]
 LINE_SCHEMA: Final = pa.schema([pa.field("line", pa.string())])
@@ -116,14 +118,23 @@ _Bad: TypeAlias = tuple[str, int, int, str, bytes]
 """A row of `BAD_SCHEMA`."""
 
 
+class _Part(NamedTuple):
+    """Rows of one piece of a split, and what is no row in it."""
+
+    piece: BatchPiece
+    rows: pa.RecordBatch
+    begins: npt.NDArray[np.int64]
+    bad: list[_Bad]
+
+
 class RecordChunks:
     """Collects the rows of chunks of whole records. `size` is as that of `LineChunks`."""
 
     def __init__(
-        self, records: RecordFormat | ParquetFormat, on_bad: OnBad, path_of: Callable[[str], str]
+        self, records: RecordFormat | GroupFormat, on_bad: OnBad, path_of: Callable[[str], str]
     ) -> None:
         self._records, self._on_bad, self._path_of = records, on_bad, path_of
-        self._unit = "row" if isinstance(records, ParquetFormat) else "byte"
+        self._unit = records.unit if isinstance(records, GroupFormat) else "byte"
         self.bad_count = 0
         """The number of records that are no rows, since the beginning."""
         self._empty()
@@ -139,35 +150,35 @@ class RecordChunks:
         """Decode records of a split. Raises InputRowError if one is no row and on_bad is "error"."""
         if not added.data:
             return
-        rows, begins, bad = self._decoded(added)
         self.size += len(added.data)
-        end = added.begin + len(added.data)
-        self._pieces.append(BatchPiece(added.split, added.begin, end, self._row_count))
-        self._rows.append(rows)
-        self._begins.append(begins)
-        self._row_count += rows.num_rows
-        if bad:
-            self._put_aside(bad)
+        parts = self._groups(added) if isinstance(self._records, GroupFormat) else [self._decoded(added)]
+        for part in parts:
+            self._pieces.append(part.piece)
+            self._rows.append(part.rows)
+            self._begins.append(part.begins)
+            self._row_count += part.rows.num_rows
+            if part.bad:
+                self._put_aside(part.bad)
 
-    def _decoded(self, added: SplitChunk) -> tuple[pa.RecordBatch, npt.NDArray[np.int64], list[_Bad]]:
+    def _groups(self, added: SplitChunk) -> Iterator["_Part"]:
         path, records = self._path_of(added.split), self._records
-        if isinstance(records, ParquetFormat):
-            try:
-                (rows, begins, wrong), shown = records.decode(added.data, added.head, added.begin)
-            except (pa.ArrowException, OSError) as error:
-                raise InputReadError(
-                    f"input {path!r} has a damaged row group from byte {added.begin} on: {error}",
-                    remedy="repair the file, or write it again",
-                ) from error
-            texts = [repr(row).encode() for row in shown]
-            return (
-                rows,
-                begins + 1,
-                [
-                    (path, one.begin + 1, added.begin, one.reason, text)
-                    for one, text in zip(wrong, texts, strict=True)
-                ],
-            )
+        assert isinstance(records, GroupFormat)
+        try:
+            for group in records.decode(added.data, added.head, added.begin):
+                piece = BatchPiece(added.split, group.begin, group.end, self._row_count)
+                bad = [(path, *row) for row in group.bad]
+                yield _Part(piece, group.rows, group.numbers, bad)
+        except (*FAULTS, OSError) as error:
+            raise InputReadError(
+                f"input {path!r} has a damaged row group from byte {added.begin} on: {error}",
+                remedy="repair the file, or write it again",
+            ) from error
+
+    def _decoded(self, added: SplitChunk) -> "_Part":
+        path, records = self._path_of(added.split), self._records
+        assert isinstance(records, RecordFormat)
+        end = added.begin + len(added.data)
+        piece = BatchPiece(added.split, added.begin, end, self._row_count)
         skipped = 0 if added.begin else added.head.size
         data, begin = added.data[skipped:], added.begin + skipped
         rows, begins, wrong = records.decode(data, added.head)
@@ -175,7 +186,7 @@ class RecordChunks:
         for one in wrong:
             line, at = line + data.count(b"\n", at, one.begin), one.begin
             bad.append((path, line, begin + at, one.reason, data[at : one.end]))
-        return rows, begins + begin, bad
+        return _Part(piece, rows, begins + begin, bad)
 
     def _put_aside(self, rows: list[_Bad]) -> None:
         if self._on_bad == "error":
@@ -190,8 +201,10 @@ class RecordChunks:
 
     def take(self) -> SourceBatch | None:
         """Remove and return the collected rows, perhaps none; or None if no bytes were added."""
-        if not self._rows:
+        if not self.size:
             return None
+        if not self._rows:  # a file without a row group
+            self._rows, self._begins = [no_rows(self._records.schema)], [np.zeros(0, np.int64)]
         rows, begins = pa.concat_batches(self._rows), np.concatenate(self._begins)
         made = SourceBatch(
             rows, tuple(self._pieces), self.size, begins=begins, bad=self._bad, unit=self._unit
@@ -255,7 +268,9 @@ def position_text(source: SourceBatch, row: int | None, name_of: Callable[[Batch
             return f"{name_of(first)}, bytes {first.begin} to {first.end}"
         return f"{name_of(first)}, byte {first.begin}, to {name_of(last)}, byte {last.end}"
     if source.begins is not None:
-        return f"{name_of(_piece_at(source.pieces, row))}, {source.unit} {source.begins[row]}"
+        piece, unit = _piece_at(source.pieces, row), source.unit
+        unit = f"byte {piece.begin}, row" if unit == "record batch" else unit
+        return f"{name_of(piece)}, {unit} {source.begins[row]}"
     start = line_start(source.data, row)
     piece = _piece_at(source.pieces, start)
     return f"{name_of(piece)}, byte {piece.begin + start - piece.at}"

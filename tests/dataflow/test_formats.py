@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import json
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -322,29 +323,64 @@ def test_what_cannot_be_read_is_refused_when_the_source_is_made(
         make(tmp_path / "empty")
 
 
-# --- Parquet ------------------------------------------------------------------------------------------------
+# --- row groups: Parquet, Arrow files and streams -----------------------------------------------------------
 
+GROUPED = ["parquet", "arrow", "arrows"]
 _tables = st.lists(
     st.tuples(st.none() | st.integers(-9, 9), st.none() | st.text("abé", max_size=3)), max_size=12
 )
 _FILE = pa.schema([("b", pa.string()), ("other", pa.float64()), ("a", pa.int32())])
 
 
-def write_parquet(path: Path, rows: list[Any], group: int, **options: Any) -> None:
-    values = [{"a": a, "b": b, "other": 0.5} for a, b in rows]
-    pq.write_table(pa.Table.from_pylist(values, _FILE), path, row_group_size=group, **options)
+def write_groups(form: str, path: Path, rows: list[Any], group: int, *, encoded: bool = False) -> Any:
+    """Write a file of row groups; encoded: with dictionaries, which differ between record batches. Return the
+    format that reads it.
+    """
+    table = pa.Table.from_pylist([{"a": a, "b": b, "other": 0.5} for a, b in rows], _FILE)
+    write_table(form, path, table, group, encoded=encoded)
+    return form.removesuffix("s")
 
 
+def write_table(form: str, path: Path, table: pa.Table, group: int, *, encoded: bool = False) -> None:
+    if form == "parquet":
+        pq.write_table(table, path, row_group_size=group, use_dictionary=encoded)
+        return
+    parts = [table.slice(at, group) for at in range(0, table.num_rows, group)]
+    if encoded:
+        whole = table.set_column(0, "b", table["b"].combine_chunks().dictionary_encode())
+        table = whole if form == "arrow" else table.set_column(0, "b", table["b"].dictionary_encode())
+        parts = [
+            (whole if form == "arrow" else table).slice(at, group) for at in range(0, table.num_rows, group)
+        ]
+        if form == "arrows":  # another dictionary for each batch: a file cannot have that
+            parts = [
+                part.set_column(0, "b", part["b"].cast(pa.string()).combine_chunks().dictionary_encode())
+                for part in parts
+            ]
+    new = pa.ipc.new_file if form == "arrow" else pa.ipc.new_stream
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with path.open("wb") as file, new(file, table.schema, options=options) as writer:
+        for part in parts:
+            writer.write_table(part)
+
+
+@pytest.mark.parametrize("form", GROUPED)
 @settings(max_examples=40)
-@given(st.lists(_tables, min_size=1, max_size=3), st.integers(1, 5), st.integers(1, 2000), st.data())
-def test_a_reader_of_parquet_continues_from_any_row_group(
-    tables: list[list[Any]], group: int, bytes_max: int, data: st.DataObject
+@given(
+    st.lists(_tables, min_size=1, max_size=3),
+    st.integers(1, 5),
+    st.integers(1, 2000),
+    st.booleans(),
+    st.data(),
+)
+def test_a_reader_of_row_groups_continues_from_any_of_them(
+    form: str, tables: list[list[Any]], group: int, bytes_max: int, encoded: bool, data: st.DataObject
 ) -> None:
     with TemporaryDirectory() as directory:
         paths = [Path(directory, f"f{index}") for index in range(len(tables))]
         for path, rows in zip(paths, tables, strict=True):
-            write_parquet(path, rows, group, use_dictionary=data.draw(st.booleans()))
-        reader = reader_of(source := FileSource(paths, format="parquet", schema=COLUMNS), 0, 1)
+            kind = write_groups(form, path, rows, group, encoded=encoded)
+        reader = reader_of(source := FileSource(paths, format=kind, schema=COLUMNS), 0, 1)
         steps, positions, divisions = [], [reader.positions()], []
         while not reader.exhausted:
             steps.append([reader.read(bytes_max)])
@@ -366,55 +402,125 @@ def test_a_reader_of_parquet_continues_from_any_row_group(
             one.close()
 
 
-def test_a_value_of_parquet_that_does_not_fit_is_a_bad_row_with_its_number(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "f", [(1, "x"), (300, "y"), (2, "z"), (-200, "w")], group=3)
-    source = FileSource(tmp_path / "f", format="parquet", schema="a tinyint", on_bad="side")
+@pytest.mark.parametrize("form", GROUPED)
+def test_a_value_that_does_not_fit_is_a_bad_row_with_its_number(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    kind = write_groups(form, path, [(1, "x"), (300, "y"), (2, "z"), (-200, "w")], group=3)
+    source = FileSource(path, format=kind, schema="a tinyint", on_bad="side")
     reader = reader_of(source, 0, 1)
     batches = read_all(reader, 1)
     assert rows_of(batches) == [{"a": 1}, {"a": 2}]
     begin = reader_of(source, 0, 1)
     first = begin.read(1)
     assert first is not None
-    assert begin.describe(first, 1) == f"file '{tmp_path}/f', row 3"
+    assert begin.describe(first, 1) == f"file '{path}', " + (
+        "row 3" if form == "parquet" else "byte 0, row 3"
+    )
     (second,) = [at.position for name, at in begin.positions().items() if name]
     assert [(row["line"], row["byte"], row["data"]) for row in bad_of(batches)] == [
         (2, 0, b"{'a': 300}"),
-        (4, second, b"{'a': -200}"),
+        (4 if form == "parquet" else 1, second, b"{'a': -200}"),
     ]
     with pytest.raises(InputRowError, match=r"f', line 2, byte 0: Integer value 300 not in range"):
-        reader_of(FileSource(tmp_path / "f", format="parquet", schema="a tinyint"), 0, 1).read(1)
+        reader_of(FileSource(path, format=kind, schema="a tinyint"), 0, 1).read(1)
 
 
-def test_a_schema_of_parquet_is_inferred_and_a_file_that_does_not_fit_is_refused(
-    tmp_path: Path,
+@pytest.mark.parametrize("form", GROUPED)
+def test_text_that_is_not_utf8_is_a_bad_row(form: str, tmp_path: Path) -> None:
+    text = pa.array([b"one", b"\xff", b"three"]).view(pa.string())
+    write_table(form, tmp_path / "f", pa.table({"t": text, "n": [1, 2, 3]}), group=3)
+    kind: Any = form.removesuffix("s")
+    batches = read_all(reader_of(FileSource(tmp_path / "f", format=kind, on_bad="side"), 0, 1), 1)
+    assert rows_of(batches) == [{"t": "one", "n": 1}, {"t": "three", "n": 3}]
+    (bad,) = bad_of(batches)
+    assert (bad["line"], bad["data"]) == (2, b"{'t': b'\\xff', 'n': 2}")
+    assert "Invalid UTF8" in bad["reason"]
+
+
+@pytest.mark.parametrize("form", GROUPED)
+def test_a_schema_of_row_groups_is_inferred_and_a_file_that_does_not_fit_is_refused(
+    form: str, tmp_path: Path
 ) -> None:
-    write_parquet(tmp_path / "f", [(number, "x" * 9) for number in range(2000)], group=100)
-    source = FileSource(tmp_path / "f", format="parquet")
+    path = tmp_path / "f"
+    kind = write_groups(form, path, [(number, "x" * 9) for number in range(2000)], group=100)
+    source = FileSource(path, format=kind)
     assert schema_text(source.output_schema([])) == "b string, other double, a int"
     reader = reader_of(source, 0, 1)
     reader.read(1)
-    whole = (tmp_path / "f").read_bytes()
+    whole = path.read_bytes()
     with pytest.raises(InputReadError, match="it has the column 'c' not: 'b', 'other', 'a'"):
-        reader_of(FileSource(tmp_path / "f", format="parquet", schema="c int"), 0, 1).read(1)
-    write_parquet(tmp_path / "f", [(number, "x" * 9) for number in range(2000)], group=101)
+        reader_of(FileSource(path, format=kind, schema="c int"), 0, 1).read(1)
+    write_groups(form, path, [(number, "x" * 9) for number in range(2000)], group=101)
     with pytest.raises(InputChangedError, match="expected a header with digest"):
         reader_of(source, 0, 1).reset_to(reader.positions())
     damaged = bytearray(whole)
-    damaged[40:60] = bytes(20)
-    (tmp_path / "f").write_bytes(damaged)
+    at = 40 if form == "parquet" else whole.index(b"\x28\xb5\x2f\xfd")  # a buffer that zstd has compressed
+    damaged[at : at + 20] = bytes(20)
+    path.write_bytes(damaged)
     with pytest.raises(InputReadError, match="has a damaged row group from byte 0 on"):
         reader_of(source, 0, 1).read(1)
-    for wrong in (whole[:-1], b"", b"PAR1", b"\xff\xff\xff\xffPAR1"):
-        (tmp_path / "f").write_bytes(wrong)
-        with pytest.raises(InputReadError, match="it is not a whole Parquet file"):
+    magic = b"PAR1" if form == "parquet" else b"ARROW1"
+    for wrong in (
+        whole[:-1],
+        b"",
+        magic,
+        b"\xff\xff\xff\xff" + magic,
+        whole + b"x",
+        whole[: len(whole) // 2],
+    ):
+        path.write_bytes(wrong)
+        with pytest.raises(InputReadError, match=r"it is n|after the end|metadata"):
             reader_of(source, 0, 1).read(1)
 
 
-def test_a_parquet_file_that_is_watched_is_read_when_its_footer_is_there(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "whole", [(1, "x"), (2, "y")], group=1)
+def test_an_arrow_stream_that_was_cut_short_is_refused(tmp_path: Path) -> None:
+    write_groups("arrows", tmp_path / "f", [(number, "x") for number in range(6)], group=3)
+    data = (tmp_path / "f").read_bytes()
+    ends = [index for index in range(8, len(data), 8) if data[index : index + 4] == b"\xff\xff\xff\xff"]
+    assert len(ends) == 3  # two record batches, and the mark of the end
+    for end in ends:
+        (tmp_path / "f").write_bytes(data[:end])
+        with pytest.raises(InputReadError, match="the mark of its end is missing"):
+            reader_of(FileSource(tmp_path / "f", format="arrow", schema=COLUMNS), 0, 1).read(1)
+
+
+def test_offsets_of_an_arrow_file_that_lead_out_of_it_are_damage(tmp_path: Path) -> None:
+    with pa.ipc.new_file(str(tmp_path / "f"), pa.schema([("b", pa.string())])) as writer:
+        writer.write_batch(pa.RecordBatch.from_pydict({"b": ["one", "two"]}))
+    data = (tmp_path / "f").read_bytes()
+    offsets = struct.pack("<3i", 0, 3, 6)
+    assert data.count(offsets) == 1
+    (tmp_path / "f").write_bytes(data.replace(offsets, struct.pack("<3i", 0, 1 << 30, 6)))
+    with pytest.raises(InputReadError, match="has a damaged row group"):
+        reader_of(FileSource(tmp_path / "f", format="arrow", on_bad="side"), 0, 1).read(1)
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(["arrow", "arrows"]), st.data())
+def test_damage_anywhere_in_arrow_is_an_error_of_the_input_or_changes_values_only(
+    form: str, data: st.DataObject
+) -> None:
+    with TemporaryDirectory() as directory:
+        path = Path(directory, "f")
+        write_groups(form, path, [(number, f"x{number}") for number in range(6)], group=3, encoded=True)
+        source = FileSource(path, format="arrow", schema=COLUMNS, on_bad="side")
+        damaged = bytearray(path.read_bytes())
+        for _ in range(data.draw(st.integers(1, 4))):
+            damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+        path.write_bytes(damaged)
+        try:
+            rows = rows_of(read_all(reader_of(source, 0, 1), 1))
+        except InputReadError:
+            return
+        assert len(rows) <= 6
+
+
+@pytest.mark.parametrize("form", GROUPED)
+def test_a_file_of_row_groups_that_is_watched_is_read_when_it_is_whole(form: str, tmp_path: Path) -> None:
+    kind = write_groups(form, tmp_path / "whole", [(1, "x"), (-1, "y"), (0, "z")], group=2)
     data = (tmp_path / "whole").read_bytes()
     (tmp_path / "whole").unlink()
-    reading = Reading(FileSource(tmp_path, watch=True, format="parquet", schema=COLUMNS))
+    reading = Reading(FileSource(tmp_path, watch=True, format=kind, schema=COLUMNS))
 
     def found() -> list[Any]:
         reading.now += 10
@@ -422,8 +528,12 @@ def test_a_parquet_file_that_is_watched_is_read_when_its_footer_is_there(tmp_pat
 
     (tmp_path / "f").write_bytes(data[:-1])
     assert [found(), found()] == [[], []]
+    # what looks like the end of a stream, -1 and 0, in the middle of one
+    (tmp_path / "f").write_bytes(data[: len(data) // 2] + b"\xff\xff\xff\xff\0\0\0\0")
+    assert [found(), found()] == [[], []]
     (tmp_path / "f").write_bytes(data)
-    assert [*found(), *found(), *found()] == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    rows = [*found(), *found(), *found()]
+    assert rows == [{"a": 1, "b": "x"}, {"a": -1, "b": "y"}, {"a": 0, "b": "z"}]
     assert found() == []
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from dataflow import FileSink, FileSource, Graph, SchemaError, limits
@@ -36,6 +35,7 @@ from tests.dataflow.s3_sources import (
     url,
 )
 from tests.dataflow.support import rows_of
+from tests.dataflow.test_formats import GROUPED, write_table
 from tests.support.examples import run_example
 from tests.support.s3 import FakeS3
 
@@ -98,16 +98,17 @@ def test_records_of_csv_come_from_objects_with_quotes_and_headers_and_continue_f
         assert found == whole
 
 
-def test_row_groups_of_parquet_come_from_objects_and_continue_from_any_position(
-    bucket: FakeS3, prefix: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("form", GROUPED)
+def test_row_groups_come_from_objects_and_continue_from_any_position(
+    form: str, bucket: FakeS3, prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     small_requests(monkeypatch, 300)
     whole = [f"line {number}" for number in range(9)]
-    data = pa.BufferOutputStream()
-    pq.write_table(pa.table({"line": whole, "n": range(9)}), data, row_group_size=2)
-    put(f"{prefix}/a.parquet", bytes(data.getvalue()))
+    write_table(form, tmp_path / "f", pa.table({"line": whole, "n": range(9)}), group=2)
+    put(f"{prefix}/a", (tmp_path / "f").read_bytes())
+    kind: Any = form.removesuffix("s")
     for watch in (False, True):
-        source = FileSource(url(prefix, "" if watch else "/*"), watch=watch, format="parquet")
+        source = FileSource(url(prefix, "" if watch else "/*"), watch=watch, format=kind)
         reading, found = Reading(source), list[str]()
         while len(found) < len(whole):
             found += reading.lines(1)
