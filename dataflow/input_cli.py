@@ -74,7 +74,7 @@ Insecure = Annotated[
 ]
 
 
-@command(app, "serve", log_json=True, ends=_ENDS)
+@command(app, "serve", log_json=True, progress=False, ends=_ENDS)
 async def serve(
     call: Call,
     url: StoreUrl,

@@ -4,6 +4,7 @@ A synced file is lost with a power cut if its name is not on stable storage, and
 directory whose own name is not.
 """
 
+import errno
 import logging
 import os
 import stat
@@ -15,8 +16,10 @@ from typing import Final
 def replace_durably(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Replace a file: after a power cut it is the old or the new one, whole; after this call, the new one.
     One writer. mode: its permissions, less the process's mask; by default only the owner reads it. Raises
-    OSError.
+    OSError, also if the path is no file, such as the device /dev/null.
     """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no file, and is not replaced by one", str(path))
     new = path.with_name(f".{path.name}.new")
     with suppress(FileNotFoundError):
         new.unlink()

@@ -17,7 +17,7 @@ _PORT = 4050
 app = typer.Typer(pretty_exceptions_enable=False)
 
 
-@command(app, "ui", as_json=False)
+@command(app, "ui", as_json=False, progress=False)
 async def ui(
     call: Call,
     url: StoreUrl,

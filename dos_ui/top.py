@@ -315,7 +315,7 @@ _KEYS = {
 app = typer.Typer(pretty_exceptions_enable=False)
 
 
-@command(app, "top")
+@command(app, "top", progress=False)
 async def top(
     call: Call,
     url: StoreUrl,

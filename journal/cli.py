@@ -16,7 +16,6 @@ from dos_client.cli.kit import (
     REFUSED,
     Call,
     Report,
-    bar_of,
     command,
     fail,
     run_interruptible,
@@ -200,7 +199,7 @@ def verify(call: Call, target: Target, history: History = False) -> Report:
     return Report(verdict_json(outcome), verdict_text(outcome), NEGATIVE if wrong else 0)
 
 
-@command(app, "follow", ends=ENDS)
+@command(app, "follow", progress=False, ends=ENDS)
 async def follow(
     call: Call,
     target: Target,
@@ -315,7 +314,7 @@ async def status(
     """
     if not is_url(url):
         fail(f"{url} is not a chain; `dos journal verify` reads a journal file", REFUSED)
-    found = await chain_status(url, call.token, call.bar(url))
+    found = await chain_status(url, call.token, call.bar(f"reads {url}"))
     return Report(msgspec.to_builtins(found), found.as_text())
 
 
@@ -364,12 +363,14 @@ def _warn_of_faults(outcome: InspectionOutcome) -> int:
 def _inspect(
     call: Call, target: str, consume: Consumer, *, history: bool, quiet: bool = False
 ) -> InspectionOutcome:
-    with bar_of(target, quiet=quiet) as progress:
-        if not is_url(target):
-            return inspect_file(journal_file(target), consume, progress)
-        outcome = run_interruptible(
-            functools.partial(inspect_url, target, call.token, consume, progress, history=history)
-        )
+    progress = call.bar(f"reads {target}")
+    if quiet:
+        call.display.hide()
+    if not is_url(target):
+        return inspect_file(journal_file(target), consume, progress)
+    outcome = run_interruptible(
+        functools.partial(inspect_url, target, call.token, consume, progress, history=history)
+    )
     if outcome.gone:
         warn(outcome.gone)
     return outcome

@@ -33,7 +33,6 @@ from dos_client.cli.kit import (
     Call,
     Ends,
     Report,
-    bar_of,
     command,
     fail,
     parsed_url,
@@ -276,6 +275,7 @@ def cat(
         Rebuilding(Path(folder, "files"), stop=_stop(at), only=name, paths=_paths(strip)) as rebuilding,
     ):
         _read(call, target, rebuilding.replay)
+        call.display.hide()  # the bytes go where it is
         rebuilding.put()
         path = rebuilding.target / name
         if not path.is_file():
@@ -369,8 +369,8 @@ def _read(call: Call, target: str, taken: FilesReplay, on_damaged: OnDamaged = "
     state before it is requested. Return what is left out because of damage, "" if nothing is.
     """
     try:
-        with bar_of(target) as progress:
-            outcome = replay_target(target, taken, call.token, progress, on_damaged=on_damaged)
+        progress = call.bar(f"reads {target}")
+        outcome = replay_target(target, taken, call.token, progress, on_damaged=on_damaged)
     except (*DAMAGE, UnsafePathError, FileConflictError) as error:
         fail(f"{target}: {error}", NEGATIVE)
     fault = None if taken.has_all else outcome.fault
@@ -469,6 +469,7 @@ async def trim(
     if apply != stopped and not archived:
         fail("pass --apply and --stopped together: only the writer of a directory can delete in it", REFUSED)
     stop = stop_at(moment_here(before)) if before is not None else max_bytes or 0
+    call.display.say(f"reads {url}" + (", and deletes on all members" if apply else ""))
     try:
         if archived:
             plan, clean = await _trim_in_bucket(url, stop, apply=apply)
@@ -579,7 +580,7 @@ async def archive(
         raise ValueError(
             f"{url} is one disk, and only a store knows what is committed; pass the chain as dos://..."
         )
-    progress = call.bar(url)
+    progress = call.bar(f"copies {url}")
     async with open_chain(url, call.token) as (store, directory, state):
         opened = await in_thread(Bucket, target)
         done = await archive_chain(store, directory, state.chain, opened, dry_run=dry_run, progress=progress)

@@ -215,7 +215,9 @@ def _ratio(value: float, base: float) -> str:
     return f"{value / base:.2f} times" if base else "as against 0 for"
 
 
-async def _repeat(every: float | None, once: Callable[[], Awaitable[None]]) -> None:
+async def _repeat(call: Call, every: float | None, once: Callable[[], Awaitable[None]]) -> None:
+    if every is not None:
+        call.display.hide()  # it prints a result again and again
     while True:
         await once()
         if every is None:
@@ -351,7 +353,7 @@ async def gc(
             found = await deploying.collect(store, description, dry_run=dry_run, measure=measured is None)
             finish(_collected(found), as_json=call.as_json)
 
-        await _repeat(every, once)
+        await _repeat(call, every, once)
 
 
 def _collected(found: Collected | Kept) -> Report:
@@ -405,7 +407,7 @@ async def revive(
             finish(Report(_revivals_json(found), lambda: _print_revivals(found)), as_json=call.as_json)
             failed[:] = [one for one in found if not one.way]
 
-        await _repeat(every, once)
+        await _repeat(call, every, once)
     if failed:
         raise typer.Exit(NEGATIVE)
 
@@ -473,7 +475,7 @@ async def forget(
         warn(f"exit {name} gets no rows now: run `dos sites apply {file}`")
 
 
-@command(app, "run", as_json=False, log_json=True, ends=ENDS)
+@command(app, "run", as_json=False, log_json=True, progress=False, ends=ENDS)
 async def run(
     call: Call,
     file: File,

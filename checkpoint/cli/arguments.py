@@ -18,6 +18,7 @@ import typer
 
 from checkpoint import limits
 from checkpoint.chains.manifest_log import ManifestView, StoreHost, read_manifest, regions_of
+from checkpoint.core.progress import under_way_text
 from checkpoint.core.records.inputs import check_input_name
 from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.requests import Answer
@@ -55,6 +56,8 @@ from dos_client.cli.kit import (
     read_token,
     warn,
 )
+from dos_client.errors import QuorumUnavailableError
+from dos_client.tasks import background_tasks
 from dos_protocol.errors import BadNameError, DosError, FencedError
 from dos_protocol.names import check_name
 
@@ -75,6 +78,8 @@ NEGATIVE_ANSWERS: Final = (
 )
 ANSWERS: Final = Ends(NEGATIVE_ANSWERS)
 _COMPLETION_S: Final = 2.0
+_STATUS_EVERY_S: Final = 1.0
+"""A command that waits for a driver says on the terminal what that does; a status is a small record."""
 
 
 def _completed(ctx: typer.Context, read: Callable[[Store], Awaitable[list[str]]], begun: str) -> list[str]:
@@ -297,21 +302,61 @@ async def send_request(
     def accepted(answer: Answer) -> None:
         if not call.as_json:
             warn(f"accepted by {answer.driver}: {answer.reason}")
+        call.display.say(f"waits for region {name}: {what}")
+        if call.display.is_seen:
+            nursery.start_soon(_say_status, call, store, name)
 
-    client = RequestClient(store, name)
+    call.display.say(f"waits at most {call.timeout_s:g} s for an answer of a driver of region {name}")
     try:
-        return await client.send(
-            what,
-            incarnation=incarnation,
-            patience_s=call.timeout_s,
-            wait_s=call.wait_s,
-            accepted=accepted,
-            **(fields or {}),
-        )
+        async with background_tasks() as nursery:
+            return await RequestClient(store, name).send(
+                what,
+                incarnation=incarnation,
+                patience_s=call.timeout_s,
+                wait_s=call.wait_s,
+                accepted=accepted,
+                **(fields or {}),
+            )
     except NoAnswerError as silence:
         if may_be_stopped:
             fail(f"{silence}. If the region does not run, pass --stopped", NEGATIVE)
         raise
+
+
+async def _say_status(call: Call, store: Store, name: str) -> None:
+    """Say on the terminal what the driver does, until cancelled: for example, whose votes it waits for."""
+    client = RequestClient(store, name)
+    while True:
+        await trio.sleep(_STATUS_EVERY_S)
+        try:
+            found = (await client.send("status")).answer.result
+        except (NoAnswerError, QuorumUnavailableError) as silence:
+            call.display.say(f"waits for region {name}: {silence}")
+        else:
+            call.display.say(f"waits for region {name}: {doing_text(found)}")
+
+
+def doing_text(found: Mapping[str, Any]) -> str:
+    """Return in one line what the driver of a region does, of its status in JSON."""
+    text = str(found.get("state", "no status"))
+    if change := found.get("scaling"):
+        return f"{text}, {change_text(change, len(found.get('workers', [])))}"
+    if under_way := found.get("underWay"):
+        return f"{text}, {under_way_text(under_way)}"
+    return text
+
+
+def change_text(change: dict[str, Any], workers: int) -> str:
+    """Return one line about a change of the workers that is under way."""
+    if change["replaces"] is not None:
+        text = f"replacing worker {change['replaces']} for {change['seconds']:.1f} s: {change['phase']}"
+    else:
+        text = (
+            f"going from {workers} to {change['workers']} workers for {change['seconds']:.1f} s:"
+            f" {change['phase']}, {count_text(change['copiedBytes'])} of"
+            f" {count_text(change['totalBytes'])} copied"
+        )
+    return f"{text}; it will pause for about {change['pauseSeconds'] or 0.0:.1f} s"
 
 
 async def request_or_act(
@@ -323,6 +368,7 @@ async def request_or_act(
     if not stopped:
         return answered(call, await send_request(call, store, name, what, fields, may_be_stopped=True), what)
     await read_manifest(store, name)
+    call.display.say(f"acts as the driver of region {name}, at most {call.wait_s:g} s")
     try:
         with trio.fail_after(call.wait_s):
             result = await act_stopped(StoreHost(store), name, what, fields)

@@ -139,8 +139,9 @@ async def backup(
                 return await back_up(store, name, place, region, keep=keep, progress=progress)
 
         if every is None:
-            done = await once(call.bar(f"{name} to {target}"))
+            done = await once(call.bar(f"copies {name} to {target}"))
             return Report({"name": name, "target": target, **asdict(done)}, _done_text(done))
+        call.display.hide()  # it prints a result again and again
         async with aclosing(keep_backing_up(partial(once, lambda _done, _total: None), every)) as rounds:
             async for status in rounds:
                 finish(Report(asdict(status), _status_text(status)), as_json=call.as_json)
@@ -304,7 +305,7 @@ async def restore_from_backup(
     reached.
     """
     check_store_url(url)
-    progress = call.bar(f"{source} to {url}")
+    progress = call.bar(f"copies {source} to {url}")
     async with open_target(source, token=_token_of(source_token_file, call), endpoint=endpoint) as opened:
         region = name or await _only_region(opened)
         async with opened.place(region) as place:

@@ -24,7 +24,6 @@ from dos_client.cli.kit import (
     Call,
     Report,
     StoreUrl,
-    bar_of,
     clock_text,
     count_text,
     fail,
@@ -255,6 +254,7 @@ async def diff(
         after = checkpoint_of(view, second)
         found = checkpoint_diff(before, after)
         changed = _state_reader() if keys else None
+        call.display.say(f"reads the state written from checkpoint {before.number} to {after.number}")
         if changed is not None:  # the blocks of a released checkpoint may be deleted
             for checkpoint in (before, after):
                 view.restorable(checkpoint.number)
@@ -341,11 +341,13 @@ def parts_of(checkpoint: Checkpoint, sink: str) -> dict[int, OutputFileEntry]:
     return found
 
 
-def verify_part(path: Path, part: OutputFileEntry, *, quiet: bool = True) -> str:
-    """Read a file up to the size in a checkpoint. Return what is wrong with it, empty if nothing is."""
+def verify_part(path: Path, part: OutputFileEntry, show: Callable[[int, int | None], None]) -> str:
+    """Read a file up to the size in a checkpoint. Return what is wrong with it, empty if nothing is. show:
+    called with the bytes read and all.
+    """
     digest = PrefixDigest()
     try:
-        with path.open("rb") as file, bar_of(str(path), quiet=quiet) as show:
+        with path.open("rb") as file:
             while digest.size < part.size:
                 block = file.read(min(_read_bytes, part.size - digest.size))
                 if not block:
@@ -401,7 +403,7 @@ async def verify(
     files = []
     for worker, part in parts.items():
         path = directory / part.file
-        work = partial(verify_part, path, part, quiet=call.as_json)
+        work = partial(verify_part, path, part, call.bar(f"reads {path}"))
         # In a thread that an interrupt leaves: a file may take minutes.
         problem = await trio.to_thread.run_sync(work, abandon_on_cancel=True)
         files.append({"worker": worker, "file": str(path), "bytes": part.size, "problem": problem})

@@ -24,6 +24,7 @@ from checkpoint.cli.arguments import (
     add,
     add_request_commands,
     answered,
+    change_text,
     fail_unless_done,
     send_request,
 )
@@ -48,7 +49,6 @@ from dos_client.cli.kit import (
     clock_text,
     count_text,
     fail,
-    finish,
     print_json,
     print_table,
     print_text,
@@ -80,7 +80,7 @@ async def status(
             help="Print only where its processes serve figures, as JSON for file_sd_configs of Prometheus.",
         ),
     ] = False,
-) -> None:
+) -> Report:
     """Show the status of a region as its driver reports it, and the last checkpoint in its manifest.
 
     The request and the driver's answer are small records in the store. If no driver answers, the manifest
@@ -93,8 +93,8 @@ async def status(
 
     Example: dos region status dos://h1,h2,h3 wordcount --prometheus-targets > targets.json
 
-    Exit codes: 0 a driver answered (or --no-ask), 1 no such region, or no answer, 2 usage, 3 the store
-    cannot be reached.
+    Exit codes: 0 a driver answered (or --no-ask), or the region has finished, so that no driver needs to run;
+    1 no such region, or no answer, or it was stopped or has failed; 2 usage; 3 the store cannot be reached.
     """
     if targets and not ask:
         fail("--prometheus-targets asks the driver: leave out --no-ask", REFUSED)
@@ -110,15 +110,16 @@ async def status(
             ago = ago_text(last.wall_time_ms, wall_time_ms())
             _print_status(last, f"last reported {ago} ({clock_text(last.wall_time_ms)})")
 
-    if targets:
-        if reply is not None and reply.answer.verdict == "done":
-            print_json(prometheus_targets(view.region, reply.answer.result))
-    else:
-        finish(Report(reading.as_json(), show), as_json=call.as_json)
-    if reading.silence:
-        fail(f"{reading.silence}. {_hint(reading)}", NEGATIVE)
+    problem = f"{reading.silence}. {_hint(reading)}" if reading.silence else ""
     if reply is not None and reply.answer.verdict != "done":
-        fail(f"{reply.answer.verdict}: {reply.answer.reason}", NEGATIVE)
+        problem = f"{reply.answer.verdict}: {reply.answer.reason}"
+    code = NEGATIVE if problem and not reading.finished else 0
+    if not targets:
+        return Report(reading.as_json(), show, code, problem)
+    if reply is None or problem:
+        fail(problem, NEGATIVE)
+    found = prometheus_targets(view.region, reply.answer.result)
+    return Report(found, lambda: print_json(found))
 
 
 def _print_manifest(view: ManifestView) -> None:
@@ -140,7 +141,7 @@ def _print_manifest(view: ManifestView) -> None:
 def _hint(reading: RegionReading) -> str:
     """Return what a missing answer may mean, and what to do."""
     last = reading.view.last
-    if last is not None and last.final:
+    if reading.finished:
         return "Its last checkpoint is final: all input was read, and no driver needs to run"
     if reading.ended:
         return "Start it again with `run`: it continues from its last checkpoint, unless it fails again"
@@ -158,7 +159,7 @@ def _hint(reading: RegionReading) -> str:
 def _notes(found: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each thing that is not always so."""
     if change := found.get("scaling"):
-        yield _change_text(change, len(found.get("workers", [])))
+        yield change_text(change, len(found.get("workers", [])))
     if policy := found.get("autoscale"):
         last = f"; last decision: {policy['lastDecision']}" if policy["lastDecision"] else ""
         yield f"autoscale {policy['minimum']} to {policy['maximum']} workers: {policy['reason']}{last}"
@@ -264,19 +265,6 @@ def _print_status(answer: Answer, reported: str) -> None:
         how = f"in {one['seconds']:.1f} s, incarnation {one['incarnation']}: {one['reason']}"
         what = f"worker {one['worker']} was taken over from" if one.get("term") else "reset to"
         print_text(f"{what} checkpoint {one['checkpoint']} {how}")
-
-
-def _change_text(change: dict[str, Any], workers: int) -> str:
-    """Return one line about a change of the workers that is under way."""
-    if change["replaces"] is not None:
-        text = f"replacing worker {change['replaces']} for {change['seconds']:.1f} s: {change['phase']}"
-    else:
-        text = (
-            f"going from {workers} to {change['workers']} workers for {change['seconds']:.1f} s:"
-            f" {change['phase']}, {count_text(change['copiedBytes'])} of"
-            f" {count_text(change['totalBytes'])} copied"
-        )
-    return f"{text}; it will pause for about {change['pauseSeconds'] or 0.0:.1f} s"
 
 
 async def scale(
@@ -385,6 +373,7 @@ async def delete(
     async with call.store(url) as store:
         found, done = await plan_deletion(store, name), None
         if apply:
+            call.display.say(f"deletes {len(found.objects)} objects on all members")
             broken, patience_s = breaks or (), call.timeout_s
             done = await delete_region(
                 store, name, broken=broken, stopped=stopped, patience_s=patience_s, wait_s=call.wait_s
@@ -498,7 +487,7 @@ async def trim(
                 (await send_request(call, store, name, "checkpoint", may_be_stopped=True)).answer
             )
         if apply:
-            left = await _left(store, view, garbage, call.wait_s)
+            left = await _left(call, store, view, garbage)
     slow = f"{len(left or ())} of {len(garbage)} objects are not deleted yet"
     slow += ": a member may be unavailable or slow"
     return Report(
@@ -510,12 +499,13 @@ async def trim(
 
 
 async def _left(
-    store: Store, view: ManifestView, garbage: list[UnneededObject], wait: float
+    call: Call, store: Store, view: ManifestView, garbage: list[UnneededObject]
 ) -> list[UnneededObject]:
-    """Wait at most `wait` seconds until the garbage is deleted. Return the part that is left."""
-    deadline = trio.current_time() + wait
+    """Wait at most --wait seconds until the garbage is deleted. Return the part that is left."""
+    deadline = trio.current_time() + call.wait_s
     left = garbage
     while left and trio.current_time() < deadline:
+        call.display.say(f"waits until {len(left)} of {len(garbage)} objects are deleted on all members")
         names = {(one.directory, one.name) for one in await garbage_of(store, view)}
         left = [one for one in garbage if (one.directory, one.name) in names]
         await trio.sleep(limits.answers_poll_s)

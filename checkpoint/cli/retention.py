@@ -281,6 +281,8 @@ def _trim(kind: Kind) -> _Command:
         async with call.store(url) as store:
             retention = _open(kind, store, owner, name)
             found = await retention.unneeded()
+            if apply:
+                call.display.say(f"deletes {len(found)} segments on all members")
             clean = not apply or await retention.trim_stopped(found, call.wait_s)
         slow = "" if clean else "some segments are not deleted yet: a member is slow"
         return Report(
@@ -468,6 +470,7 @@ async def sweep(
         sweeping = Sweep(store, application, handle, older_than)
         found = await sweeping.inspect()
         if apply:
+            call.display.say(f"deletes {_swept(found)} objects on all members")
             await sweeping.apply(found, call.wait_s)
             there = {(one.directory, one.name) for one in await sweeping.inspect()}
             left = [one for one in found if one.swept and (one.directory, one.name) in there]

@@ -243,6 +243,7 @@ async def restore(
     named = checkpoint_named(to)
 
     async with call.store(url) as store:
+        call.display.say(f"reads {'all state of ' if verify else ''}{to}")
         report = await _report(store, name, named, verify=verify)
         if dry_run:
             code = NEGATIVE if report["damaged"] else 0

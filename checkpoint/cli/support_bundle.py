@@ -14,7 +14,7 @@ import subprocess
 import sys
 import zipfile
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -104,7 +104,7 @@ def support_bundle(
     path = output or Path(f"dos-support-{datetime.now(UTC):%Y%m%d-%H%M%S}.zip")
     redactor = Redactor(_secrets(token_file))
     with _private(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        collection = _Collection(archive, redactor)
+        collection = _Collection(archive, redactor, call.display.say)
         _collect(collection, commands, url, token_file, call.timeout_s)
         for number, log in enumerate(logs or ()):
             collection.add(_log_name(number, log), _last_lines(log, log_lines))
@@ -118,9 +118,10 @@ def support_bundle(
 class _Collection:
     """Files that are written into the zip, each without secrets."""
 
-    def __init__(self, archive: zipfile.ZipFile, redactor: Redactor) -> None:
+    def __init__(self, archive: zipfile.ZipFile, redactor: Redactor, say: Callable[[str], None]) -> None:
         self._archive = archive
         self._redactor = redactor
+        self._say = say
         self.names: list[str] = []
         self.failed: list[str] = []
 
@@ -134,6 +135,7 @@ class _Collection:
 
     def run(self, command: _Command, limit: float) -> str:
         """Add what a command prints, and return its standard output; "" if it took too long."""
+        self._say(f"runs {command}, at most {limit:g} s; {len(self.names)} files so far")
         program = [sys.executable, "-m", "dos_cli", *command.words]
         try:
             done = subprocess.run(  # noqa: S603 - our own program

@@ -191,6 +191,12 @@ class RegionReading:
         last = self.last_report
         return last is not None and last.incarnation == self.view.epoch and _state_of(last).is_end
 
+    @property
+    def finished(self) -> bool:
+        """Whether all input was read, and no driver has taken the region over since."""
+        last = self.view.last
+        return last is not None and last.final and last.incarnation == self.view.epoch
+
     def as_json(self) -> dict[str, Any]:
         """Return the reading as `dos region status --json` prints it."""
         view, answer, last = self.view, None if self.reply is None else self.reply.answer, self.last_report

@@ -23,7 +23,7 @@ app = typer.Typer(
 )
 
 
-@command(app, "merged", ends=Ends((ReplicasDifferError, NoMarksError)))
+@command(app, "merged", progress=False, ends=Ends((ReplicasDifferError, NoMarksError)))
 async def merged(
     call: Call,
     sites: Annotated[

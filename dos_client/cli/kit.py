@@ -22,8 +22,8 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -34,16 +34,20 @@ from typing import Annotated, Any, Final, NoReturn, Self, TypeVar
 import trio
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from dos_client.errors import (
     LossError,
@@ -133,34 +137,38 @@ class Report:
 
 class Call:
     """The values that a command receives in addition to its own arguments. timeout_s, wait_s: 0 if it has no
-    such option.
+    such option. display: shows how far the command is, from its second `PROGRESS_AFTER_S` on.
     """
 
     def __init__(
-        self, stack: ExitStack, token_file: Path | None, as_json: bool, timeout: float, wait: float
+        self, display: "ProgressDisplay", token_file: Path | None, as_json: bool, timeout: float, wait: float
     ) -> None:
         self.as_json, self.timeout_s, self.wait_s = as_json, timeout, wait
-        self.token_file, self._stack = token_file, stack
+        self.token_file, self.display = token_file, display
 
     @property
     def token(self) -> bytes:
         """The token of the file that the command line names."""
         return read_token(self.token_file)
 
-    def progress(self, *, quiet: bool = False, after_s: float = 0.0) -> "ProgressDisplay":
-        """Return a display that ends with the command; it shows nothing with --json."""
-        return self._stack.enter_context(ProgressDisplay(quiet=quiet or self.as_json, after_s=after_s))
+    def progress(self, *, lines_after_s: float = 0.0) -> "ProgressDisplay":
+        """Return the display of the command, which also shows lines off a terminal: see `show_lines`."""
+        self.display.show_lines(lines_after_s)
+        return self.display
 
     def bar(self, text: str) -> Callable[[int, int | None], None]:
-        """Return a function that moves a bar: bytes done, and in all if known. The bar ends with the command,
-        and shows nothing off a terminal or with --json.
-        """
-        return self._stack.enter_context(bar_of(text, quiet=self.as_json))
+        """Return a function that moves a bar on a terminal: bytes done, and in all if known."""
+        self.display.say(text)
+        return lambda done, total: self.display.show(text, done, total or 0)
 
-    def store(self, url: str, *, client: str = "dos") -> AbstractAsyncContextManager[Store]:
+    @asynccontextmanager
+    async def store(self, url: str, *, client: str = "dos") -> AsyncIterator[Store]:
         """Open a store. Ends the command if the URL names more than servers."""
         check_store_url(url)
-        return open_store(url, token=self.token, client=client)
+        self.display.say(f"waits for the store {url}")
+        async with open_store(url, token=self.token, client=client) as store:
+            self.display.say("")
+            yield store
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +201,7 @@ def command(
     token: bool = True,
     timeout: tuple[Any, float] | None = None,
     wait: tuple[Any, float] | None = None,
+    progress: bool = True,
     ends: Ends = _USUAL_ENDS,
     **settings: Any,
 ) -> Callable[[CommandFunction], CommandFunction]:
@@ -201,7 +210,9 @@ def command(
 
     --json and --token-file are added unless they are declined, --log-json if asked for, and --timeout and
     --wait if given, each as the type of its option and its default. A command that has printed its result
-    returns None. settings: of `typer.Typer.command`.
+    returns None. progress: a terminal shows what the command does and for how long, from the second
+    `PROGRESS_AFTER_S` on; False for a command that runs until it is interrupted, or that has the screen.
+    settings: of `typer.Typer.command`.
 
     An async function runs in trio, and a signal cancels it where it waits. Another one is for work that never
     waits, such as to read a file: an interrupt ends it between two instructions.
@@ -217,12 +228,13 @@ def command(
     def register(function: CommandFunction) -> CommandFunction:
         takes_call = "call" in inspect.signature(function).parameters
 
-        def execute(**given: Any) -> None:
+        def execute(ctx: typer.Context, **given: Any) -> None:
             begin_command_log(as_json=given.pop("log_json", False))
             # Only what was added: a command may have a parameter of its own with the name of one of these.
             shared = {**_SHARED, **{one: given.pop(one) for one, *_ in added if one in _SHARED}}
-            with errors_end_command(ends.code, also=ends.refused), ExitStack() as stack:
-                called = {"call": Call(stack, **shared)} if takes_call else {}
+            display = ProgressDisplay(ctx.command_path, quiet=shared["as_json"] or not progress)
+            with errors_end_command(ends.code, also=ends.refused), display:
+                called = {"call": Call(display, **shared)} if takes_call else {}
                 begin: Callable[[], Any] = partial(function, **called, **given)
                 waits = inspect.iscoroutinefunction(function)
                 report: Report | None = run_interruptible(begin) if waits else begin()
@@ -232,7 +244,9 @@ def command(
         own = list(inspect.signature(function).parameters.values())[int(takes_call) :]
         kind = inspect.Parameter.KEYWORD_ONLY
         more = [inspect.Parameter(one, kind, default=value, annotation=of) for one, of, value in added]
-        parameters = [*(one.replace(kind=kind) for one in own), *more]
+        context = inspect.Parameter("ctx", kind, annotation=typer.Context)
+        parameters = [context, *(one.replace(kind=kind) for one in own), *more]
+        vars(execute)["shows_progress"] = progress
         vars(execute)["__signature__"] = inspect.Signature(parameters)  # typer reads it
         execute.__annotations__ = {one.name: one.annotation for one in parameters}
         app.command(name, help=_help_of(function), **settings)(execute)
@@ -516,62 +530,106 @@ def is_tool(writer_id: bytes) -> bool:
 
 
 LINE_PAUSE_S = 1.0
+PROGRESS_AFTER_S: Final = 1.0
+"""A command that has ended before shows no progress on a terminal."""
+
+
+class _OfBytes(ProgressColumn):
+    """A column that is empty until bytes are known."""
+
+    def __init__(self, column: ProgressColumn) -> None:
+        super().__init__()
+        self._column = column
+
+    def render(self, task: Task) -> RenderableType:
+        return self._column(task) if task.completed or task.total else Text()
 
 
 class ProgressDisplay:
-    """Shows progress while it is entered. `quiet` shows nothing; `lines=False` shows nothing off a terminal.
+    """Shows on standard error how far a command is while it is entered, unless `quiet`.
 
-    The bar is removed when the work ends. Lines are timed by trio's clock, so they need a trio run; so does
-    `after_s`, the seconds without any progress at the beginning.
+    On a terminal, from the second `PROGRESS_AFTER_S` on: `text`, or what was last said or shown, bytes if
+    they are known, and the seconds since the command began. Elsewhere nothing, or lines after `show_lines`.
+    Lines are timed by trio's clock, so they need a trio run.
     """
 
-    def __init__(self, *, quiet: bool, lines: bool = True, after_s: float = 0.0) -> None:
-        self._quiet = quiet or not lines
-        self._from_s = trio.current_time() + after_s if after_s else 0.0
+    def __init__(self, text: str, *, quiet: bool) -> None:
+        self._text, self._quiet = text, quiet
+        self._lines_from_s: float | None = None
         self._last = (-LINE_PAUSE_S, "")
         self._console = Console(stderr=True)
         self._bar: Progress | None = None
         if self._console.is_terminal and not quiet:
             self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                DownloadColumn(),
-                TransferSpeedColumn(),
-                TimeRemainingColumn(),
+                TextColumn("{task.description}", markup=False),
+                *map(_OfBytes, (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())),
+                TimeElapsedColumn(),
                 console=self._console,
                 transient=True,
+                # Results must not go to standard error, where the bar is, unless both are the terminal.
+                redirect_stdout=sys.stdout.isatty(),
             )
-            self._task = self._bar.add_task("", total=None)
+            self._task = self._bar.add_task(text, total=None)
+            self._lock = threading.Lock()  # of `_bar`, which the timer starts in its own thread
+            self._timer = threading.Timer(PROGRESS_AFTER_S, self._begin)
+            self._timer.daemon = True
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether a terminal shows, or will show, what is said."""
+        return self._bar is not None
+
+    def say(self, text: str) -> None:
+        """Say on a terminal what the command does now, "": only which command it is."""
+        if self._bar is not None:
+            self._bar.update(
+                self._task, description=printable_lines(text or self._text), completed=0, total=None
+            )
+
+    def show_lines(self, after_s: float = 0.0) -> None:
+        """Off a terminal, show a line at most each second, and none in the first `after_s` seconds."""
+        self._lines_from_s = trio.current_time() + after_s
 
     def show(self, text: str, done: int, total: int = 0, phase: str = "") -> None:
-        """Show the text, with bytes done and in all (0: not known). A new phase is shown at once."""
-        if self._from_s and trio.current_time() < self._from_s:
-            return
+        """Show the text, with bytes done and in all (0: not known). Of lines, that of a new phase is shown at
+        once.
+        """
         if self._bar is not None:
-            self._bar.start()  # does nothing to a bar that is started
-            self._bar.update(self._task, description=text, total=total or None, completed=done)
-        elif not self._quiet and (
-            trio.current_time() - self._last[0] > LINE_PAUSE_S or phase != self._last[1]
-        ):
-            self._last = (trio.current_time(), phase)
+            self._bar.update(
+                self._task, description=printable_lines(text), total=total or None, completed=done
+            )
+        elif not self._quiet and self._lines_from_s is not None:
+            now_s = trio.current_time()
+            if now_s < self._lines_from_s or (
+                now_s - self._last[0] <= LINE_PAUSE_S and phase == self._last[1]
+            ):
+                return
+            self._last = (now_s, phase)
             of = f" of {count_text(total)}" if total else ""
             so_far = f", {count_text(done)}{of}" if done or total else ""
             self._console.print(f"{text}{so_far}", highlight=False, soft_wrap=True)
 
+    def hide(self) -> None:
+        """Show nothing from now on: the command prints, or asks, where this would be."""
+        self._quiet = True
+        if self._bar is not None:
+            with self._lock:
+                bar, self._bar = self._bar, None
+                self._timer.cancel()
+                if bar.live.is_started:
+                    bar.stop()
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._bar is not None:
+                self._bar.start()
+
     def __enter__(self) -> Self:
-        if self._bar is not None and not self._from_s:
-            self._bar.start()
+        if self._bar is not None:
+            self._timer.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-
-@contextmanager
-def bar_of(text: str, *, quiet: bool = False) -> Iterator[Callable[[int, int | None], None]]:
-    """Yield a function that moves a bar: bytes done, and in all if known. Shows nothing off a terminal."""
-    with ProgressDisplay(quiet=quiet, lines=False) as display:
-        yield lambda done, total: display.show(text, done, total or 0)
+        self.hide()

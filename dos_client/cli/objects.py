@@ -128,6 +128,8 @@ async def append(
     """
     parsed = parsed_url(url, needs="object")
     source: BinaryIO = sys.stdin.buffer if file == "-" else _open_file(file)
+    if source.isatty():
+        call.display.hide()  # lines are typed where it is
     with source:
         async with opened(parsed, call.token) as store:
             result = await _append(store, parsed, source, take_over=take_over)
@@ -338,7 +340,9 @@ async def get(
     async with opened(parsed, call.token) as store:
         end = None if max_bytes is None else offset + max_bytes
         pieces = _pieces(store, parsed, offset, end, follow, any_member)
-        progress = call.progress(quiet=follow or sys.stdout.isatty(), after_s=_PROGRESS_AFTER_S)
+        progress = call.progress(lines_after_s=_PROGRESS_AFTER_S)
+        if follow or sys.stdout.isatty():
+            progress.hide()
         async with aclosing(pieces):
             async for at, data in pieces:
                 await trio.to_thread.run_sync(_write_json if call.as_json else _write, at, data)
@@ -386,7 +390,7 @@ async def _stream_any_member(
         offset += len(data)
 
 
-@command(app, "rm")
+@command(app, "rm", progress=False)
 async def rm(
     call: Call,
     url: Url,

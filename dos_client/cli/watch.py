@@ -40,7 +40,13 @@ spare_app = typer.Typer(
 )
 
 
-@command(store_app, "watch", log_json=True, context_settings={"auto_envvar_prefix": "DOS_WATCH"})
+@command(
+    store_app,
+    "watch",
+    log_json=True,
+    progress=False,
+    context_settings={"auto_envvar_prefix": "DOS_WATCH"},
+)
 async def watch(
     call: Call,
     url: StoreUrl,

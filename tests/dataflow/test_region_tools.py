@@ -170,6 +170,10 @@ def test_progress_tells_rows_of_operators_lag_and_where_the_time_of_a_checkpoint
     with running(store, tmp_path, "progress", passes=40) as control:
         assert control.awaitTermination(WAIT_S)
         assert not control.isActive
+    assert "FINISHED" in dos("region", "status", store, "progress")
+    assert "no driver needs to run" in dos(
+        "region", "status", store, "progress", "--prometheus-targets", code=1
+    )
     reports = control.recentProgress
     last = control.lastProgress
     assert last == reports[-1]
@@ -281,6 +285,7 @@ def test_checkpoints_are_listed_shown_and_compared_with_the_keys_that_changed(
     assert [one["checkpoint"] for one in hidden["checkpoints"]] == numbers[:-1]
     assert dos("checkpoint", "ls", store, "checkpoints").splitlines()[-1] == hidden["unproved"]
     assert dos("region", "status", store, "checkpoints", "--no-ask").splitlines()[-1] == hidden["unproved"]
+    assert "no driver of region" in dos("region", "status", store, "checkpoints", "--timeout", 1, code=1)
 
 
 async def claimed_only(url: str, directory: str) -> None:

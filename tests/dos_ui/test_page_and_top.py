@@ -25,6 +25,7 @@ from tests.support.dos_command import dos as command
 from tests.support.examples import run_example
 from tests.support.polling import until
 from tests.support.servers import hold_port
+from tests.support.terminals import shown_on_terminal
 
 __all__ = ["browser", "watched"]  # fixtures
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -170,6 +171,11 @@ def test_the_page_shows_a_region_live_while_it_is_slow_and_after_a_kill(
         assert "words: RUNNING, checkpoint stuck" in shown
         assert re.search(r"RUNNING, in some for \d+ s .* 100%", shown), shown
         assert re.search(r"words +RUNNING, checkpoint stuck", command("top", watched.store, "--once").stdout)
+        waits_for = (
+            r"waits for region words: RUNNING, checkpoint \d+ has waited [\d.]+ s for the vote of worker"
+        )
+        shown, _ = shown_on_terminal(["region", "checkpoint", watched.store, "words"], waits_for)
+        assert re.search(waits_for, shown), shown
     finally:
         watched.slow.unlink()
     until(lambda: "waits for" not in browser.text("#under-way"), "the checkpoint is committed", WAIT_S)
