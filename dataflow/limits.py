@@ -65,6 +65,10 @@ line_bytes_max: Final = 16 * MIB
 verify_read_bytes: Final = 1 * MIB
 row_group_bytes_max: Final = 1024 * MIB
 """A row group of a Parquet file is in memory as a whole, compressed and as rows."""
+file_part_bytes: Final = 64 * MIB
+"""A file of row groups is divided into parts of this size, which several workers read. Each part reads the
+footer, and a checkpoint holds the position of each that is being read.
+"""
 infer_bytes: Final = 1 * MIB
 """The beginning of the first file from which a schema is inferred."""
 directory_files_max: Final = 50_000

@@ -51,6 +51,7 @@ from dataflow.sources.formats import (
 from dataflow.sources.input_files import (
     COMPRESSED,
     FileBytes,
+    FilePart,
     FileSeen,
     GzipBytes,
     InputFiles,
@@ -66,6 +67,7 @@ from dataflow.sources.input_files import (
     input_paths,
     is_url,
     open_regular,
+    part_of_name,
 )
 from dataflow.sources.lines import (
     LINE_SCHEMA,
@@ -144,6 +146,8 @@ class FileSource(base.SourceSpec):
     """
 
     paths: tuple[str, ...]
+    pieces: tuple[str, ...]
+    """The names of `FilePart`s: the files of `paths`, a large one of row groups in parts."""
     repeat: int
     patterns: tuple[WatchedFiles, ...]
     """What is watched; empty for a fixed list."""
@@ -214,7 +218,8 @@ class FileSource(base.SourceSpec):
                 records = GroupFormat(columns, format)
             else:
                 records = JsonFormat(columns) if format == "json" else CsvFormat(columns, delimiter, header)
-        set_fields(self, records=records, on_bad=on_bad)
+        pieces = [part.name for path in expanded for part in _parts_of(files, path, None, records)]
+        set_fields(self, records=records, on_bad=on_bad, pieces=tuple(pieces))
 
     @property
     def place(self) -> str:
@@ -259,9 +264,9 @@ class FileSource(base.SourceSpec):
     def splits_of(self, worker: int, workers: int) -> Iterator[tuple[str, str]]:
         """Yield (split, path) of one worker, in the order in which it reads them. For a fixed list."""
         for index in range(self.repeat):
-            for file in range((worker - index) % workers, len(self.paths), workers):
-                path = self.paths[file]
-                yield f"{index}:{path}", path
+            for number in range((worker - index) % workers, len(self.pieces), workers):
+                piece = self.pieces[number]
+                yield f"{index}:{piece}", part_of_name(piece).path
 
 
 def _check_options(
@@ -316,6 +321,22 @@ def _size_of_open(file: FileBytes, path: str) -> int:
 
 
 _SCHEMA_REMEDY: Final = "pass the columns, as in schema='id bigint, item string'"
+
+
+def _parts_of(
+    files: InputFiles, path: str, seen: FileSeen | None, records: RecordFormat | GroupFormat | None
+) -> list[FilePart]:
+    """Return the parts of a file that several workers may read. seen: its status if it was listed. Raises
+    InputReadError, InputUnavailableError.
+    """
+    if not isinstance(records, GroupFormat) or path.endswith(COMPRESSED):
+        return [FilePart(path)]
+    seen = seen or files.examine(path)
+    count = 1 if seen is None else -(-seen.size // limits.file_part_bytes)
+    if seen is None or count <= 1:
+        return [FilePart(path)]
+    mark = digest64(seen.identity.encode()) if isinstance(seen.identity, str) else _mark_of(path)
+    return [FilePart(path, number, count, mark) for number in range(count)]
 
 
 def _expanded(found: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
@@ -422,8 +443,11 @@ class FileReader(base.SourceReader):
     def _has_others(self) -> bool:
         """Whether other splits wait to be read than the one that was chosen."""
 
+    def _part_of(self, name: str) -> FilePart:
+        return part_of_name(name)
+
     def _path_of(self, name: str) -> str:
-        return name
+        return self._part_of(name).path
 
     def _grows(self, name: str) -> bool:
         """Whether lines may be appended to a file that is read to its end."""
@@ -468,16 +492,19 @@ class FileReader(base.SourceReader):
         records = self._spec.records
         try:
             if isinstance(records, GroupFormat):
-                file = self._file(split)
-                return records.head(_size_of_open(file, split.path), file.read)
+                file, part = self._file(split), self._part_of(split.name)
+                size = _size_of_open(file, split.path)
+                if part.parts > 1:
+                    _check_mark(part, file, size)
+                return records.head(size, file.read, part.number, part.parts)
             return NO_HEAD if records is None else records.head(block)
         except SchemaError as error:
             raise InputReadError(f"input {split.path!r}: {error.args[0]}", remedy=_HEAD_REMEDY) from error
 
     def _verify(self, split: OpenSplit, at: SplitPosition) -> None:
-        size = self._file(split).size()
-        if size is not None and size < at.position:
-            raise InputChangedError(split.path, at.position, f"at least {at.position} bytes", f"{size}")
+        size, least = self._file(split).size(), split.head.begin + at.position
+        if size is not None and size < least:
+            raise InputChangedError(split.path, least, f"at least {least} bytes", f"{size}")
         digest = split.digest
         verified_from = digest.size
         digest.read_to(at.position, lambda _, count: self._read_exactly(split, count))
@@ -495,7 +522,7 @@ class FileReader(base.SourceReader):
         return file
 
     def _read_exactly(self, split: OpenSplit, count: int) -> bytes:
-        at = split.digest.size
+        at = split.head.begin + split.digest.size
         block = self._file(split).read(at, count)
         if len(block) < count:
             expected, found = f"at least {at + count} bytes", f"{at + len(block)}"
@@ -551,7 +578,7 @@ class FileReader(base.SourceReader):
                 f" {limits.row_group_bytes_max}",
                 remedy="write the file with smaller row groups",
             )
-        return self._read_exactly(split, end - begin), b"", end == split.head.ends[-1]
+        return self._read_exactly(split, end - begin), b"", end == max(split.head.ends, default=begin)
 
     def _chunks(self) -> LineChunks | RecordChunks:
         spec = self._spec
@@ -710,11 +737,11 @@ class ListReader(FileReader):
         """Begin with what the workers of another layout have read. Return the positions."""
         # Lists differ with the number of workers, so this one may have splits that nobody began before some
         # that are done: these count as being read, from byte 0.
-        number = {path: index for index, path in enumerate(self._spec.paths)}
+        number = {piece: index for index, piece in enumerate(self._spec.pieces)}
 
         def is_own(name: str) -> bool:
-            index, _, path = name.partition(":")
-            return (number[path] + int(index)) % self._workers == self._worker
+            index, _, piece = name.partition(":")
+            return (number[piece] + int(index)) % self._workers == self._worker
 
         left = {name for name in done | reading.keys() if is_own(name)}
         while left:
@@ -750,6 +777,7 @@ class ListReader(FileReader):
                     self._sizes[path] = _size_of(path)
                 if (size := self._sizes[path]) is None:
                     return None
+                size = self._part_of(name).size(size)
                 total += max(0, size - self._at.get(name, _BEGINNING).position)
         return total
 
@@ -761,8 +789,8 @@ class ListReader(FileReader):
 
     # --- splits ---------------------------------------------------------------------------------------------
 
-    def _path_of(self, name: str) -> str:
-        return name.partition(":")[2]
+    def _part_of(self, name: str) -> FilePart:
+        return part_of_name(name.partition(":")[2])
 
     @property
     def _coming_text(self) -> str:
@@ -839,6 +867,7 @@ class WatchReader(FileReader):
         """This worker's files when they were listed last."""
         self._whole_gzips: dict[str, tuple[int, bool]] = {}
         """Gzip file -> its size when it was last checked, and whether it was whole."""
+        self._parts: dict[str, tuple[FileSeen, list[str]]] = {}
         self._incomplete_sizes: dict[str, int] = {}
         """File -> its size when there was no complete line after the position."""
         self._ready: deque[str] = deque()
@@ -881,7 +910,8 @@ class WatchReader(FileReader):
         waiting = self._waiting
         if not self._listed or any(path.endswith(COMPRESSED) for path in waiting):
             return None
-        return sum(max(0, self._seen[one].size - self._at.get(one, _BEGINNING).position) for one in waiting)
+        sizes = {one: self._part_of(one).size(self._seen[one].size) for one in waiting}
+        return sum(max(0, size - self._at.get(one, _BEGINNING).position) for one, size in sizes.items())
 
     def counters(self) -> dict[str, int]:
         return {"files": len(self._at), "files_waiting": len(self._waiting), **super().counters()}
@@ -910,9 +940,11 @@ class WatchReader(FileReader):
         ending = until is not None and self._input.exists(until)  # before listing: misses no file
         listed = self._input.listing(self._spec.patterns)
         found = {
-            path: seen
+            name: seen
             for path, seen in listed.items()
-            if path != until and base.owner_by_name(path, self._workers) == self._worker
+            if path != until
+            for name in self._pieces(path, seen)
+            if base.owner_by_name(name, self._workers) == self._worker
         }
         if len(found) > limits.directory_files_max:
             raise InputReadError(
@@ -920,17 +952,33 @@ class WatchReader(FileReader):
                 f" the maximum is {limits.directory_files_max}",
                 remedy='remove files that were read, with gone="forget"; or use more workers',
             )
-        for path in [path for path in self._at if path not in found]:
-            self._handle_missing(path)
+        for name in [name for name in self._at if name not in found]:
+            self._handle_missing(name, replaced=not self._input.versioned and self._path_of(name) in listed)
+        self._whole_gzips = {name: known for name, known in self._whole_gzips.items() if name in found}
         self._list_at_s = self._clock() + self._spec.poll_s
         return found, ending
 
-    def _handle_missing(self, path: str) -> None:
-        unread = path in self._seen and path in self._waiting
-        unread = unread or (self._input.versioned and not self._at[path].done)
+    def _pieces(self, path: str, seen: FileSeen) -> list[str]:
+        """Return the names of the file's parts. Those of a file that is being written change with it."""
+        known, names = self._parts.get(path, (None, [path]))
+        if known != seen:
+            try:
+                names = [part.name for part in _parts_of(self._input, path, seen, self._spec.records)]
+            except InputReadError:
+                if self._input.exists(path):
+                    raise
+            self._parts[path] = (seen, names)
+        return names
+
+    def _handle_missing(self, name: str, *, replaced: bool) -> None:
+        path, position = self._path_of(name), self._at[name].position
+        unread = name in self._seen and name in self._waiting
+        unread = unread or (self._input.versioned and not self._at[name].done)
+        if replaced:
+            raise InputChangedError(path, position, "the file that was read", "another one")
         if self._spec.gone == "stop" or unread:
-            raise InputGoneError(path, self._at[path].position)
-        self._forget(path)
+            raise InputGoneError(path, position)
+        self._forget(name)
 
     def _forget(self, path: str) -> None:
         """Forget a file; another file of this name is read from its beginning."""
@@ -953,7 +1001,7 @@ class WatchReader(FileReader):
                 self._drop(path)
         if not self._grows(path):
             if at.done and last != seen:
-                _check_unchanged(path, seen, at)
+                _check_unchanged(self._path_of(path), seen, at)
             return not at.done and (ending or self._is_whole_gzip(path, seen, last))
         if seen.size < at.position:
             raise InputChangedError(path, at.position, f"at least {at.position} bytes", f"{seen.size}")
@@ -967,10 +1015,11 @@ class WatchReader(FileReader):
             check_version(path, at.position, at.version, version)
         return not at.done and seen.size > 0
 
-    def _is_whole_gzip(self, path: str, seen: FileSeen, last: FileSeen | None) -> bool:
+    def _is_whole_gzip(self, name: str, seen: FileSeen, last: FileSeen | None) -> bool:
         """Return whether a file is whole that is read from its end, once its size has stopped changing."""
-        size, whole = self._whole_gzips.get(path, (-1, False))
+        size, whole = self._whole_gzips.get(name, (-1, False))
         if size != seen.size and last in (None, seen):
+            path = self._path_of(name)
             file = decompressed(path, PlainBytes(path, open_regular(path)))
             try:
                 if isinstance(file, PlainBytes):
@@ -981,7 +1030,7 @@ class WatchReader(FileReader):
                     whole = file.is_complete()
             finally:
                 file.close()
-            self._whole_gzips[path] = (seen.size, whole)
+            self._whole_gzips[name] = (seen.size, whole)
         return whole
 
     # --- splits ---------------------------------------------------------------------------------------------
@@ -1039,8 +1088,9 @@ class WatchReader(FileReader):
         )
 
     def _find(self, name: str, part: base.SplitDivision) -> None:
-        if name not in self._seen and not self._input.exists(name):
-            raise InputGoneError(name, part.end)
+        path = self._path_of(name)
+        if name not in self._seen and not self._input.exists(path):
+            raise InputGoneError(path, part.end)
         at = self._at.get(name, _BEGINNING)
         if part.begin == 0 and at.position and self._spec.gone == "forget":
             self._forget(name)
@@ -1057,7 +1107,8 @@ class WatchReader(FileReader):
         return chunk
 
     def _note(self, split: OpenSplit, *, done: bool) -> None:
-        if done and self._file(split).read(split.digest.size, 1):  # a replay of a file that was whole
+        by_line = not isinstance(self._spec.records, GroupFormat)  # otherwise its footer was found the same
+        if by_line and done and self._file(split).read(split.digest.size, 1):  # a replay of a whole file
             at = split.digest.size
             raise InputChangedError(split.path, at, "its end there, as when it was read", "more after it")
         super()._note(split, done=done)
@@ -1081,14 +1132,27 @@ def _check_unchanged(path: str, seen: FileSeen, at: SplitPosition) -> None:
         raise InputChangedError(path, at.position, f"the file that was read ({at.digest:016x})", found)
 
 
+def _check_mark(part: FilePart, file: FileBytes, size: int) -> None:
+    """Raise InputChangedError if the file has another content than the one that was divided into parts."""
+    mark = digest64(file.version.encode()) if file.version else _mark_in(file, size)
+    if mark != part.mark:
+        found = f"another one, of {size} bytes ({mark:016x})"
+        raise InputChangedError(
+            part.path, 0, f"the file that was divided into parts ({part.mark:016x})", found
+        )
+
+
 def _mark_of(path: str) -> int:
     """Return a digest of a file's size and last bytes, which identifies it. Raises InputReadError."""
     file = PlainBytes(path, open_regular(path))
     try:
-        size = file.size()
-        return digest64(file.read(max(0, size - _mark_bytes), _mark_bytes), size)
+        return _mark_in(file, file.size())
     finally:
         file.close()
+
+
+def _mark_in(file: FileBytes, size: int) -> int:
+    return digest64(file.read(max(0, size - _mark_bytes), _mark_bytes), size)
 
 
 def _size_of(path: str) -> int | None:

@@ -84,8 +84,12 @@ class Head(NamedTuple):
     digest: int = 0
     """Of a header, or of a footer; 0 if there is none. A reset far from it must find the same one."""
     ends: tuple[int, ...] = ()
-    """Of groups of rows, the last one at the end of the file."""
+    """Of groups of rows, from `begin` on, the last one at the end of the file or of its part."""
     footer: "GroupFooter | None" = None
+    begin: int = 0
+    """Where the part of the file begins that is read; positions count from there."""
+    first: int = 0
+    """The number of the group that begins there."""
 
 
 NO_HEAD: Final = Head()

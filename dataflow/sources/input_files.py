@@ -379,6 +379,34 @@ class FileSeen(NamedTuple):
     identity: tuple[int, int, int] | str
 
 
+class FilePart(NamedTuple):
+    """A file, or one of the `parts` of one: the row groups that begin in that share of its bytes. Its name is
+    a path, which is absolute, or NUMBER.PARTS.MARK:PATH.
+    """
+
+    path: str
+    number: int = 0
+    parts: int = 1
+    mark: int = 0
+    """Identifies the content of the file: parts are read by several workers, which must find the same."""
+
+    @property
+    def name(self) -> str:
+        return self.path if self.parts == 1 else f"{self.number}.{self.parts}.{self.mark:x}:{self.path}"
+
+    def size(self, size: int) -> int:
+        """Return about how many of the bytes of the file are in this part."""
+        return (self.number + 1) * size // self.parts - self.number * size // self.parts
+
+
+def part_of_name(name: str) -> FilePart:
+    if name.startswith("/") or is_url(name):
+        return FilePart(name)
+    numbers, _, path = name.partition(":")
+    number, parts, mark = numbers.split(".")
+    return FilePart(path, int(number), int(parts), int(mark, 16))
+
+
 class InputFiles(Protocol):
     """The files that one source can read. Methods block, and raise InputReadError, InputUnavailableError."""
 
@@ -389,6 +417,10 @@ class InputFiles(Protocol):
 
     def expand(self, entries: Sequence[str]) -> list[str]:
         """Return paths as they are, and for each pattern the paths that match, sorted."""
+        ...
+
+    def examine(self, path: str) -> FileSeen | None:
+        """Return the status of a file that `expand` returned; None if it does not exist here."""
         ...
 
     def watched(self, entry: str) -> WatchedFiles:
@@ -452,6 +484,9 @@ class LocalFiles:
 
     def expand(self, entries: Sequence[str]) -> list[str]:
         return [path for entry in entries for path in _expanded(entry)]
+
+    def examine(self, path: str) -> FileSeen | None:
+        return _status_of(path)
 
     def watched(self, entry: str) -> WatchedFiles:
         path = os.path.abspath(entry)  # noqa: PTH100 - text in, text out
@@ -552,6 +587,7 @@ class BucketFiles:
     def __init__(self, endpoint: str | None) -> None:
         self._endpoint = endpoint
         self._buckets: dict[str, Bucket] = {}
+        self._expanded: dict[str, FileSeen] = {}
         self._pool: ThreadPoolExecutor | None = None
         self.open_count = 0
 
@@ -559,12 +595,22 @@ class BucketFiles:
         found: list[str] = []
         for entry in entries:
             if glob.has_magic(entry):
-                found += sorted(path for path, _ in self._matching(entry))
+                matching = {path: FileSeen(one.size, one.version) for path, one in self._matching(entry)}
+                self._expanded |= matching
+                found += sorted(matching)
             elif entry.endswith("/") or "/" not in entry.removeprefix(SCHEME):
                 raise SchemaError(f"{entry!r} names no object; write {entry.rstrip('/')}/* for all below it")
             else:
                 found.append(entry)
         return found
+
+    def examine(self, path: str) -> FileSeen | None:
+        if path in self._expanded:
+            return self._expanded[path]
+        bucket, key = self._located(path)
+        with _requests_to(bucket.url):
+            found = next(bucket.objects(key, most=1), None)
+        return FileSeen(found.size, found.version) if found is not None and found.key == key else None
 
     def watched(self, entry: str) -> WatchedFiles:
         root = entry.rstrip("/")

@@ -78,9 +78,9 @@ class GroupFormat:
         """What the number of a row counts from: the file, or its record batch, as no file has the others'."""
         return "row" if self.name == "parquet" else "record batch"
 
-    def head(self, size: int, read: ReadAt) -> Head:
-        """Return the groups of a file of `size` bytes. Raises SchemaError if it is no whole file, or does not
-        have the columns of the schema.
+    def head(self, size: int, read: ReadAt, part: int = 0, parts: int = 1) -> Head:
+        """Return the groups of a file of `size` bytes that begin in that one of its parts of equal size.
+        Raises SchemaError if it is no whole file, or does not have the columns of the schema.
         """
         head = group_head(self.name, size, read)
         assert head.footer is not None
@@ -91,22 +91,24 @@ class GroupFormat:
                 pa.array([], found.field(field.name).type).cast(field.type)
             except pa.ArrowNotImplementedError as error:
                 raise SchemaError(f"its column {field.name!r} cannot be converted: {error}") from error
-        return head
+        return _groups_of_part(head, size, part, parts) if parts > 1 else head
 
     def end_of(self, head: Head, begin: int, want: int) -> int:
-        """Return the end of the groups from `begin` on: about `want` bytes, at least one."""
-        end = next(end for end in head.ends if end > begin)
+        """Return the end of the groups from `begin` on: about `want` bytes, at least one if there is one."""
+        end = next((end for end in head.ends if end > begin), begin)
         return max([end, *(one for one in head.ends if begin < one <= begin + want)])
 
     def decode(self, data: bytes, head: Head, begin: int) -> Iterator[RowGroup]:
         """Yield whole groups. Raises what `FAULTS` has and OSError for damage."""
         assert head.footer is not None
-        spans = list(pairwise((0, *head.ends)))[: head.footer.count]
+        spans = list(pairwise((0, *head.ends)))[: head.footer.count - head.first]
         groups = [one for one, (_, end) in enumerate(spans) if begin < end <= begin + len(data)]
-        tables = head.footer.tables(groups, data, begin, self.schema.names) if groups else iter(())
+        numbers, names = [head.first + one for one in groups], self.schema.names
+        tables = head.footer.tables(numbers, data, head.begin + begin, names) if groups else iter(())
         for one, table in zip(groups, tables, strict=True):
             rows, kept, bad = self._converted(table)
-            first, (at, end) = head.footer.first_row(one) + 1, spans[one]
+            first = head.footer.first_row(head.first + one) + 1
+            at, end = (head.begin + bound for bound in spans[one])
             wrong = [
                 BadRow(first + row, at, reason, repr(_shown(table, row)).encode()) for row, reason in bad
             ]
@@ -151,6 +153,15 @@ def _is_text(kind: pa.DataType) -> bool:
 def group_head(kind: GroupKind, size: int, read: ReadAt) -> Head:
     """Return the groups of a file. Raises SchemaError if it is not a whole file of that kind."""
     return parquet_head(size, read) if kind == "parquet" else _arrow_head(size, read)
+
+
+def _groups_of_part(head: Head, size: int, part: int, parts: int) -> Head:
+    begins = (0, *head.ends[:-1])
+    own = [one for one, begin in enumerate(begins) if begin * parts // size == part]
+    if not own:
+        return head._replace(ends=())
+    begin = begins[own[0]]
+    return head._replace(ends=tuple(head.ends[one] - begin for one in own), begin=begin, first=own[0])
 
 
 def is_complete(kind: GroupKind, size: int, read: ReadAt) -> bool:

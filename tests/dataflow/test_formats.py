@@ -5,9 +5,11 @@ import gzip
 import json
 import struct
 from collections.abc import Callable, Sequence
+from itertools import count, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataflow import FileSource, Graph, LogSink, SchemaError, consistent
+from dataflow import FileSource, Graph, LogSink, SchemaError, consistent, limits
 from dataflow.errors import InputChangedError, InputReadError, InputRowError
 from dataflow.handle import RegionHandle
 from dataflow.local import run_local
 from dataflow.outputs import collect_output
 from dataflow.schema import schema_text
-from dataflow.sources.base import SourceBatch
+from dataflow.sources.base import Positions, SourceBatch
 from dataflow.sources.file_source import FileReader, reader_of
 from dataflow.sources.formats import CsvFormat, Head, JsonFormat, RecordFormat
 from dataflow.sources.input_files import COMPRESSED
@@ -376,7 +378,8 @@ def write_table(form: str, path: Path, table: pa.Table, group: int, *, encoded: 
 def test_a_reader_of_row_groups_continues_from_any_of_them(
     form: str, tables: list[list[Any]], group: int, bytes_max: int, encoded: bool, data: st.DataObject
 ) -> None:
-    with TemporaryDirectory() as directory:
+    part_bytes = data.draw(st.sampled_from([100, 700, limits.file_part_bytes]))
+    with TemporaryDirectory() as directory, mock.patch.object(limits, "file_part_bytes", part_bytes):
         paths = [Path(directory, f"f{index}") for index in range(len(tables))]
         for path, rows in zip(paths, tables, strict=True):
             kind = write_groups(form, path, rows, group, encoded=encoded)
@@ -400,6 +403,73 @@ def test_a_reader_of_row_groups_continues_from_any_of_them(
         assert rows_of(read_all(twin, bytes_max + 99)) == rows_of([b for step in steps[until:] for b in step])
         for one in (reader, twin):
             one.close()
+
+
+@pytest.mark.parametrize("form", GROUPED)
+@settings(max_examples=25)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=3), st.integers(1, 5), st.booleans(), st.data())
+def test_parts_of_files_are_read_once_by_all_workers_and_by_others_after_a_rescale(
+    form: str, sizes: list[int], group: int, watch: bool, data: st.DataObject
+) -> None:
+    part_bytes = data.draw(st.integers(200, 3000))
+    with TemporaryDirectory() as directory, mock.patch.object(limits, "file_part_bytes", part_bytes):
+        for index, size in enumerate(sizes):
+            rows = [(100 * index + number, "x" * number) for number in range(size)]
+            kind = write_groups(form, Path(directory, f"f{index}"), rows, group)
+        end = Path(directory, "END")
+        end.touch()
+        source = (
+            FileSource(directory, watch=True, until=end, format=kind, schema=COLUMNS)
+            if watch
+            else FileSource(f"{directory}/f*", format=kind, schema=COLUMNS)
+        )
+        if not watch and any(
+            Path(directory, f"f{index}").stat().st_size > part_bytes for index in range(len(sizes))
+        ):
+            assert len(source.pieces) > len(source.paths)
+        clock, found, bytes_read = count(0, 10), list[Any](), 0
+        positions: list[Positions] = [{}]
+        for last in (False, False, True):
+            workers = data.draw(st.integers(1, 4))
+            dealt = [source.redeal(positions, worker, workers) for worker in range(workers)]
+            positions = []
+            for worker, begin in enumerate(dealt):
+                reader = reader_of(source, worker, workers, lambda: next(clock))
+                reader.reset_to(begin)
+                steps = count() if last else range(data.draw(st.integers(0, 4)))
+                for _ in takewhile(lambda _: not reader.exhausted, steps):  # noqa: B023 - ends before the next
+                    batch = reader.read(1000 if last else 1) if reader.has_input else None
+                    reader.take_division()
+                    found += rows_of([batch])
+                    bytes_read += batch.bytes_read if batch else 0
+                assert not last or reader.backlog_bytes == 0
+                positions.append(reader.positions())
+                reader.close()
+        rows = sorted(100 * index + number for index, size in enumerate(sizes) for number in range(size))
+        assert sorted(row["a"] for row in found) == rows
+        assert bytes_read <= sum(path.stat().st_size for path in Path(directory).iterdir())
+
+
+def test_a_file_that_another_worker_finds_replaced_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "file_part_bytes", 500)
+    path = tmp_path / "f"
+    write_groups("parquet", path, [(number, "x") for number in range(20)], group=2)
+    source = FileSource(path, format="parquet")
+    first = reader_of(source, 0, 2)
+    assert first.read(1)
+    write_groups("parquet", path, [(-number, "x") for number in range(20)], group=2)
+    with pytest.raises(InputChangedError, match="the file that was divided into parts"):
+        reader_of(source, 1, 2).read(1)
+    watching = Reading(FileSource(tmp_path, watch=True, format="parquet", schema=COLUMNS))
+    assert watching.reader.has_input
+    assert watching.reader.read(1)
+    watching.reader.take_division()
+    write_groups("parquet", path, [(number, "y") for number in range(21)], group=2)
+    watching.now += 10
+    with pytest.raises(InputChangedError, match="the file that was read, found another one"):
+        _ = watching.reader.has_input
 
 
 @pytest.mark.parametrize("form", GROUPED)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dataflow import FileSink, FileSource, Graph, SchemaError, limits
@@ -18,6 +19,7 @@ from dataflow.errors import (
     InputReadError,
 )
 from dataflow.sources import input_files
+from dataflow.sources.file_source import reader_of
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.s3_sources import (
     LONG,
@@ -103,6 +105,7 @@ def test_row_groups_come_from_objects_and_continue_from_any_position(
     form: str, bucket: FakeS3, prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     small_requests(monkeypatch, 300)
+    monkeypatch.setattr(limits, "file_part_bytes", 500)
     whole = [f"line {number}" for number in range(9)]
     write_table(form, tmp_path / "f", pa.table({"line": whole, "n": range(9)}), group=2)
     put(f"{prefix}/a", (tmp_path / "f").read_bytes())
@@ -114,6 +117,41 @@ def test_row_groups_come_from_objects_and_continue_from_any_position(
             found += reading.lines(1)
             reading = Reading(source, stored(reading.reader.positions()))
         assert found == whole
+    source = FileSource(url(prefix, "/a"), format=kind)
+    assert len(source.pieces) > 1
+    write_table(form, tmp_path / "f", pa.table({"line": whole[::-1], "n": range(9)}), group=2)
+    put(f"{prefix}/a", (tmp_path / "f").read_bytes())
+    with pytest.raises(InputChangedError, match="the file that was divided into parts"):
+        Reading(source).lines()
+
+
+def test_a_worker_requests_the_footer_and_the_row_groups_of_its_parts(
+    bucket: FakeS3, prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    small_requests(monkeypatch, 1000)
+    table = pa.table({"line": [f"{number:0500}" for number in range(80)]})
+    pq.write_table(table, tmp_path / "f", row_group_size=1, compression="none", write_statistics=False)
+    size = (tmp_path / "f").stat().st_size
+    monkeypatch.setattr(limits, "file_part_bytes", size // 8 + 1)
+    put(f"{prefix}/a", (tmp_path / "f").read_bytes())
+    source = FileSource(url(prefix, "/a"), format="parquet", schema="line string")
+    assert len(source.pieces) == 8
+    footer = int.from_bytes((tmp_path / "f").read_bytes()[-8:-4], "little")
+    found = list[str]()
+    for worker in range(4):
+        forget(bucket)
+        reader = reader_of(source, worker, 4)
+        while not reader.exhausted:
+            batch = reader.read(1)  # None: no row group begins in the part with the footer
+            assert batch is None or batch.batch.num_rows == 1, "a step has one row group"
+            found += lines_of([batch] if batch else [])
+        spans = [map(int, span[6:].split("-")) for span, _ in bucket.spans]
+        requested = sum(min(end, size - 1) - begin + 1 for begin, end in spans)
+        assert requested < size / 4 + 2 * (
+            footer + 3 * 4000
+        )  # of two parts; requests are of up to 4,000 bytes
+        reader.close()
+    assert sorted(found) == table["line"].to_pylist()
 
 
 def test_patterns_mean_what_they_mean_for_paths(bucket: FakeS3, prefix: str, tmp_path: Path) -> None:
