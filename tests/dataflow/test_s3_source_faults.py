@@ -65,7 +65,7 @@ def lists_again(self: WatchReader, path: str, part: SplitDivision) -> bytes:
     return chunk
 
 
-def forgets(self: WatchReader, path: str) -> None:
+def forgets(self: WatchReader, path: str, **_: Any) -> None:
     """Bytes that were not read are lost silently."""
     if self._spec.gone == "stop":
         raise InputGoneError(path, 0)
