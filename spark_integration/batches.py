@@ -17,6 +17,7 @@ task of Spark fails. What is done with a batch, and why each row counts once, is
 `checkpoint/core/coordination/batches.py`.
 """
 
+import gc
 import logging
 import math
 import os
@@ -757,6 +758,10 @@ def _carrier_of(region: DrivenRegion) -> Carrier:
     if known != region or carrier is None:
         if carrier is not None:
             carrier.close()
+        # PySpark's daemon collects all garbage after each task. With all imported modules to look at, that
+        # takes longer than 300,000 rows do here. Collected before: what is frozen is never freed.
+        gc.collect()
+        gc.freeze()
         carrier = Carrier(region)
         _carriers[region.name] = region, carrier
     return carrier

@@ -4,6 +4,7 @@ Whatever a query and its foreachBatch do, each row counts once, or the query end
 """
 
 import functools
+import gc
 import os
 import shutil
 import signal
@@ -161,6 +162,21 @@ def test_spark_compiles_no_code_for_a_micro_batch_like_those_before(job: Job) ->
         query.stop()
     assert compiled[1] == compiled[3], "its time is in the code that Spark generates"
     assert job.counts() == job.expected
+
+
+def test_the_collection_after_each_task_does_not_look_at_what_was_imported_before() -> None:
+    region = batches.DrivenRegion(
+        name="r", host="127.0.0.1", desk_port=1, store_url="dos://h", sink="out", read_alone_s=1.0, key=b"k"
+    )
+    gc.unfreeze()
+    try:
+        carrier = batches._carrier_of(region)
+        assert batches._carrier_of(region) is carrier
+        assert len(gc.get_objects()) < gc.get_freeze_count() // 10
+        carrier.close()
+    finally:
+        batches._carriers.pop("r", None)
+        gc.unfreeze()
 
 
 def test_each_evaluation_of_a_batch_has_the_same_rows_and_an_old_frame_has_its_own(job: Job) -> None:
