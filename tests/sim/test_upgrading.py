@@ -1,0 +1,105 @@
+"""Graphs that change between two starts: no history breaks a promise, and each rule that is left out is
+found.
+
+The seeds of `FOUND` come from `python -m tests.sim.upgrading`, which hunts again after a change of the model.
+"""
+
+from collections import Counter
+from typing import Final
+
+import pytest
+
+from tests.sim.history import ViolationError
+from tests.sim.upgrading.histories import FOCUSES, run_history
+from tests.sim.upgrading.rules import OMISSIONS
+from tests.support.parts import with_long
+
+FOUND: Final = {
+    "replay-old-steps": ("all", 11),
+    "no-quiet-check": ("all", 27),
+    "stop-does-not-pause": ("all", 0),
+    "take-back-without-line": ("all", 12),
+    "uid-reused": ("all", 2),
+    "rename-without-positions": ("outside", 3),
+    "rename-without-watermarks": ("all", 12),
+    "rename-moves-log": ("all", 12),
+    "removed-sink-not-completed": ("outside", 1103),
+    "steps-before-commit": ("all", 0),
+    "old-program-accepted": ("all", 0),
+    "options-applied-again": ("all", 2),
+    "no-state-schema": ("outside", 6),
+    "key-not-compared": ("all", 1),
+    "kind-not-compared": ("all", 1),
+    "unnamed-state-dropped": ("all", 24),
+    "register-late": ("all", 7),
+    "deregister-early": ("all", 60),
+    "map-of-present-graph": ("outside", 3),
+    "drop-deletes-now": ("all", 2),
+    "check-after-claim": ("all", 0),
+    "bootstrap-twice": ("all", 39),
+    "void-after-commit": ("sources", 12),
+    "ports-not-compared": ("all", 1),
+    "lineage-not-compared": ("forks", 29),
+    "consumer-never-removed": ("outside", 24),
+    "removed-sink-leaves-transactions": ("outside", 122),
+    "completes-unfenced": ("outside", 937),
+    "removed-log-has-no-end": ("all", 3),
+    "quiet-asks-new-workers": ("forks", 8),
+    "uid-without-region": ("forks", 81),
+    "irrevocable-of-present-sinks": ("races", 420),
+    "take-back-shows-again": ("all", 21),
+    "not-decided-under-the-claim": ("races", 71),
+    "decided-after-the-segment": ("races", 71),
+    "superseded-driver-ends": ("all", 12),
+    "claims-without-lease": ("forks", 9),
+    "rewind-forgets-new-logs": ("all", 3),
+    "backup-without-ended-logs": ("outside", 0),
+    "one-upgrade-savepoint": ("all", 0),
+    "bootstrap-of-another-checkpoint": ("all", 2),
+    "falls-back-below-changes": ("forks", 21),
+    "published-by-number": ("all", 12),
+    "quiet-is-not-renewed": ("sources", 106),
+    "quiet-without-pause": ("all", 0),
+}
+"""Omission -> the kind of history and the seed that find it."""
+
+SEEN: Final = (
+    "graph",
+    "back",
+    "fork",
+    "killed",
+    "fell back",
+    "handed over",
+    "not handed over",
+    "raced",
+    "woken",
+)
+
+
+def test_every_omission_has_a_history_that_finds_it() -> None:
+    assert list(FOUND) == list(OMISSIONS)
+
+
+@pytest.mark.parametrize("omission", FOUND)
+def test_a_rule_that_is_left_out_is_found(omission: str) -> None:
+    focus, seed = FOUND[omission]
+    run_history(seed, focus)
+    with pytest.raises(ViolationError):
+        run_history(seed, focus, without=omission)
+
+
+SHORT, LONG = 50, 1_000
+
+
+@pytest.mark.parametrize("seeds", with_long([range(SHORT)], [range(SHORT, LONG)]), ids=str)
+@pytest.mark.parametrize("focus", FOCUSES)
+def test_no_history_of_changing_graphs_breaks_a_promise(focus: str, seeds: range) -> None:
+    seen = Counter[str]()
+    for seed in seeds:
+        try:
+            seen += run_history(seed, focus)
+        except ViolationError as found:
+            found.add_note(f"run_history({seed}, {focus!r})")
+            raise
+    if focus == "all":
+        assert not [event for event in SEEN if not seen[event]], seen
