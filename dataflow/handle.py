@@ -669,17 +669,22 @@ _NUMBERS: Final[dict[str, tuple[tuple[type, ...], str]]] = {
 }
 
 
-def check_options(parts: Sequence[GraphPart], options: RegionOptions) -> None:
-    """Raise TypeError for an option that does not exist or is no number, ValueError if a part cannot be
-    scaled, has too many workers, or is driven by a query and has an option that excludes it; GraphError if
-    one needs a query. Nothing is started then.
-    """
+def check_option_values(options: Mapping[str, Any]) -> None:
+    """Raise TypeError for an option that does not exist, or is no number although it must be one."""
     if unknown := options.keys() - RegionOptions.__annotations__.keys():
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}: see RegionOptions")
     for name, (kinds, what) in _NUMBERS.items():
         value = options.get(name)
         if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
             raise TypeError(f"{name} must be {what}, got {value!r:.60}")
+
+
+def check_options(parts: Sequence[GraphPart], options: RegionOptions) -> None:
+    """Raise as `check_option_values`; ValueError if a part cannot be scaled, has too many workers, or is
+    driven by a query and has an option that excludes it; GraphError if one needs a query. Nothing is started
+    then.
+    """
+    check_option_values(options)
     for part in parts:
         plan = part.graph.plan()
         plan.check_has_query()

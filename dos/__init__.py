@@ -17,9 +17,11 @@ This package has names only; each comes from the package that defines it, and is
 
 from typing import TYPE_CHECKING
 
-from spark_integration.on_executor import check_packages
+from spark_integration.on_executor import check_packages, warn_without_java
 
 check_packages()  # first: an import of a hidden package would fail with an error that does not name the cause
+
+warn_without_java()
 
 from dos_protocol.lazy_names import lazy_names  # noqa: E402
 

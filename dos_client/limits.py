@@ -144,6 +144,8 @@ probe_grace_s: Final = 0.5
 
 open_timeout_s: Final = 10.0
 """How long `open_store` searches for enough members that confirm the record."""
+open_told_s: Final = 1.0
+"""After this time without an answer of any server, `open_store` logs why, and goes on."""
 
 waiting_after_s: Final = 3.0
 """A writer with pending bytes and no progress for this long reports that it waits for the store."""

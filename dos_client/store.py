@@ -1,14 +1,16 @@
 """Open a store, or a connection to a single server."""
 
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Final
 
 import trio
 
 from dos_client import metrics, randomness
 from dos_client.core.membership import Membership
 from dos_client.errors import StoreNotReadyError
-from dos_client.limits import observe_step_s, open_timeout_s
+from dos_client.limits import observe_step_s, open_timeout_s, open_told_s
 from dos_client.live_store import Store
 from dos_client.membership.founding import all_refuse, init_store
 from dos_client.randomness import backoff_s
@@ -21,6 +23,7 @@ from dos_protocol.errors import LocalProtocolError
 from dos_protocol.names import NO_ID
 from dos_protocol.store_record import Member, StoreRecord
 
+log: Final = logging.getLogger("dos.client")
 __all__ = ["Store", "StoreNotReadyError", "connect", "init_store", "open_store"]
 
 
@@ -95,8 +98,9 @@ def _publish_figures(store: Store, figures: metrics.StoreFigures) -> None:
 
 
 async def _find_record(url: DosUrl, access: ServerAccess) -> StoreRecord:
-    deadline = trio.current_time() + open_timeout_s
-    attempt = 0
+    begun_s = trio.current_time()
+    deadline = begun_s + open_timeout_s
+    attempt, told = 0, False
     while True:
         membership, seen = await find_membership(url.servers, access, hurry=True)
         if membership.record is not None:
@@ -106,6 +110,12 @@ async def _find_record(url: DosUrl, access: ServerAccess) -> StoreRecord:
         hopeless = seen.all_refuse is not None or (membership.newest is None and not seen.errors)
         if hopeless or trio.current_time() + pause > deadline:
             raise _not_ready(url, membership, seen)
+        # Servers that are being started may listen in a moment, and a wrong URL looks the same: a person who
+        # waits learns the reason before the end.
+        if not told and not seen.answers and trio.current_time() - begun_s >= open_told_s:
+            told = True
+            problems = "; ".join(seen.problems(membership))
+            log.warning("no server of %s answers so far, trying for %g s: %s", url, open_timeout_s, problems)
         await trio.sleep(pause)
 
 

@@ -119,7 +119,11 @@ class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
 
     def schema(self) -> StructType:
         """Return the columns of the data, or those of the option `columns`."""
-        return spark_schema(columns_of(self._options))
+        try:
+            return spark_schema(columns_of(self._options))
+        except DosError as error:
+            # Spark shows the traceback before the text: without those of the store, and of what led to it.
+            raise error.with_traceback(None) from None
 
     def reader(self, schema: StructType) -> DataSourceReader:
         check_batch(self._raw_options)

@@ -33,9 +33,11 @@ from pyspark.sql.group import GroupedData
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from pyspark.sql.types import NumericType, StructType
 
+from dataflow.handle import check_option_values
 from dataflow.operators.spark_functions import ProcessorTakes
 from dataflow.schema import quoted
-from dos_protocol.names import is_name
+from dos_client.urls import parse_store_url
+from dos_protocol.names import check_name, is_name
 from spark_integration.catalyst import check_output_mode
 from spark_integration.core.dividing import FrameError, digest
 from spark_integration.frames import each_batch, through
@@ -136,7 +138,11 @@ class _Settings:
 
     def through(self, spark: SparkSession) -> dict[str, Any]:
         """Return arguments of `through`; what is omitted comes from the session."""
-        workers = self.workers if self.workers is not None else spark.conf.get(WORKERS_CONF, None)
+        workers: int | str | None = self.workers
+        if workers is None:
+            workers = spark.conf.get(WORKERS_CONF, None)
+        if isinstance(workers, str) and not workers.isdecimal():
+            raise TypeError(f"the conf {WORKERS_CONF} must be a whole number, got {workers!r:.60}")
         return {
             "store": self.store if self.store is not None else spark.conf.get(STORE_CONF, None),
             "workers": None if workers is None else int(workers),
@@ -204,13 +210,19 @@ def frame(
     On Spark Connect a frame is divided and explained; what would run its region raises ConnectSessionError,
     and so does a stateful call above another one. SQL text (`F.expr`) is accepted in arguments of aggregates.
 
-    Raises TypeError for what is no DataFrame, FrameError if a stream keeps state in Spark already. Nothing is
-    started.
+    Raises TypeError for what is no DataFrame, and for an option that does not exist or has another type;
+    BadNameError, BadUrlError; FrameError if a stream keeps state in Spark already. Nothing is started.
     """
     if isinstance(df, RegionFrame):
         raise TypeError("this is a frame already")
     if not isinstance(df, DataFrame) and not type(df).__module__.startswith("pyspark.sql.connect."):
         raise TypeError(f"the first argument is a DataFrame of Spark, got {type(df).__name__}")
+    if name is not None:
+        check_name(name)
+    if store is not None:
+        parse_store_url(store)
+    own = inspect.signature(through).parameters
+    check_option_values({"workers": workers, **{one: run_options[one] for one in run_options.keys() - own}})
     if df.isStreaming and (parts := _stateful_parts(df)):
         raise FrameError(
             f"the stream keeps state in Spark already ({parts[0]})",

@@ -6,9 +6,12 @@ distribution with the same names. At its top it imports only the standard librar
 """
 
 import importlib.util
+import logging
+import os
 import platform
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +28,8 @@ PACKAGES = (
     "spark_integration",
     "dos",
 )
+_HAS_SPARK = frozenset({"SPARK_REMOTE", "PYSPARK_GATEWAY_PORT", "PYTHON_WORKER_FACTORY_SECRET"})
+"""Variables of a process that connects to a server of Spark, or was started by a JVM."""
 MISMATCH = "executor mismatch"
 """Begins every message of this file. By it the driver recognizes that a retry cannot help."""
 
@@ -100,6 +105,31 @@ def check_packages() -> None:
     problem = shadowed_package()
     if problem is not None:
         raise ShadowedPackageError(problem)
+
+
+def java_problem(variables: Mapping[str, str] = os.environ) -> str:
+    """Return why PySpark could start no session on this machine for want of Java, with the remedy; "" if it
+    could, if PySpark is not installed, or if this process has a session elsewhere or was started by one.
+    """
+    if variables.keys() & _HAS_SPARK or importlib.util.find_spec("pyspark") is None:
+        return ""
+    home = variables.get("JAVA_HOME")
+    if home and not os.access(Path(home, "bin", "java"), os.X_OK):
+        why = f"JAVA_HOME is {home}, which has no bin/java"
+    elif not home and shutil.which("java", path=variables.get("PATH", os.defpath)) is None:
+        why = "there is no java on the PATH, and JAVA_HOME is not set"
+    else:
+        return ""
+    return (
+        f"{why}: a Spark session on this machine would end with JAVA_GATEWAY_EXITED. Install Java 17 or newer"
+        " (on Debian and Ubuntu: apt install openjdk-17-jre-headless), or set JAVA_HOME"
+    )
+
+
+def warn_without_java() -> None:
+    """Log `java_problem`: the error that PySpark raises later names neither the cause nor a remedy."""
+    if problem := java_problem():
+        logging.getLogger("dos").warning("%s", problem)
 
 
 def forget_replaced_version() -> None:

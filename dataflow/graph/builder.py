@@ -676,7 +676,7 @@ class Graph:
     def __repr__(self) -> str:
         names = [node.name or "?" for node in self._nodes]
         more = f" ... {len(names) - _SHOWN_MAX} more" if len(names) > _SHOWN_MAX else ""
-        return f"<Graph {self.name!r}: {' '.join(names[:_SHOWN_MAX])}{more}>"
+        return f"<Graph {self.name!r}: {' '.join(names[:_SHOWN_MAX]) or 'empty'}{more}>"
 
     def _repr_html_(self) -> str:
         """Draw it in a notebook; a graph that cannot run yet is shown with its problems."""

@@ -1,22 +1,30 @@
 """The mistakes of a first hour. Each is refused with whose fault it is, the rule, the values and the remedy,
 in few lines, and a command prints no traceback.
 
-PySpark's own errors are not here: it refuses a missing Java when the session is made. A library that is
-missing is in tests/test_wheel.py, and Spark Connect in test_connect.py.
+A library that is missing is in tests/test_wheel.py, Spark Connect in test_connect.py, and executors that
+differ from the driver in test_on_executor.py.
 """
 
+import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import Any, NamedTuple
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 import dos
 from dos_server.testing import Servers, ThreadedServer
-from tests.support.servers import hold_port
+from spark_integration.on_executor import java_problem
+from tests.support.dos_command import dos as command
+from tests.support.servers import ServerProcess, hold_port
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -46,7 +54,7 @@ class FirstHour(NamedTuple):
         words = lines.flat_map("words", how["function"], schema=how["schema"])
         counts = words.key_by("by_word", how["key"]).count("counts")
         if how.get("sink", True):
-            counts.sink("out", dos.LogSink())
+            counts.sink("out", how.get("to", dos.LogSink()))
         return graph
 
 
@@ -81,7 +89,79 @@ def rows(here: FirstHour) -> Any:
     return here.spark.createDataFrame([(1, "to")], "n bigint, word string")
 
 
+def at_another_program(here: FirstHour) -> Any:
+    """The port of a web server, which refuses what is no request."""
+
+    class Refusal(StreamRequestHandler):
+        def handle(self) -> None:
+            self.connection.recv(1)
+            self.wfile.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Refusal) as other:
+        thread = threading.Thread(target=other.serve_forever, daemon=True)
+        thread.start()
+        try:
+            here.run(store=f"dos://127.0.0.1:{other.server_address[1]}")
+        finally:
+            other.shutdown()
+            thread.join()
+
+
+def with_conf(here: FirstHour) -> Any:
+    here.spark.conf.set("spark.dos.workers", "two")
+    try:
+        dos.frame(rows(here), store=here.store).groupBy("word").count().show()
+    finally:
+        here.spark.conf.unset("spark.dos.workers")
+
+
 PROGRAMS: dict[str, Mistake] = {
+    "a port of another program": Mistake(
+        at_another_program,
+        "StoreNotUsableError",
+        ("no server of dos://127.0.0.1:", "that is an HTTP response, not DOS", "correct the URL"),
+    ),
+    "a host that does not exist": Mistake(
+        lambda here: here.run(store="dos://no-such-host.invalid"),
+        "StoreNotUsableError",
+        ("no-such-host.invalid:9999", "correct the URL"),
+    ),
+    "a name with a slash": Mistake(
+        lambda here: here.run(name="shop/words"),
+        "BadNameError",
+        ("'shop/words'", "use 1 to 128 of A-Z a-z 0-9 . _ -"),
+    ),
+    "no session": Mistake(
+        lambda here: dos.run(None, here.words(), store=here.store),  # type: ignore[arg-type]
+        "TypeError",
+        ("the first argument is a SparkSession, got NoneType", "SparkSession.builder.getOrCreate()"),
+    ),
+    "a folder that cannot be written": Mistake(
+        lambda here: here.ended(here.words("unwritable", to=dos.FileSink("/proc/no-folder", local=True))),
+        "RegionFailedError",
+        ("output '/proc/no-folder/", "check space and permissions of the output directory", "'out'"),
+    ),
+    "a store of a frame that is no URL": Mistake(
+        lambda here: dos.frame(rows(here), store=1),  # type: ignore[arg-type]
+        "BadUrlError",
+        ("a URL must be text, got 1", "write it as dos://host"),
+    ),
+    "a name of a frame that is none": Mistake(
+        lambda here: dos.frame(rows(here), name=1),
+        "BadNameError",
+        ("a name must be a str, got 1",),  # type: ignore[arg-type]
+    ),
+    "workers of a frame in words": Mistake(
+        lambda here: dos.frame(rows(here), workers="two"),  # type: ignore[arg-type]
+        "TypeError",
+        ("workers must be a whole number, got 'two'",),
+    ),
+    "workers of a session in words": Mistake(
+        with_conf, "TypeError", ("the conf spark.dos.workers must be a whole number, got 'two'",)
+    ),
+    "an option of a frame that does not exist": Mistake(
+        lambda here: dos.frame(rows(here), stor=here.store), "TypeError", ("'stor'", "see RegionOptions")
+    ),
     "no server runs": Mistake(
         lambda here: here.run(store=NOBODY),
         "StoreNotUsableError",
@@ -203,7 +283,10 @@ def here(spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_mistake_in_a_program_is_refused_with_its_remedy(here: FirstHour, name: str) -> None:
+def test_a_mistake_in_a_program_is_refused_with_its_remedy(
+    here: FirstHour, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dos_client.store.open_timeout_s", 1.5)
     mistake = PROGRAMS[name]
     with pytest.raises(Exception) as refused:
         mistake.call(here)
@@ -216,6 +299,66 @@ def test_a_mistake_in_a_program_is_refused_with_its_remedy(here: FirstHour, name
     assert len(text) < 600
     assert "Traceback" not in text
     assert text.count("\n") < 3
+
+
+READS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "a region that does not exist": ("STORE/nothing", "out", ("no region 'nothing'", "check the name")),
+    "no output": ("STORE/words", "", ("is required, not none", '.option("output", "counts")')),
+    "no server": (
+        f"{NOBODY}/wordcount",
+        "out",
+        ("no server of dos://127.0.0.1:1 answers", "correct the URL"),
+    ),
+}
+"""Mistake of `spark.read` -> URL, output, words of a line at the end. Spark puts its traceback before it."""
+
+
+@pytest.mark.parametrize("name", READS)
+def test_an_error_of_spark_read_ends_with_the_remedy(
+    here: FirstHour, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dos_client.store.open_timeout_s", 1.5)
+    url, output, words = READS[name]
+    dos.register(here.spark)
+    reader = here.spark.read.format("dos")
+    if output:
+        reader = reader.option("output", output)
+    with pytest.raises(AnalysisException) as refused:
+        reader.load(url.replace("STORE", here.store))
+    lines = [one for one in str(refused.value).splitlines() if "SQLSTATE" not in one]
+    end = lines[-1] if output else lines[-2]  # whether a source reads or writes is not known without options
+    assert all(one in end for one in words), str(refused.value)
+    assert len(lines) < 12
+
+
+def test_a_machine_without_java_is_told_so_before_pyspark_gives_up(tmp_path: Path) -> None:
+    """PySpark raises JAVA_GATEWAY_EXITED, without cause and remedy."""
+    for variables, why in (
+        ({}, "there is no java on the PATH, and JAVA_HOME is not set"),
+        ({"JAVA_HOME": "/no/java"}, "JAVA_HOME is /no/java, which has no bin/java"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", "import dos"],
+            env={"PATH": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path), **variables},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        )
+        assert done.stderr.startswith(why), done.stderr
+        assert "Install Java 17 or newer" in done.stderr
+    assert java_problem({"PATH": str(tmp_path), "SPARK_REMOTE": "sc://host"}) == ""
+    assert java_problem(os.environ) == ""
+
+
+def test_a_store_that_does_not_answer_is_named_before_the_end_of_the_wait(
+    here: FirstHour, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dos_client.store.open_timeout_s", 3)
+    with pytest.raises(dos.StoreNotReadyError):
+        dos.collect_output(NOBODY, "wordcount", "out")
+    (told,) = [one.getMessage() for one in caplog.records if "answers so far" in one.getMessage()]
+    assert told.startswith("no server of dos://127.0.0.1:1 answers so far, trying for 3 s: cannot connect")
 
 
 COMMANDS: dict[str, tuple[str, int, tuple[str, ...]]] = {
@@ -231,6 +374,23 @@ COMMANDS: dict[str, tuple[str, int, tuple[str, ...]]] = {
     ),
     "an object that does not exist": ("get STORE/a/b", 1, ("no object b in a", "list the directory")),
     "a command that does not exist": ("statu", 2, ("No such command 'statu'",)),
+    "no TLS": ("ls TLS_SERVER", 2, ("accepts TLS only", "set DOS_TLS to the client directory")),
+    "no TLS of a store": ("store status TLS_SERVER", 3, ("set DOS_TLS",)),
+    "TLS with a server that has none": (
+        "DOS_TLS=CERTIFICATES/client ls STORE_SERVER",
+        3,
+        ("sends plain text", "unset DOS_TLS"),
+    ),
+    "no token": (
+        "ls TOKEN_SERVER",
+        2,
+        ("the token is missing, wrong, expired or revoked", "send a token that is valid"),
+    ),
+    "an old token": (
+        "region status TOKEN_SERVER words --token-file OLD_TOKEN",
+        3,
+        ("reject the token", "use the token that the servers were started with"),
+    ),
     "no directory": ("serve --listen 127.0.0.1:0", 2, ("Missing option '--data'",)),
     "a port that is in use": (
         "serve --data DATA --listen TAKEN",
@@ -242,19 +402,57 @@ COMMANDS: dict[str, tuple[str, int, tuple[str, ...]]] = {
 """Mistake -> the command, its exit code, words of what it prints."""
 
 
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Word of a command -> a server with TLS, one with a token, and what they were made with."""
+    place = tmp_path_factory.mktemp("guarded")
+    certificates, token, old = place / "tls", place / "token", place / "old"
+    assert command("tls", "init", certificates, "127.0.0.1").returncode == 0
+    for path in (token, old):
+        path.write_text(f"{path.name} Zdjf83jfKJHD8fjk3hsDFq\n")
+        path.chmod(0o600)
+    with ExitStack() as stack:
+        tls_server, token_server = (
+            stack.enter_context(ServerProcess(place / name, options=options))
+            for name, options in (
+                ("one", ("--tls", str(certificates / "servers" / "127.0.0.1"))),
+                ("other", ("--token-file", str(token))),
+            )
+        )
+        yield {
+            "TLS_SERVER": f"dos://{tls_server.location}",
+            "TOKEN_SERVER": f"dos://{token_server.location}",
+            "CERTIFICATES": str(certificates),
+            "OLD_TOKEN": str(old),
+        }
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_mistake_in_a_command_is_told_without_a_traceback(here: FirstHour, name: str) -> None:
+def test_a_mistake_in_a_command_is_told_without_a_traceback(
+    here: FirstHour, guarded: dict[str, str], name: str
+) -> None:
     line, code, words = COMMANDS[name]
     with hold_port(0) as held:
         taken = f"127.0.0.1:{held.getsockname()[1]}"
         held.listen()
-        places = {"STORE": here.store, "DATA": str(here.folder / "data"), "TAKEN": taken}
+        places = {
+            **guarded,
+            "STORE_SERVER": here.store.partition(",")[0],
+            "STORE": here.store,
+            "DATA": str(here.folder / "data"),
+            "TAKEN": taken,
+        }
         for place, value in places.items():
             line = line.replace(place, value)
+        variables = [one for one in line.split() if re.match("[A-Z_]+=", one)]
         done = subprocess.run(
-            [Path(sys.executable).with_name("dos"), *line.split()],
+            [Path(sys.executable).with_name("dos"), *line.split()[len(variables) :]],
             cwd=here.folder,
-            env={"HOME": str(here.folder), "COLUMNS": "200"},
+            env={
+                "HOME": str(here.folder),
+                "COLUMNS": "200",
+                **{one.partition("=")[0]: one.partition("=")[2] for one in variables},
+            },
             capture_output=True,
             text=True,
             timeout=100,
