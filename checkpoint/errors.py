@@ -204,6 +204,12 @@ class NotReplacedError(DosError):
     """Not all workers were replaced by other processes; the message has those that were, and the reason."""
 
 
+class NotHandedOverError(DosError):
+    """The driver that runs the region does not hand it over, and continues; the message has the reason."""
+
+    remedy = "start the program again, or stop the region first and start it without hand_over"
+
+
 class StateNotRecordedError(DosError):
     """The changes between two checkpoints cannot be determined from a worker's state blocks; see `reason`."""
 

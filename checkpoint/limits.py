@@ -272,6 +272,12 @@ claimant_wait_s: Final = 2.0
 its own opening took, so that a newer driver can open its segment. If the claimant died after its claim, the
 older driver takes over from itself (R18).
 """
+lease_s: Final = 30.0
+"""How long a region that is lent to another driver stays paused for its claim."""
+heir_commits_s: Final = 30.0
+"""How long a driver that has lent its region, and was superseded, waits for the first checkpoint of the other
+one. Without it, it takes the region back.
+"""
 manifest_backoff_s: Final = 0.05
 manifest_backoff_max_s: Final = 5.0
 manifest_backoff_attempts_max: Final = 4.0

@@ -436,9 +436,10 @@ class RegionOptions(TypedDict, total=False):
     - `port_range`: the first and last port on which this driver, and each worker, may listen.
       An executor that other machines reach under another name sets DOS_ADVERTISE_HOST.
     - `start_timeout`: seconds to wait for executors, and for all workers to join; default: 300.
-    - `hand_over`: first launches all workers and checks that they can continue from the last checkpoint, and
-      then takes the region from the driver that runs it, so that it stands still for as short as possible. If
-      that fails before, the other driver continues undisturbed. Needs task slots beside the other driver's.
+    - `hand_over`: first launches all workers and checks that this graph, which may be another one, can
+      continue from the last checkpoint. Then the driver that runs the region pauses and lends it, so that it
+      stands still for as short as possible. If that fails, the other driver continues. Needs task slots
+      beside the other driver's.
     - `on_event`: called with each event of the region, in an internal thread.
     - `listeners`: called on start, progress, resets and the end (`RegionListener`), in another thread.
     - `metrics`: where the driver and each worker serve figures and health over HTTP (docs/metrics.md), as

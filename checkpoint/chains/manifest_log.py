@@ -97,6 +97,11 @@ class ManifestHost(Protocol):
     @property
     def record(self) -> StoreRecord: ...
 
+    @property
+    def store(self) -> StorePort:
+        """The store, to be read without a claim."""
+        ...
+
     async def inspect(self, directory: str) -> ManifestHead: ...
 
     async def claim(self, directory: str, epoch: int, patience_s: float) -> ManifestClaimPort | None:
@@ -118,6 +123,10 @@ class ManifestHost(Protocol):
 
 class StoreHost(StoreStateHost):
     """A host on a real store, under trio."""
+
+    @property
+    def store(self) -> Store:
+        return self._store
 
     def now(self) -> float:
         return trio.current_time()
@@ -144,6 +153,7 @@ class ManifestLog:
         rolling: Rolling | None = None,
     ) -> None:
         self._host = host
+        self._region = region
         self._rolling = Rolling() if rolling is None else rolling
         self._driver = driver
         self._directory = coordinator_directory(region)
@@ -155,6 +165,8 @@ class ManifestLog:
         self._waited_for = 0
         self._tried_at = 0.0
         self._opening_s = 0.0
+        self._heir = 0
+        """The segment of the driver to which the region was lent, once its time to commit is over."""
 
     # --- Opening --------------------------------------------------------------------------------------
 
@@ -201,8 +213,7 @@ class ManifestLog:
             taken_by = _newest_segment(view.answers)
             # A newer driver opened a segment and may have committed in it. To claim above it would fence that
             # driver, which does the same: two drivers would take the region from each other for ever.
-            if order.held and taken_by > order.held:
-                self._emit(ManifestTaken(taken_by))
+            if order.held and taken_by > order.held and not await self._heir_is_dead(order, taken_by):
                 return True
             if order.held and view.epoch_seen > max(order.held, self._waited_for):
                 # a newer driver may be about to open its segment: wait for it once
@@ -224,8 +235,26 @@ class ManifestLog:
             return False
         self.waiting("")
         self._opening_s = min(self._host.now() - self._tried_at, limits.claim_patience_s)
+        self._heir = 0
         self._emit(ManifestOpened(epoch, last, self._kept))
         return True
+
+    async def _heir_is_dead(self, order: OpenManifest, taken_by: int) -> bool:
+        """Return whether the driver to which the region was lent has committed nothing in its time, and has
+        opened no further segment. Otherwise ManifestTaken is emitted.
+        """
+        until = self._host.now() + order.heir_s
+        while order.heir_s and self._heir in (0, taken_by):
+            last = next(reversed(await retained_checkpoints(self._host.store, self._region)), None)
+            if last is not None and last.incarnation > order.held:
+                break
+            if self._heir or self._host.now() >= until:
+                self._heir = taken_by
+                return True
+            await self._host.sleep(limits.store_poll_s)
+            taken_by = _newest_segment((await self._host.inspect(self._directory)).answers)
+        self._emit(ManifestTaken(taken_by))
+        return False
 
     async def _take_over(self, claim: ClaimPort, order: OpenManifest) -> Checkpoint | None:
         taken = await TakenChain.take(claim, CHAIN, generation=self._host.record.generation)

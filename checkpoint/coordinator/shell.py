@@ -21,6 +21,7 @@ from checkpoint.chains.whole_checkpoints import examine
 from checkpoint.core.coordination.coordinator import Coordinator
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
+    AskForRegion,
     Begin,
     CancelWorker,
     CheckpointsExamined,
@@ -32,6 +33,7 @@ from checkpoint.core.coordination.vocabulary import (
     Event,
     ExaminationWaits,
     ExamineCheckpoints,
+    HandOverAnswered,
     LaunchWorker,
     LinkDown,
     MessageRefused,
@@ -57,10 +59,12 @@ from checkpoint.core.region import (
     check_application,
     check_continues,
 )
-from checkpoint.errors import NoRegionError
+from checkpoint.core.requests import Answer
+from checkpoint.errors import NoAnswerError, NoRegionError, NotHandedOverError
 from checkpoint.link import Link, StandbyLinks, ports_of, serve_links
 from checkpoint.maintenance.forking import fork_needs
 from checkpoint.maintenance.stopped_region import find_restored, restore_stopped
+from checkpoint.requests.client import RegionReader, RequestClient
 from checkpoint.requests.server import answering
 from checkpoint.runtime import checkpoint_named, this_driver, timestamp
 from dos_client import Store, open_store
@@ -99,6 +103,9 @@ class RegionShell:
         """Reads retained checkpoints."""
         self._to_examine, self._examinations = trio.open_memory_channel[ExamineCheckpoints](math.inf)
         self._examining: trio.CancelScope | None = None
+        self.ask_for_region: Callable[[], Awaitable[HandOverAnswered]] = _nobody
+        """Asks the driver that runs the region to lend it."""
+        self._to_ask, self._asked = trio.open_memory_channel[AskForRegion](math.inf)
         self.handled: Callable[[RegionStatus], None] = _nothing
         """Called with a new status after each event."""
         self.also_observed: Callable[[RegionEvent], None] = _nothing
@@ -131,6 +138,7 @@ class RegionShell:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_manifest)
             nursery.start_soon(self._examine_all)
+            nursery.start_soon(self._ask_all)
             nursery.start_soon(manifest.watch)
             nursery.start_soon(beside)
             self._handle(begin)
@@ -173,6 +181,8 @@ class RegionShell:
             if self._examining is not None:
                 self._examining.cancel()  # it is of an older incarnation
             self._to_examine.send_nowait(effect)
+        elif isinstance(effect, AskForRegion):
+            self._to_ask.send_nowait(effect)
         elif isinstance(effect, LaunchWorker):
             self._launch(effect)
         elif isinstance(effect, CancelWorker):
@@ -262,6 +272,10 @@ class RegionShell:
                 self.post(CheckpointsExamined(order.incarnation, found))
                 return
 
+    async def _ask_all(self) -> None:
+        async for _ in self._asked:
+            self.post(await self.ask_for_region())
+
     # --- Links ----------------------------------------------------------------------------------------
 
     async def serve(self, link: Link) -> None:
@@ -338,6 +352,11 @@ def _nothing(_: object) -> None:
     return
 
 
+async def _nobody() -> HandOverAnswered:
+    await trio.lowlevel.checkpoint()
+    return HandOverAnswered()
+
+
 async def run_region(
     spec: RegionSpec,
     shell: RegionShell,
@@ -350,6 +369,7 @@ async def run_region(
     """
     async with open_store(spec.store_url, token=spec.token, client=f"{spec.name}.coord") as store:
         shell.examine = partial(examine, store, spec.name)
+        shell.ask_for_region = partial(lent_by_its_driver, store, spec.name)
         shell.access_problem = store.access_problem
         if opened is not None:
             opened(store)
@@ -438,6 +458,35 @@ async def _read_or_empty(store: Store, region: str) -> ManifestView:
         return await read_manifest(store, region)
     except NoRegionError:
         return ManifestView(region, 0)
+
+
+async def lent_by_its_driver(store: Store, region: str) -> HandOverAnswered:
+    """Ask the driver that runs a region to lend it, and return its answer, if a driver runs it."""
+    refused: Answer | None = None
+    while True:
+        try:
+            if (runs := (await RegionReader(store, region).read()).reply) is None:
+                return HandOverAnswered()
+            number = runs.answer.incarnation
+            if refused is not None and refused.incarnation == number:
+                break  # the driver has not been reset since
+            # To that driver alone: this one reads the request, too, once it holds the manifest. In turns: a
+            # driver that dies before its answer is noticed by the next reading.
+            reply = await RequestClient(store, region).send(
+                "hand_over", incarnation=number, wait_s=limits.request_patience_s
+            )
+            if reply.answer.verdict == "done":
+                return HandOverAnswered()
+            refused = reply.answer
+        except NoRegionError:
+            return HandOverAnswered()
+        except NoAnswerError as silence:
+            logger.info("region %s: %s", region, silence)
+        except DosError as error:
+            logger.warning("region %s: its driver cannot be asked for it yet: %s", region, error)
+            await trio.sleep(limits.store_poll_s)
+    text = f"{refused.driver} does not hand region {region!r} over: {refused.reason}"
+    return HandOverAnswered(NotHandedOverError(text))
 
 
 async def watch_forks(

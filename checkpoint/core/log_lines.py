@@ -14,6 +14,7 @@ from checkpoint.core.records.layout import workers_text
 from checkpoint.core.region import (
     CheckpointCommitted,
     FellBack,
+    HandOverSettled,
     RegionEvent,
     RegionSpec,
     RegionState,
@@ -201,6 +202,12 @@ def _replaced(event: ReplaceSettled, _: RegionStatus) -> Line:
     return Line("WARNING" if event.error else "INFO", f"other processes for workers: {event}")
 
 
+def _handed_over(event: HandOverSettled, _: RegionStatus) -> Line:
+    if event.error:
+        return Line("WARNING", f"is not handed over: {event.error}")
+    return Line("INFO", f"is paused after checkpoint {event.checkpoint}, for another driver to take it over")
+
+
 _SETTLED: Final[dict[type, Callable[[Any, RegionStatus], Line]]] = {
     FellBack: lambda event, _: Line("WARNING", str(event)),
     ScaleDecided: lambda event, _: Line("INFO", str(event)),
@@ -208,4 +215,5 @@ _SETTLED: Final[dict[type, Callable[[Any, RegionStatus], Line]]] = {
     RestoreSettled: _restored,
     ScaleSettled: _scaled,
     ReplaceSettled: _replaced,
+    HandOverSettled: _handed_over,
 }

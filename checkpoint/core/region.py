@@ -193,7 +193,9 @@ class RegionSpec:
     on_damaged: OnDamaged = "fail"
     """What follows if the last checkpoint is damaged (`FallingBack`)."""
     hand_over: bool = False
-    """Whether the driver that runs the region continues until all workers of this one have joined."""
+    """Whether the driver that runs the region continues until all workers of this one have joined, and lends
+    it then.
+    """
     metrics: str = ""
     """The address at which the driver serves the figures of the region, empty if it does not."""
     answer_requests: bool = True
@@ -345,7 +347,9 @@ class ResetReport:
     """
 
 
-ScalingPhase: TypeAlias = Literal["launching workers", "copying state", "pausing", "moving state"]
+ScalingPhase: TypeAlias = Literal[
+    "launching workers", "copying state", "pausing", "moving state", "handing over"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -701,7 +705,25 @@ class ReplaceSettled:
         }
 
 
-Settled: TypeAlias = SavepointSettled | RestoreSettled | ScaleSettled | ReplaceSettled
+@dataclass(frozen=True, slots=True)
+class HandOverSettled:
+    """A request to lend the region to another driver is settled: it is paused for it, or that failed."""
+
+    by: str
+    """Who asked (`HandOverWanted`)."""
+    checkpoint: int = 0
+    """The checkpoint from which the other driver continues; 0 after an error."""
+    error: str = ""
+    """Why it failed, empty on success. After an error the region continues here."""
+
+    def outcomes(self) -> dict[Key, str]:
+        return {("hand over", self.by): self.error}
+
+    def result(self) -> dict[str, Any]:
+        return {"checkpoint": self.checkpoint}
+
+
+Settled: TypeAlias = SavepointSettled | RestoreSettled | ScaleSettled | ReplaceSettled | HandOverSettled
 """The outcome of a request. `outcomes`: key -> why it failed, empty on success. `result`: for JSON."""
 
 
@@ -728,6 +750,11 @@ def workers_wanted(spec: RegionSpec, checkpoint: Checkpoint) -> int:
     """Return the number of workers after a checkpoint: its own, unless the program asks for another."""
     asked = spec.workers
     return len(checkpoint.workers) if asked is None or asked == checkpoint.workers_declared else asked
+
+
+def when_handed_over(spec: RegionSpec, checkpoint: Checkpoint) -> Checkpoint:
+    """Return the last checkpoint of a region as the one will be that its driver takes before it lends it."""
+    return replace(checkpoint, shows_on=checkpoint.shows_on and not spec.hand_over)
 
 
 def check_continues(spec: RegionSpec, checkpoint: Checkpoint) -> None:
@@ -809,7 +836,7 @@ def check_application(spec: RegionSpec, regions: Mapping[str, Checkpoint]) -> No
         if last is None:
             check_begins(one, regions, parts)
             continue
-        check_continues(one, last)
+        check_continues(one, when_handed_over(one, last))
         for name, other in sorted(regions.items()):
             mine = one.operators.keys() - last.operators.keys()
             moved = sorted(mine & {of for of, note in other.operators.items() if not note.is_stateless})

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, get_type_hints
 from checkpoint import limits
 from checkpoint.core.coordination.vocabulary import (
     CheckpointWanted,
+    HandOverWanted,
     PauseWanted,
     ReplaceWanted,
     ResetWanted,
@@ -35,7 +36,7 @@ from checkpoint.core.region import (
     Settled,
 )
 from checkpoint.core.requests import Request, Verdict
-from checkpoint.errors import NotReplacedError, NotScaledError, RestoreRefusedError
+from checkpoint.errors import NotHandedOverError, NotReplacedError, NotScaledError, RestoreRefusedError
 from dos_protocol.errors import DosError, LocalProtocolError
 
 _FIELD_TYPES: Final = get_type_hints(Request)
@@ -228,6 +229,13 @@ _ROWS: Final = (
         " {pauseSeconds:.1f} s at a time",
         refusal=NotReplacedError,
         unsettled="has not replaced all workers",
+    ),
+    Verb(
+        name="hand_over",
+        wanted=lambda request: HandOverWanted(request.id),
+        wait_s=_CHANGE_S,
+        done="paused after checkpoint {checkpoint}",
+        refusal=NotHandedOverError,
     ),
     Verb(
         name="stop",

@@ -12,12 +12,16 @@ import pytest
 from checkpoint import limits
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
+    AskForRegion,
     CancelWorker,
     CheckpointAppended,
     CheckpointWanted,
     CoordinatorTick,
+    HandOverAnswered,
+    HandOverWanted,
     LaunchWorker,
     LinkDown,
+    ManifestLost,
     ManifestOpened,
     MessageRefused,
     NotifyObservers,
@@ -52,6 +56,7 @@ from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import (
     AutoScale,
     AutoScaleStatus,
+    HandOverSettled,
     RegionState,
     ReplaceSettled,
     RestoreSettled,
@@ -60,6 +65,7 @@ from checkpoint.core.region import (
     ScaleSettled,
 )
 from checkpoint.core.verbs import CommandRegion, QueueRead
+from checkpoint.errors import NotHandedOverError
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.manifest_samples import notes
 from tests.checkpoint.request_harness import HandlerHarness, in_state
@@ -664,10 +670,134 @@ def test_a_driver_takes_a_region_over_when_its_workers_have_joined_and_not_befor
     assert region.take(OpenManifest) == []
     assert region.core.status().reason == "its workers join before it takes the region over"
     region.join(2)
+    assert region.take(OpenManifest) == [], "the other driver pauses first"
+    region.play(HandOverAnswered())
     assert len(region.take(OpenManifest)) == 1
     newer = before.commit(2, step=9)
     region.opened(newer, epoch=before.epoch + 1)
     assert [order.checkpoint for _, order in region.sent(Restore)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_hand_over_begins_with_a_checkpoint_by_which_the_former_driver_knows_it(*, shown: bool) -> None:
+    """Also of the same graph, without input. Not if the former driver died: steps may be shown."""
+    seen = msgspec.structs.replace(CoordinatorHarness(2).run().commit(1, step=5), shows_on=shown)
+    region = CoordinatorHarness(hand_over=True, seen=seen, shows_steps=shown)
+    region.join(0)
+    region.join(1)
+    region.play(HandOverAnswered())
+    region.opened(seen, epoch=7)
+    assert [order.moves for _, order in region.sent(Restore)] == [not shown] * 2
+    region.receive_from_all(Restored, last_step=7)
+    if not shown:
+        assert region.sent(Start) == []
+        region.votes(2, step=5)
+        region.appended()
+    assert [order.replay_until_step for _, order in region.sent(Start)] == [7 if shown else 5] * 2
+
+
+def lent(**fields):
+    """A region that shows steps and is paused for another driver."""
+    region = CoordinatorHarness(shows_steps=True, **fields).run()
+    region.commit(1, step=5)
+    region.play(HandOverWanted("ann"))
+    pause = region.core.checkpoints.pause
+    region.receive_from_all(Paused, pause=pause, step=7, counters=Counters(step=7))
+    region.take()
+    region.votes(2, step=8)
+    assert region.appended().is_quiet
+    assert region.events(HandOverSettled) == [HandOverSettled("ann", 2)]
+    return region
+
+
+def test_a_region_that_was_lent_states_that_steps_are_shown_before_it_continues() -> None:
+    region = lent()
+    region.tick(limits.lease_s + 1)
+    orders = [type(order) for _, order in region.sent(Pause, RequestCheckpoint)]
+    assert orders == [RequestCheckpoint] * 2, "before any worker takes input"
+    region.votes(3, step=9)
+    assert region.appended().shows_on
+    assert [order.pause for _, order in region.sent(Pause)] == [0, 0]
+    assert region.state is RegionState.RUNNING
+
+
+def test_a_driver_that_has_lent_its_region_ends_its_workers_when_it_is_claimed() -> None:
+    """The other one may wait for what they hold. They begin again if this driver takes the region back."""
+    region = lent()
+    region.play(ManifestLost(1, 2))
+    assert [order.kind for _, order in region.sent(Stop)] == ["superseded"] * 2
+    region.play(*(WorkerEnded(worker, 1, None) for worker in range(2)))
+    region.tick(3)
+    assert region.take(LaunchWorker) == []
+    region.opened(region.core.run.last_checkpoint, epoch=3)
+    region.tick(3)
+    assert [one.worker for one in region.take(LaunchWorker)] == [0, 1]
+
+
+def test_a_driver_that_finds_under_its_claim_that_another_one_has_committed_is_fenced() -> None:
+    """It has waited for that checkpoint, which came just before it claimed the region again."""
+    region = lent()
+    region.play(ManifestLost(1, 2))
+    last = region.core.run.last_checkpoint
+    assert last is not None
+    region.opened(msgspec.structs.replace(last, number=3, incarnation=2), epoch=3)
+    assert region.core.run.outcome is not None
+    assert region.core.run.outcome.state is RegionState.FENCED
+
+
+def test_a_region_is_not_lent_where_that_is_impossible() -> None:
+    region = CoordinatorHarness().run()
+    region.commit(1, step=5)
+    region.play(ScaleWanted(3), HandOverWanted("ann"))
+    (event,) = region.events(HandOverSettled)
+    assert "the region is already going to 3 workers" in event.error
+    lent_region = lent()
+    lent_region.play(ScaleWanted(3))
+    assert "is being handed over" in lent_region.events(ScaleSettled)[0].error
+    lent_region.play(HandOverWanted("bob"))
+    assert [event.by for event in lent_region.events(HandOverSettled)] == ["ann", "bob"], (
+        "it was started again"
+    )
+    lent_region.play(StopWanted())
+    assert lent_region.core.run.outcome.state is RegionState.STOPPED
+
+
+def test_a_driver_is_not_told_that_a_region_is_lent_before_nothing_is_shown_after_its_checkpoint() -> None:
+    region = CoordinatorHarness(shows_steps=True).run()
+    region.commit(1, step=5)
+    region.play(PauseWanted(on=True))
+    pause = region.core.checkpoints.pause
+    region.receive_from_all(Paused, pause=pause, step=5, counters=Counters(step=5))
+    assert region.state is RegionState.PAUSED
+    region.play(HandOverWanted("ann"))
+    assert region.events(HandOverSettled) == [], "the last checkpoint states that steps are shown after it"
+    region.votes(2, step=6)
+    region.appended()
+    assert region.events(HandOverSettled) == [HandOverSettled("ann", 2)]
+    region.tick(limits.lease_s + 1)
+    assert region.state is RegionState.PAUSED, "a user has paused it"
+
+
+def test_a_driver_that_is_refused_fails_and_claims_nothing() -> None:
+    region = CoordinatorHarness(hand_over=True)
+    region.join(0)
+    region.join(1)
+    region.play(HandOverAnswered(NotHandedOverError("it is being scaled")))
+    assert region.take(OpenManifest) == []
+    assert "it is being scaled" in region.core.run.reason
+
+
+def test_a_worker_that_is_lost_while_the_region_is_asked_for_lets_it_be_asked_for_again() -> None:
+    region = CoordinatorHarness(hand_over=True)
+    region.join(0)
+    region.join(1)
+    region.play(LinkDown(region.links[1], "closed"), WorkerEnded(1, 1, "killed"), HandOverAnswered())
+    assert region.take(OpenManifest) == []
+    region.tick(5)
+    region.join(1, attempt=2)
+    assert len(region.take(AskForRegion)) == 1
+    region.play(HandOverAnswered())
+    assert len(region.take(OpenManifest)) == 1
 
 
 def test_a_driver_whose_workers_do_not_join_takes_nothing_over() -> None:
@@ -692,6 +822,8 @@ def test_a_region_that_never_ran_starts_as_always() -> None:
     region = CoordinatorHarness(hand_over=True)
     region.join(0)
     region.join(1)
+    assert len(region.take(AskForRegion)) == 1
+    region.play(HandOverAnswered())
     assert len(region.take(OpenManifest)) == 1
 
 

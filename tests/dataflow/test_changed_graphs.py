@@ -92,6 +92,43 @@ def test_a_filter_is_put_in_and_taken_out_and_the_counts_continue(
 
 @pytest.mark.process
 @pytest.mark.usefixtures("forks")
+@pytest.mark.parametrize("publish", ["step", "checkpoint"])
+def test_a_running_region_is_handed_over_to_a_program_with_another_graph(
+    shared_store: str, tmp_path: Path, publish: str
+) -> None:
+    """Every row counts once, in one of the graphs."""
+    name = tmp_path.name
+    sent = 0
+    with open_blocking(shared_store) as client, ExitStack() as programs:
+        shown = partial(client.portal.call, last_rows, client.store, name)
+
+        def begin(graph: Graph, folder: str, **options: Any) -> RegionHandle:
+            place = tmp_path / folder / name
+            place.mkdir(parents=True)
+            control, _ = programs.enter_context(running(graph, shared_store, place, **options))
+            return control
+
+        old = begin(graph_of(1, publish), "old", workers=2)
+        send(client, name, range(30))
+        until(lambda: old.status.checkpoints_committed > 0, "there is a checkpoint", 60)
+        until(lambda: sum(shown()[0].values()) == 30, "the rows are shown", 60)
+        heir = begin(graph_of(2, publish), "heir", hand_over=True)
+        while old.isActive:  # rows come all the time
+            send(client, name, range(30 + sent, 40 + sent))
+            sent += 10
+        assert old.status.state is RegionState.FENCED
+        until(lambda: heir.status.state is RegionState.RUNNING, "the other driver runs it", 60)
+        send(client, name, range(100_000, 100_010))
+        blocking.close_input(client, name, "rows")
+        assert finished(heir), heir.status
+        found, steps = shown()
+    # All of the rows before the change count, and half of those after it.
+    assert 30 + sent // 2 + 5 <= sum(found.values()) <= 30 + sent + 5
+    assert steps == sorted(set(steps)), "no step is shown twice"
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_of_two_programs_that_begin_together_one_runs(shared_store: str, tmp_path: Path) -> None:
     name = tmp_path.name
     with open_blocking(shared_store) as client, ExitStack() as programs:

@@ -86,7 +86,7 @@ LIVES: Final[dict[str, Life]] = {
     "replacing": Life(
         lambda _: {"replaces": True},
         SEEDS[:25],
-        {"workers are replaced": 25 / 8, "a region was handed over": 25 / 8},
+        {"workers are replaced": 25 / 8, "a region was handed over": 25 / 8, "a region is lent": 25 / 8},
         hunted=SEEDS[:25],
     ),
     "local_recovery": Life(

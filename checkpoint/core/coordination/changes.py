@@ -17,12 +17,17 @@ from checkpoint import limits
 from checkpoint.core.coordination.checkpoints import Checkpoints
 from checkpoint.core.coordination.rounds import Recovery
 from checkpoint.core.coordination.run import CoordinatorPhase, RegionRun
-from checkpoint.core.coordination.vocabulary import PauseWanted, ReplaceWanted, ScaleWanted
+from checkpoint.core.coordination.vocabulary import (
+    HandOverWanted,
+    PauseWanted,
+    ReplaceWanted,
+    ScaleWanted,
+)
 from checkpoint.core.coordination.workers import STARTED, Worker, WorkerState
 from checkpoint.core.links.messages import CopiedAhead, CopyAhead, Refusal
 from checkpoint.core.records.layout import even_layout, rebalanced, workers_text
 from checkpoint.core.records.manifest import Checkpoint
-from checkpoint.core.region import ReplaceSettled, ScaleSettled, workers_wanted
+from checkpoint.core.region import HandOverSettled, ReplaceSettled, ScaleSettled, workers_wanted
 
 
 @dataclass(slots=True)
@@ -48,6 +53,10 @@ class Scaling:
     """That incarnation has begun."""
     checkpoint: int = 0
     """The checkpoint from which it begins."""
+    hands_to: HandOverWanted | None = None
+    """The region is handed over to another driver; no worker changes here."""
+    lent: bool = False
+    """It is paused for that driver, until `lease_s` is over."""
 
 
 @dataclass(slots=True)
@@ -92,11 +101,11 @@ class Changes:
 
     def on_pause_wanted(self, event: PauseWanted, now: float) -> None:
         """Pause or continue; during a change, when it is settled."""
-        del now
         if self._change is not None:
             self._change.user_paused = event.on
         else:
             self._checkpoints.on_pause_wanted(event)
+            self._checkpoints.checkpoint_if_overdue(now)
 
     # --- at a start -----------------------------------------------------------------------------------
 
@@ -178,6 +187,21 @@ class Changes:
             self._replacement = Replacement(workers, list(workers), now, event.by)
             self._replace_next(now)
 
+    def on_hand_over_wanted(self, event: HandOverWanted, now: float) -> None:
+        """Pause for another driver. A request that is impossible is answered, and changes nothing."""
+        run, change, last = self._run, self._change, self._run.last_checkpoint
+        if change is not None and change.hands_to is not None:  # of a program that was started again
+            run.report(HandOverSettled(change.hands_to.by, error="another program asked for the region"))
+            change.hands_to, change.lent = event, False
+            return
+        problem = self._busy()
+        if run.batch_open or (last is not None and last.batch is not None):
+            problem = "a query drives the region: stop the query, and start it with the other program"
+        if problem:
+            run.report(HandOverSettled(event.by, error=problem))
+        else:
+            self._begin(len(run.roster), now, hands_to=event)
+
     def _replace_next(self, now: float) -> None:
         self._begin(len(self._run.roster), now, replaces=self._replacement.left[0])
 
@@ -197,6 +221,8 @@ class Changes:
         run, change = self._run, self._change
         if change is not None and change.replaces is not None:
             return f"worker {change.replaces} is being replaced: wait, or cancel that first"
+        if change is not None and change.hands_to is not None:
+            return "the region is being handed over to another driver"
         if change is not None:
             return (
                 f"the region is already going to {workers_text(change.workers)}: wait, or cancel that first"
@@ -212,9 +238,12 @@ class Changes:
             return f"worker {host} runs worker {index} as well, until that has a process of its own again"
         return "the region has processed all of its input" if self._checkpoints.final_committed else ""
 
-    def _begin(self, workers: int, now: float, *, replaces: int | None = None) -> None:
+    def _begin(
+        self, workers: int, now: float, *, replaces: int | None = None, hands_to: HandOverWanted | None = None
+    ) -> None:
         run = self._run
-        self._change = Scaling(workers, now, run.incarnation, self._checkpoints.pause > 0, replaces)
+        paused = self._checkpoints.pause > 0
+        self._change = Scaling(workers, now, run.incarnation, paused, replaces, hands_to=hands_to)
         run.changing = True
         if replaces is None:
             run.roster.expect(workers)
@@ -242,6 +271,8 @@ class Changes:
             pass  # it was requested while the region starts
         elif not change.holds:
             self._prepare(change, now)
+        elif change.hands_to is not None:
+            self._lend(change, change.hands_to, now)
         elif self._checkpoints.is_paused:
             self._switch(change, now)
 
@@ -265,7 +296,7 @@ class Changes:
         if not joined or run.last_checkpoint is None:
             return
         # A successor has no need to copy: it restores from the journals of its predecessor.
-        if not change.copied and change.replaces is None:
+        if not change.copied and change.replaces is None and change.hands_to is None:
             self._copy_ahead(change, run.last_checkpoint, now)
         if all(report.done for report in change.copied.values()):
             # A switch only after a checkpoint of one committed step: no output is visible beyond it, which
@@ -273,6 +304,8 @@ class Changes:
             change.holds, self._held_at = True, now
             if not self._checkpoints.pause:
                 self._checkpoints.order_pause(on=True)
+            if change.hands_to is not None:
+                self._checkpoints.hand_over(now, on=True)
 
     def _copy_ahead(self, change: Scaling, last: Checkpoint, now: float) -> None:
         """Order all workers of the new layout to prepare."""
@@ -324,6 +357,15 @@ class Changes:
         if not change.user_paused:
             self._checkpoints.order_pause(on=False)  # nothing runs now; the workers start without the pause
 
+    def _lend(self, change: Scaling, to: HandOverWanted, now: float) -> None:
+        """Report that the region is paused, once it is, and give the other driver time to claim it."""
+        run = self._run
+        if change.lent or not self._checkpoints.hands_over:
+            return
+        change.lent = run.lent = True
+        run.timers.set("scale", now + limits.lease_s)
+        run.report(HandOverSettled(to.by, run.last_number))
+
     def committed(self, now: float) -> None:
         """Note that the checkpoint with the new layout is committed."""
         change = self._change
@@ -332,7 +374,10 @@ class Changes:
 
     def timed_out(self, now: float) -> None:
         """Give the change up: its workers did not join, or the region could not be paused."""
-        run = self._run
+        run, change = self._run, self._change
+        if change is not None and change.lent:
+            self._give_up(f"the other driver did not claim the region within {limits.lease_s:g} s", now)
+            return
         missing = [str(one.index) for one in run.roster.coming if one.state is not WorkerState.JOINED]
         timeout_s = run.spec.start_timeout_s
         self._give_up(
@@ -354,8 +399,17 @@ class Changes:
         self._change, run.changing = None, False
         run.timers.clear("scale")
         stops = run.phase is CoordinatorPhase.STOPPING  # it needs the pause itself
+        if change.hands_to is not None:
+            self._checkpoints.hand_over(now, on=False)
+            # A driver that has claimed it already may still commit.
+            run.lent = run.lent and run.phase is CoordinatorPhase.OPENING
         if change.user_paused != bool(self._checkpoints.pause) and not stops:
             self._checkpoints.order_pause(on=change.user_paused)
+        if change.hands_to is not None:
+            self._checkpoints.checkpoint_if_overdue(now)
+            if not change.lent:
+                run.report(HandOverSettled(change.hands_to.by, error=error))
+            return
         workers = len(run.last_checkpoint.workers) if run.last_checkpoint else len(run.roster)
         pause_s = now - self._held_at if change.holds else 0.0
         if change.replaces is not None:

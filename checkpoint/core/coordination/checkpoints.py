@@ -229,6 +229,10 @@ class Checkpoints:
         self._pause_orders = 0
         """The number of the newest pause order."""
         self._is_paused = False
+        self._hands_over = False
+        """The region pauses for another driver."""
+        self._resumes = False
+        """It is to continue after a checkpoint that states that steps are shown again."""
         self._savepoint_changes: dict[str, int] = {}
         """Savepoint changes that no checkpoint has carried yet: name -> checkpoint, 0 to drop it."""
         self._savepoint_notes: dict[str, SavepointNote] = {}
@@ -343,7 +347,7 @@ class Checkpoints:
             terms=dict(run.terms),
             batch=batch,
             # Only if it is requested after all have paused: before, steps may follow the one that it has.
-            quiet=self._stops_paused,
+            quiet=self._ends_quiet,
         )
         self._overdue = False
         if run.roster.all_in(*STARTED):  # otherwise one is being taken over: its start sets the timer
@@ -364,20 +368,39 @@ class Checkpoints:
 
     def checkpoint_if_overdue(self, now: float) -> None:
         """Request a checkpoint if one is wanted, or is due and there is something to commit."""
-        wanted = self._number_wanted > self._run.last_number or self._owes_quiet
+        wanted = self._number_wanted > self._run.last_number or self._owes_quiet or self._resumes
         if wanted or (self.checkpoint_is_due and self._run.has_new_steps):
             self.request_checkpoint(now)
 
     @property
-    def _stops_paused(self) -> bool:
-        """Whether the region stops, and no worker begins a step any more."""
-        return self._run.phase is CoordinatorPhase.STOPPING and self.all_paused
+    def _ends_quiet(self) -> bool:
+        """Whether the region stops, or is handed over, and no worker begins a step any more."""
+        return (self._run.phase is CoordinatorPhase.STOPPING or self._hands_over) and self.all_paused
 
     @property
     def _owes_quiet(self) -> bool:
-        """Whether the region stops, and its last checkpoint does not state that nothing is shown after it."""
+        """Whether its last checkpoint is to state that nothing is shown after it, and does not."""
         last = self._run.last_checkpoint
-        return self._stops_paused and last is not None and last.shows_on
+        return self._ends_quiet and last is not None and last.shows_on
+
+    @property
+    def _is_or_becomes_quiet(self) -> bool:
+        """Whether the last checkpoint states that nothing is shown after it, or the one under way does."""
+        last, pending = self._run.last_checkpoint, self._pending
+        quiet = (last is not None and last.is_quiet) or (pending is not None and pending.quiet)
+        return self._run.spec.shows_steps and quiet
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether the region is paused for another driver, by a checkpoint after which nothing is shown."""
+        settled = self._is_paused and self._pending is None and self.settled
+        return self._hands_over and settled and not self._owes_quiet
+
+    def hand_over(self, now: float, *, on: bool) -> None:
+        """Let the pause be the end of what is shown here, or not any more."""
+        self._hands_over = on
+        if on:  # all may have paused before
+            self.checkpoint_if_overdue(now)
 
     def checkpoint_timer_expired(self, now: float) -> None:
         """Handle the periodic timer. If no checkpoint can be requested now, one follows when it can."""
@@ -505,6 +528,8 @@ class Checkpoints:
                 ),
             )
         self._final_committed = pending.final
+        if self._resumes and not event.checkpoint.is_quiet:
+            self.send_pause()
         self.final_checkpoint_if_exhausted(now)
         self.checkpoint_if_overdue(now)
         return True
@@ -563,7 +588,7 @@ class Checkpoints:
             self._in_doubt = self._pending
         # A final checkpoint counts only in its incarnation: restored workers end with another final one.
         self._pending, self._overdue, self._final_committed = None, False, False
-        self._is_paused = self._run.batch_open = False
+        self._is_paused = self._run.batch_open = self._resumes = False
 
     def settle_doubt(self, now: float) -> bool:
         """Count the checkpoint in doubt if it is the last of the chain, and return whether it is."""
@@ -638,6 +663,11 @@ class Checkpoints:
     def send_pause(self) -> None:
         """Send the order in force to all workers, once no batch is open: a paused worker takes no rows."""
         if self._run.batch_open:
+            return
+        # Killed after it has shown a step, and before its next checkpoint, the region would look as if it had
+        # shown none, and another graph would make that step again.
+        self._resumes = not self._pause and self._is_or_becomes_quiet
+        if self._resumes:
             return
         self._is_paused = False
         for worker in self._run.roster:

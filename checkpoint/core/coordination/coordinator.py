@@ -156,11 +156,17 @@ class ManifestClaim:
             CoordinatorPhase.RESTORING,
             CoordinatorPhase.RUNNING,
         ):
-            self._rounds.reset(f"the manifest was claimed with epoch {event.epoch_held}", now)
+            text = f"the manifest was claimed with epoch {event.epoch_held}"
+            self._rounds.reset(text, now)
+            if run.lent:
+                self._rounds.end_processes(text)
 
     def on_manifest_unreadable(self, event: v.ManifestUnreadable, now: float) -> None:
         """End FAILED: waiting does not cure this, or `RegionRun.decide_claimed` refuses what is there."""
-        self._run.fail(event.error, now)
+        if isinstance(event.error, RegionFencedError):
+            self._run.decide(RegionState.FENCED, str(event.error), now, kind="fenced", error=event.error)
+        else:
+            self._run.fail(event.error, now)
 
 
 class StatusReporter:
@@ -337,6 +343,8 @@ def _why_no_vote(worker: Worker, newest: int) -> str:
 
 
 def _phase_of(change: Scaling) -> ScalingPhase:
+    if change.lent:
+        return "handing over"
     if change.switches:
         return "moving state"
     if change.holds:
@@ -391,6 +399,8 @@ class Coordinator:
             v.RestoreWanted: checkpoints.on_restore_wanted,
             v.ScaleWanted: changes.on_scale_wanted,
             v.ReplaceWanted: changes.on_replace_wanted,
+            v.HandOverWanted: changes.on_hand_over_wanted,
+            v.HandOverAnswered: rounds.on_hand_over_answered,
             v.StopWanted: self._on_stop_wanted,
         }
         self._on_message: Final[dict[type[Any], Callable[[Worker, Any, float], m.Refusal | None]]] = {
@@ -468,7 +478,8 @@ class Coordinator:
                 text = f"it was restored to checkpoint {record.rolled_back_to}"
                 self.rounds.reset(text, now, spend=False)
             return
-        layout_changed = self.run.layout_changes
+        # While it runs, a region that was lent states in the same way that it shows steps again.
+        layout_changed = self.run.layout_changes and self.run.phase is CoordinatorPhase.RESTORING
         if checkpoints.on_appended(event, now):
             self.rounds.forgive()
         if layout_changed and not self.run.layout_changes:

@@ -188,7 +188,7 @@ class Losses:
                 worker.error = event.error
             # Not before its end was reported: two processes of one attempt would claim the same directory in
             # turn.
-            if worker.state is WorkerState.LOST and not run.over:
+            if worker.state is WorkerState.LOST and not run.over and not run.lent:
                 run.roster.schedule(worker, now)
         elif worker.state is not WorkerState.ABSENT:
             self._dies(worker, event.error or "its process ended", now)

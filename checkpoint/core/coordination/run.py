@@ -29,9 +29,10 @@ from checkpoint.core.region import (
     RegionState,
     check_continues,
     meanwhile_another_graph,
+    when_handed_over,
 )
 from checkpoint.core.state_machines import Timers, follow
-from checkpoint.errors import ManifestError
+from checkpoint.errors import ManifestError, RegionFencedError
 from dos_protocol.errors import DosError
 
 
@@ -117,6 +118,8 @@ class RegionRun:
         """Why the region is in its state, in words, for the status; each part that has a reason sets it."""
         self.changing = False
         """Whether a change of the workers is under way; `Changes` sets it. Then none is taken over."""
+        self.lent = False
+        """Whether the region is paused for another driver, which may have claimed it. `Changes` sets it."""
         self.batch_open = False
         """Whether workers feed a batch that is in no record yet; `Batches` sets it, and its record or a reset
         clears it. Then no other checkpoint is requested, and no worker is paused.
@@ -125,6 +128,7 @@ class RegionRun:
         self._layout = even_layout(len(self.roster))
         self._declared = len(self.roster)
         self._incarnation = 0
+        self._first_incarnation = 0
         self._terms: dict[int, int] = {}
         self._last: Checkpoint | None = None
         self._kept: tuple[Checkpoint, ...] = ()
@@ -194,7 +198,9 @@ class RegionRun:
     def opened(self, incarnation: int, last: Checkpoint | None, kept: tuple[Checkpoint, ...]) -> None:
         """Begin an incarnation: the manifest is held in it, and `last` is what it has to restore."""
         assert incarnation > self._incarnation, "epochs only rise"
+        self._first_incarnation = self._first_incarnation or incarnation
         self._incarnation, self._last, self._kept = incarnation, last, kept
+        self.lent = False
 
     @property
     def address(self) -> dict[str, Any]:
@@ -239,7 +245,7 @@ class RegionRun:
         """
         # Before the claim: a program that does not fit must not fence off the driver that runs the region.
         if seen is not None:
-            check_continues(self.spec, seen)
+            check_continues(self.spec, when_handed_over(self.spec, seen))
         if not unread:
             self._compared = {} if seen is None else seen.operators
 
@@ -247,6 +253,12 @@ class RegionRun:
         """Decide again, under the claim, with the last checkpoint of the chain. Raises as `compare_with`."""
         if last is None:
             return
+        if self._incarnation and last.incarnation > self._incarnation:
+            # Not continued here, even if it fits: two drivers would take the region from each other.
+            raise RegionFencedError(
+                f"a newer driver has committed checkpoint {last.number} of region {self.spec.name!r}",
+                epoch_held=last.incarnation,
+            )
         # A manifest that lacks an acknowledged checkpoint has lost it: to continue would silently undo its
         # output.
         if self._last is not None and last.number < self._last.number:
@@ -292,7 +304,10 @@ class RegionRun:
         return last is not None and (last.begins(self._layout) or self._graph_begins(last))
 
     def _graph_begins(self, last: Checkpoint) -> bool:
-        return last.begins_graph(self.spec.operators, shows_steps=self.spec.shows_steps)
+        # After a hand-over too: by this checkpoint, the former driver knows that it is over. Not if steps may
+        # be shown that follow the last one: these are made again first.
+        handed = self.spec.hand_over and last.is_quiet and last.incarnation < self._first_incarnation
+        return handed or last.begins_graph(self.spec.operators, shows_steps=self.spec.shows_steps)
 
     @property
     def has_new_steps(self) -> bool:

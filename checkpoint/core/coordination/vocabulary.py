@@ -138,6 +138,13 @@ class CoordinatorTick:
     due: float
 
 
+@dataclass(frozen=True, slots=True)
+class HandOverAnswered:
+    """The driver that runs the region has paused it and lends it, or none answers, or it refuses."""
+
+    refused: DosError | None = None
+
+
 class UserRequest:
     """A request of a user, in the driver's process or through the store."""
 
@@ -220,6 +227,20 @@ class ReplaceWanted(UserRequest):
 
 
 @dataclass(frozen=True, slots=True)
+class HandOverWanted(UserRequest):
+    """Another driver, whose workers have joined, requests that this one lends it the region: it pauses until
+    the other has claimed it.
+    """
+
+    by: str
+    """The request, so that each driver gets the answer to its own."""
+
+    @property
+    def key(self) -> Key:
+        return "hand over", self.by
+
+
+@dataclass(frozen=True, slots=True)
 class StopWanted(UserRequest):
     """A user requests that the region stops."""
 
@@ -248,6 +269,7 @@ Event: TypeAlias = (
     | WorkerHosted
     | WorkerEnded
     | BatchesWaitInVain
+    | HandOverAnswered
     | CoordinatorTick
     | UserRequest
 )
@@ -272,9 +294,18 @@ class OpenManifest:
     held: int
     step: int = 1
     """The epoch is a multiple of this: with local recovery, terms lie between two incarnations."""
+    heir_s: float = 0.0
+    """The region is lent: for so long, a newer driver may have opened a segment without a checkpoint in it.
+    Then it has died, and the manifest is claimed above it, once.
+    """
     decide: Callable[[Checkpoint | None], None] = field(default=_any, repr=False, compare=False)
     """Called under the claim with the last checkpoint, before the segment is opened. Raises a DosError if
     this driver may not begin with it: then no segment is opened, and the answer is ManifestUnreadable."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskForRegion:
+    """Ask the driver that runs the region to lend it. Answer: HandOverAnswered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +386,7 @@ class End:
 Effect: TypeAlias = (
     OpenManifest
     | AppendCheckpoint
+    | AskForRegion
     | ExamineCheckpoints
     | LaunchWorker
     | CancelWorker

@@ -92,6 +92,10 @@ class Host:
         self._store = SimStore(self.process, network, record)
         self._store.spoiled = history.spoiled
 
+    @property
+    def store(self) -> SimStore:
+        return self._store
+
     async def inspect(self, directory: str) -> DirectoryView:
         return await self._store.inspect(directory, keep=True)
 

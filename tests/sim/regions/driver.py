@@ -4,6 +4,7 @@ It passes events to the core and performs its effects in order, as `checkpoint.c
 """
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from checkpoint.chains import whole_checkpoints
@@ -12,6 +13,7 @@ from checkpoint.core.coordination.coordinator import Coordinator
 from checkpoint.core.coordination.run import PhaseEvent, RegionRun
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
+    AskForRegion,
     Begin,
     CancelWorker,
     CheckpointAppended,
@@ -24,6 +26,8 @@ from checkpoint.core.coordination.vocabulary import (
     Event,
     ExaminationWaits,
     ExamineCheckpoints,
+    HandOverAnswered,
+    HandOverWanted,
     LaunchWorker,
     LinkDown,
     ManifestOpened,
@@ -38,6 +42,7 @@ from checkpoint.core.links.frames import control_frame, decode_from_worker
 from checkpoint.core.region import (
     CheckpointCommitted,
     FellBack,
+    HandOverSettled,
     RegionSpec,
     ReplaceSettled,
     RestoreSettled,
@@ -190,6 +195,10 @@ class Driver(Process):
         self.region = region
         self.address = f"{name}:7077"
         self.end: End | None = None
+        self.heirs: dict[str, Driver] = {}
+        """Request -> the driver that asked for the region."""
+        self._request = 0
+        self._answered: set[str] = set()
         self.core = Coordinator(region.spec, WatchedRun(region, region.spec))
         self.launcher = Launcher(self)
         self.rng = region.rng.stream(f"driver {name}")
@@ -236,6 +245,8 @@ class Driver(Process):
                 self._order(effect)
             case LaunchWorker() | CancelWorker():
                 self._launch(effect)
+            case AskForRegion():
+                self._ask_for_region()
             case SendControl(link, message):
                 self.region.record.sent(message)
                 self.region.saw(f"sent: {type(message).__name__}")
@@ -265,6 +276,27 @@ class Driver(Process):
             case CancelWorker(worker, attempt):
                 self.launcher.cancel(worker, attempt)
 
+    def _ask_for_region(self) -> None:
+        """Ask the driver that runs the region, if one does; without an answer, do not wait for ever."""
+        self._request += 1
+        request = f"{self.name} {self._request}"
+        for one in self.region.drivers:
+            if one is not self and one.alive and one.end is None:
+                one.heirs[request] = self
+                one.after(0.05 + 0.3 * self.rng.random(), partial(one.post, HandOverWanted(request)))
+        self.after(10.0, lambda: self._handed_over(request, ""))
+
+    def _handed_over(self, request: str, error: str) -> None:
+        """Take the answer to a request, the first time."""
+        if request != f"{self.name} {self._request}" or request in self._answered:
+            return
+        self._answered.add(request)
+        self.region.saw("a hand-over is refused" if error else "a region is lent")
+        if error:  # it was reset meanwhile, or is being changed: ask again, as the shell does
+            self.after(1.0, self._ask_for_region)
+        else:
+            self.post(HandOverAnswered())
+
     async def _examine(self, order: ExamineCheckpoints) -> None:
         """Do what `RegionShell` does."""
         store = SimStore(self, self.region.network, self.region.store)
@@ -284,6 +316,9 @@ class Driver(Process):
         self.post(CheckpointsExamined(order.incarnation, found))
 
     def _notified(self, event: object) -> None:
+        if isinstance(event, HandOverSettled):
+            heir = self.heirs[event.by]
+            heir.after(0.02 + 0.3 * self.rng.random(), partial(heir._handed_over, event.by, event.error))
         if isinstance(event, FellBack):
             self.region.spoiling.fell_back(event.last, event.checkpoint)
         if isinstance(event, SavepointSettled) and self.region.forker is not None:
