@@ -166,6 +166,10 @@ s3_parts_ahead: Final = 3
 """Parts of one worker that are uploaded at the same time. Beyond that, the worker waits."""
 parquet_group_bytes: Final = 16 * MIB
 """Rows of a Parquet sink stay in memory until they fill a row group: small ones are slow to read."""
+sink_partitions_max: Final = 128
+"""Directories into which one worker writes between two checkpoints. Each has a file that is open, and in a
+bucket up to `s3_part_bytes` in memory.
+"""
 sql_staged_bytes: Final = 4 * MIB
 """Rows of a SQL sink are kept in memory until they fill one row of this size in the staging table."""
 sql_insert_rows: Final = 1_000

@@ -1,18 +1,21 @@
-"""Rows as Parquet files that become visible when their checkpoint is committed: one per worker and
-checkpoint.
+"""Rows as Parquet files that become visible when their checkpoint is committed: one per worker,
+checkpoint and partition.
 
 A file is written as `_OWNER-wNNNN.staging/NAME.parquet`, which data lake readers ignore, and renamed to
-`part-NAME.parquet`. `_OWNER-wNNNN.shown` stores which file became visible last: a commit that is repeated
-after files were moved away or merged neither restores nor loses any. A reset lists only the directory of
-staged files, because the number of published files grows without limit.
+`part-NAME.parquet`. A partitioned one is `_OWNER-wNNNN.staging/NAME/COLUMN=VALUE/part-NAME.parquet`, and is
+moved to the same directory below that of the sink. `_OWNER-wNNNN.shown` stores which transaction became
+visible last: a commit that is repeated after files were moved away or merged neither restores nor loses any.
+A reset lists only the directory of staged files, because the number of published files grows without limit.
 """
 
 import logging
 import os
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from io import RawIOBase
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
@@ -32,6 +35,7 @@ from dataflow.sinks.files import (
     own_directory,
     refuse_url,
 )
+from dataflow.sinks.partitions import PartitionBy, PartitionFiles, columns_in_files, partition_columns
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
 from dos_tls import make_durable_folders, replace_durably, sync_folder
 
@@ -46,17 +50,21 @@ class ParquetSink(TwoPhaseSink):
     """Writes Parquet files into `directory`, which is created if it does not exist. Each file becomes visible
     when the checkpoint that covers its rows is committed, and never changes afterwards.
 
-        ParquetSink("/data/sold", compression="zstd")
+        ParquetSink("/data/sold", compression="zstd", partition_by=("day", "shop"))
 
-    Every worker must reach the directory, also after a restart on another machine. It belongs to one sink of
-    one region: a directory with files of another run or program is rejected before any worker starts. shared:
-    True adds files to a directory with other files. local, accept_lost_output: as of `FileSink`. Raises
-    SchemaError for an unknown compression and for columns that have no Parquet type.
+    partition_by: a column or several of strings, integers, booleans or dates, which become directories
+    (`day=2026-11-30/shop=..`) instead of columns of the files, as Spark and Arrow read them; a worker writes
+    to at most 128 of them between two checkpoints. Every worker must reach the directory, also after a
+    restart on another machine. It belongs to one sink of one region: a directory with files of another run or
+    program is rejected before any worker starts. shared: True adds files to a directory with other files.
+    local, accept_lost_output: as of `FileSink`. Raises
+    SchemaError for an unknown compression, for columns that have no Parquet type or name no directories.
     """
 
     takes_back: ClassVar[bool] = True
     directory: str
     compression: Compression
+    partition_by: tuple[str, ...]
     shared: bool
     local: bool
     accept_lost_output: int
@@ -66,6 +74,7 @@ class ParquetSink(TwoPhaseSink):
         directory: "str | os.PathLike[str]",
         *,
         compression: Compression = "zstd",
+        partition_by: PartitionBy = (),
         shared: bool = False,
         local: bool = False,
         accept_lost_output: int = 0,
@@ -77,6 +86,7 @@ class ParquetSink(TwoPhaseSink):
             self,
             directory=os.path.abspath(directory),  # noqa: PTH100 - created on workers
             compression=compression,
+            partition_by=partition_columns(partition_by),
             shared=shared,
             local=local,
             accept_lost_output=accept_lost_output,
@@ -86,7 +96,7 @@ class ParquetSink(TwoPhaseSink):
         return "" if self.local else self.directory
 
     def check_input(self, schema: pa.Schema) -> None:
-        check_parquet_columns(schema)
+        check_parquet_columns(columns_in_files(schema, self.partition_by))
 
     def open_output(self, context: OperatorContext) -> "ParquetOutput":
         owner = owner_of(context)
@@ -101,6 +111,7 @@ class ParquetSink(TwoPhaseSink):
             writer,
             AcceptedLoss(self.accept_lost_output, context.checkpoint),
             context.incarnation,
+            self.partition_by,
         )
 
     def check_place(self, owner: OutputOwner) -> None:
@@ -122,7 +133,11 @@ def _unmarked(directory: Path, owner: OutputOwner) -> list[str]:
     # A file with this owner's digest in its name proves ownership: it was shared before.
     names = sorted(path.name for path in directory.glob("*") if path.suffix in (".parquet", ".shown"))
     own = any(f"{owner.digest:016x}-w" in name for name in names)
-    return [] if own else [name for name in names if name.endswith(".parquet") and name[0] != "_"]
+    partitioned = (str(path.relative_to(directory)) for path in directory.glob("*=*/**/*.parquet"))
+    found = [name for name in names if name.endswith(".parquet") and name[0] != "_"] or [
+        *islice(partitioned, 1)
+    ]
+    return [] if own else found
 
 
 class ParquetOutput(TwoPhaseOutput):
@@ -137,6 +152,7 @@ class ParquetOutput(TwoPhaseOutput):
         writer: str,
         accepted: AcceptedLoss,
         incarnation: int,
+        partition_by: tuple[str, ...] = (),
     ) -> None:
         """`owner`: recorded before the first rows are written; None: none. `writer`: begins the names of its
         transactions.
@@ -147,13 +163,20 @@ class ParquetOutput(TwoPhaseOutput):
         self._owner = owner
         self._writer = writer
         self._staging = directory / f"_{writer}.staging"
-        self._schema = schema
+        self._schema = columns_in_files(schema, partition_by)
+        self._by = partition_by
         self._compression = compression
-        self._files: dict[str, ParquetRows] = {}
+        self._files: dict[str, PartitionFiles[ParquetRows]] = {}
+        self._visible: dict[str, list[Path]] = {}
+        """Transaction -> its files, of those that `published` found."""
         make_durable_folders(directory)
 
     def _staged_path(self, transaction: str) -> Path:
         return self._staging / f"{transaction}.parquet"
+
+    def _staged_tree(self, transaction: str) -> Path:
+        """Return the directory with the staged files of a transaction whose rows are partitioned."""
+        return self._staging / transaction
 
     def _published_path(self, transaction: str) -> Path:
         return self._directory / f"part-{transaction}.parquet"
@@ -170,20 +193,32 @@ class ParquetOutput(TwoPhaseOutput):
             own_directory(self._directory, text, others, f"owner-{self._writer}", _REMEDY)
         if transaction not in self._files:
             self._staging.mkdir(exist_ok=True)
-            path = self._staged_path(transaction)
-            self._files[transaction] = ParquetRows(path, self._schema, self._compression)
+            self._files[transaction] = PartitionFiles(self._by, partial(self._open_file, transaction))
         self._files[transaction].write(batch)
 
+    def _open_file(self, transaction: str, directory: str) -> "ParquetRows":
+        path = self._staged_path(transaction)
+        if directory:
+            path = self._staged_tree(transaction) / directory / self._published_path(transaction).name
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return ParquetRows(path, self._schema, self._compression)
+
     def prepare(self, transaction: str) -> None:
-        self._files.pop(transaction).finish()
-        with self._staged_path(transaction).open("rb") as file:
-            os.fsync(file.fileno())
+        for rows in self._files.pop(transaction).files.values():
+            rows.finish()
+        tree = self._staged_tree(transaction)
+        for path in [*tree.glob("**/*.parquet")] if self._by else [self._staged_path(transaction)]:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        for folder in [*tree.glob("**/")]:
+            sync_folder(folder)
         sync_folder(self._staging)
         sync_folder(self._directory)  # a process that was killed may have made the staging directory
 
     def commit(self, transaction: str) -> None:
         staged, published = self._staged_path(transaction), self._published_path(transaction)
-        is_staged = staged.exists()
+        tree = self._staged_tree(transaction)
+        is_staged = staged.exists() or tree.exists()
         if not is_staged and not published.exists():
             if transaction <= self._last():
                 return  # it was published, and readers have moved it
@@ -192,9 +227,24 @@ class ParquetOutput(TwoPhaseOutput):
         # Recorded before the rename: then `published` has to list nothing unless something newer is recorded.
         if self._last() < transaction:
             replace_durably(self._last_path, transaction.encode(), mode=0o666)
-        if is_staged:
+        if staged.exists():
             staged.rename(published)
+        if tree.exists():
+            self._move(tree)
         sync_folder(self._directory)
+
+    def _move(self, tree: Path) -> None:
+        """Make partitioned files visible. A repeated call moves those that the one before has not moved."""
+        targets = []
+        for folder in sorted(tree.glob("**/")):  # also those without files: a killed process has moved these
+            target = self._directory / folder.relative_to(tree)
+            target.mkdir(exist_ok=True)
+            for path in folder.glob("*.parquet"):
+                path.rename(target / path.name)
+            targets.append(target)
+        for target in reversed(targets):
+            sync_folder(target)
+        shutil.rmtree(tree)  # at last: without it, the transaction counts as published
 
     def _lost(self, transaction: str) -> None:
         """Raise an error for a committed transaction without a file, unless its loss is accepted."""
@@ -213,26 +263,32 @@ class ParquetOutput(TwoPhaseOutput):
         return self._last_path.read_text() if self._last_path.exists() else ""
 
     def staged(self) -> Iterable[str]:
-        return [path.stem for path in self._staging.glob("*.parquet")]
+        return [path.stem for path in self._staging.glob("*")]
 
     def abort(self, transaction: str) -> None:
         if file := self._files.pop(transaction, None):
             file.close()
         self._staged_path(transaction).unlink(missing_ok=True)
+        if (tree := self._staged_tree(transaction)).exists():
+            shutil.rmtree(tree)
 
     def published(self, newest: str) -> Iterable[str]:
-        if newest and self._last() < newest and not self._staged_path(newest).exists():
+        staged = self._staged_path(newest).exists() or self._staged_tree(newest).exists()
+        if newest and self._last() < newest and not staged:
             self._lost(newest)
         if newest and self._last() <= newest:
             return []  # so a reset need not list the published files, of which there are ever more
-        visible = self._directory.glob(f"part-{self._writer}-*.parquet")
-        return [name for path in visible if (name := path.stem.removeprefix("part-")) > newest]
+        self._visible.clear()
+        name_of = f"part-{self._writer}-*.parquet"
+        for path in [*self._directory.glob(name_of), *self._directory.glob(f"*=*/**/{name_of}")]:
+            self._visible.setdefault(path.stem.removeprefix("part-"), []).append(path)
+        return [name for name in self._visible if name > newest]
 
     def take_back(self, transaction: str) -> None:
-        path = self._published_path(transaction)
-        logger.warning("%s is deleted: the region was reset to a checkpoint before it", path)
-        path.unlink(missing_ok=True)
-        sync_folder(self._directory)
+        for path in self._visible.pop(transaction):
+            logger.warning("%s is deleted: the region was reset to a checkpoint before it", path)
+            path.unlink(missing_ok=True)
+            sync_folder(path.parent)
 
     def close(self) -> None:
         for file in self._files.values():
@@ -244,31 +300,35 @@ class ParquetRows:
     """A Parquet file that is being written. Rows are held in memory until they form a row group."""
 
     def __init__(self, target: Path | RawIOBase, schema: pa.Schema, compression: str) -> None:
-        """Open `target`; a file object is not closed."""
-        self._schema = schema
-        self._writer = pq.ParquetWriter(target, schema, compression=compression)
+        """`target` is opened when the first row group is written; a file object is not closed."""
+        self._target, self._schema, self._compression = target, schema, compression
+        self._writer: pq.ParquetWriter | None = None
         self._waiting: list[pa.RecordBatch] = []
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._waiting.append(batch)
-        self._waiting_bytes += batch.nbytes
-        if self._waiting_bytes >= limits.parquet_group_bytes:
-            self._write_group()
+        self.waiting_bytes += batch.nbytes
+        if self.waiting_bytes >= limits.parquet_group_bytes:
+            self.flush()
 
-    def _write_group(self) -> None:
+    def flush(self) -> None:
+        """Write the rows that are held in memory as a row group."""
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._target, self._schema, compression=self._compression)
         if self._waiting:
             self._writer.write_table(pa.Table.from_batches(self._waiting, self._schema))
-        self._waiting, self._waiting_bytes = [], 0
+        self._waiting, self.waiting_bytes = [], 0
 
     def finish(self) -> None:
         """Write the rest of the file."""
-        self._write_group()
-        self._writer.close()
+        self.flush()
+        self.close()
 
     def close(self) -> None:
         """Give the file up. It lacks the rows that are held in memory."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 def check_compression(compression: str) -> None:

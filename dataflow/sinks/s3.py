@@ -1,9 +1,10 @@
-"""Rows as objects in a bucket of S3 or a compatible service: one per worker and checkpoint.
+"""Rows as objects in a bucket of S3 or a compatible service: one per worker, checkpoint and partition.
 
 An object is a multipart upload until it is completed, and no reader sees it before. All parts are stored
 before the vote, which contains the upload's id and the ETags: any host can complete it with nothing but the
 checkpoint. Its key contains the incarnation: no other worker ever writes it. `_OWNER-wNNNN.shown` is that of
-`parquet.py`.
+`parquet.py`. Keys of partitioned objects begin with their directories, so only a list of all keys finds those
+of a worker; `_OWNER-wNNNN.begun`, the transaction that is about to be visible, tells whether that is needed.
 """
 
 import hashlib
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 import msgspec
@@ -22,10 +24,11 @@ from dataflow import limits
 from dataflow.buckets import service_errors
 from dataflow.core.transactions import writer_name
 from dataflow.errors import SchemaError, SinkOwnedError, SinkWriteError
-from dataflow.operators.base import OperatorContext
+from dataflow.operators.base import OperatorContext, set_fields
 from dataflow.sinks.base import OutputOwner, other_owner, owner_of
 from dataflow.sinks.files import OWNER_FILE, check_text_columns, tsv_of
 from dataflow.sinks.parquet import Compression, ParquetRows, check_compression, check_parquet_columns
+from dataflow.sinks.partitions import PartitionBy, PartitionFiles, columns_in_files, partition_columns
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
 from journal import ArchiveNotFoundError, ArchiveUnavailableError
 from journal.archive.bucket import Bucket, S3Url, parse_s3_url
@@ -69,11 +72,23 @@ class RowUpload:
         else:
             self._parquet.write(batch)
 
-    def finish(self) -> Receipt:
-        """Upload the rest, and wait until all parts are stored. Raises as `Bucket.put_part`."""
+    @property
+    def waiting_bytes(self) -> int:
+        return 0 if self._parquet is None else self._parquet.waiting_bytes
+
+    def flush(self) -> None:
+        if self._parquet is not None:
+            self._parquet.flush()
+
+    def end(self) -> None:
+        """Upload the rest. Raises as `Bucket.put_part`."""
         if self._parquet is not None:
             self._parquet.finish()
-        return self._parts.finish()
+        self._parts.end()
+
+    def receipt(self) -> Receipt:
+        """Wait until all parts are stored. Raises as `Bucket.put_part`."""
+        return self._parts.receipt()
 
     def close(self) -> None:
         """Give the object up. Its upload remains, and is listed as a leftover."""
@@ -131,10 +146,12 @@ class _Parts(io.RawIOBase):
         put = self._bucket.put_part
         self._etags.append(self._pool.submit(put, self._key, self._upload, number, part))
 
-    def finish(self) -> Receipt:
+    def end(self) -> None:
         if self._buffer or not self._upload:
             self._put(bytes(self._buffer))
         self._buffer.clear()
+
+    def receipt(self) -> Receipt:
         return Receipt(self._key, self._upload, [etag.result() for etag in self._etags], self._size)
 
 
@@ -161,7 +178,7 @@ class S3Sink(TwoPhaseSink):
 
     Nothing is kept on the hosts of workers. boto3 determines credentials, region and endpoint as usual;
     endpoint: the URL of a service other than AWS. The prefix belongs to one sink of one region, unless
-    shared=True. compression: of Parquet files.
+    shared=True. compression: of Parquet files. partition_by: as of `ParquetSink`, in either format.
 
     Raises BadUrlError for an invalid URL; SchemaError for an unknown format or compression, and for columns
     that the format cannot store. A run fails with SinkWriteError before any worker starts if the bucket does
@@ -174,19 +191,22 @@ class S3Sink(TwoPhaseSink):
     format: Format = "parquet"
     compression: Compression = "zstd"
     endpoint: str | None = None
+    partition_by: PartitionBy = ()
     shared: bool = False
 
     def __post_init__(self) -> None:
         if self.format not in get_args(Format):
             raise SchemaError(f"format must be one of {', '.join(get_args(Format))}, not {self.format!r}")
         check_compression(self.compression)
+        set_fields(self, partition_by=partition_columns(self.partition_by))
         self._place()
 
     def _place(self) -> S3Url:
         return parse_s3_url(self.url, self.endpoint)
 
     def check_input(self, schema: pa.Schema) -> None:
-        (check_parquet_columns if self.format == "parquet" else check_text_columns)(schema)
+        check = check_parquet_columns if self.format == "parquet" else check_text_columns
+        check(columns_in_files(schema, self.partition_by))
 
     def check_place(self, owner: OutputOwner) -> None:
         """Raise SinkOwnedError if another owner has objects there: they would be read together with these.
@@ -217,49 +237,57 @@ class S3Output(TwoPhaseOutput):
         """
         self._bucket = bucket
         self._spec = spec
-        self._schema = schema
+        self._schema = columns_in_files(schema, spec.partition_by)
         self._writer = writer
         self._pool = ThreadPoolExecutor(limits.s3_parts_ahead, thread_name_prefix="dos-s3")
-        self._uploads: dict[str, RowUpload] = {}
-        self._receipts: dict[str, Receipt] = {}
-        self._shown_key = f"_{writer}.shown"
-        self._shown = ""
-        self._shown_version: str | None = None
-        self._read_shown()
+        self._uploads: dict[str, PartitionFiles[RowUpload]] = {}
+        self._receipts: dict[str, list[Receipt]] = {}
+        self._visible: dict[str, list[str]] = {}
+        """Transaction -> its keys, of those that `published` found."""
+        self._shown = _Newest(bucket, f"_{writer}.shown")
+        self._begun = _Newest(bucket, f"_{writer}.begun")
         probe = f"_{writer}.probe"
         bucket.abort_upload(probe, bucket.create_upload(probe, {}))
 
     def stage(self, transaction: str, batch: pa.RecordBatch) -> None:
         with self._requests():
             if transaction not in self._uploads:
-                self._uploads[transaction] = RowUpload(
-                    self._bucket,
-                    f"part-{transaction}.{self._spec.format}",
-                    {_METADATA: transaction},
-                    self._pool,
-                    self._schema,
-                    self._spec.compression if self._spec.format == "parquet" else None,
-                )
+                by = partition_columns(self._spec.partition_by)
+                self._uploads[transaction] = PartitionFiles(by, partial(self._open_upload, transaction))
             self._uploads[transaction].write(batch)
+
+    def _open_upload(self, transaction: str, directory: str) -> RowUpload:
+        spec = self._spec
+        key = f"{directory}/part-{transaction}.{spec.format}".removeprefix("/")
+        compression = spec.compression if spec.format == "parquet" else None
+        metadata = {_METADATA: transaction}
+        return RowUpload(self._bucket, key, metadata, self._pool, self._schema, compression)
 
     def prepare(self, transaction: str) -> Any:
         with self._requests():
-            receipt = self._uploads.pop(transaction).finish()
-        self._receipts[transaction] = receipt
-        return msgspec.to_builtins(receipt)
+            uploads = self._uploads.pop(transaction).files.values()
+            for upload in uploads:
+                upload.end()
+            receipts = [upload.receipt() for upload in uploads]
+        self._receipts[transaction] = receipts
+        return msgspec.to_builtins(receipts if self._spec.partition_by else receipts[0])
 
     def restore(self, transaction: str, receipt: Any) -> None:
-        self._receipts[transaction] = msgspec.convert(receipt, Receipt)
+        found = msgspec.convert(receipt, Receipt | list[Receipt])
+        self._receipts[transaction] = found if isinstance(found, list) else [found]
 
     def commit(self, transaction: str) -> None:
         with self._requests():
-            if transaction <= self._shown:
+            if transaction <= self._shown.value:
                 return
-            receipt = self._receipts[transaction]
-            if not self._bucket.complete_upload(receipt.key, receipt.upload, receipt.etags):
-                self._check_completed(transaction, receipt)
-            # Complete before recording: after a crash in between, the repeated commit finds the object.
-            self._record_shown(transaction)
+            receipts = self._receipts[transaction]
+            if any("/" in receipt.key for receipt in receipts):
+                self._begun.raise_to(transaction)
+            for receipt in receipts:
+                if not self._bucket.complete_upload(receipt.key, receipt.upload, receipt.etags):
+                    self._check_completed(transaction, receipt)
+            # Complete before recording: after a crash in between, the repeated commit finds the objects.
+            self._shown.raise_to(transaction)
         del self._receipts[transaction]
 
     def _check_completed(self, transaction: str, receipt: Receipt) -> None:
@@ -268,15 +296,15 @@ class S3Output(TwoPhaseOutput):
         found = self._bucket.head(key)
         if found is None:
             # A worker of an earlier incarnation may have published it, and a reader moved it away.
-            self._read_shown()
-            if transaction <= self._shown:
+            self._shown.read()
+            if transaction <= self._shown.value:
                 return
             raise SinkWriteError(
                 f"{self._bucket.url_of(key)}: neither the object nor its upload exists, but the checkpoint"
                 " that covers its rows is committed",
                 remedy="leave uploads of the sink alone, and let no lifecycle rule abort them while the"
                 " region is stopped; if a reader has moved the object away already, write"
-                f" {transaction} into the object {self._shown_key}",
+                f" {transaction} into the object {self._shown.key}",
             )
         size, metadata = found
         if size != receipt.bytes or metadata.get(_METADATA) != transaction:
@@ -287,48 +315,48 @@ class S3Output(TwoPhaseOutput):
                 " write below the prefix of the sink",
             )
 
-    def _read_shown(self) -> None:
-        """Read which transaction was recorded last as visible, "" if none."""
-        # The version first: if the object changes in between, the next conditional write fails.
-        self._shown_version = self._bucket.version(self._shown_key)
-        self._shown = "" if self._shown_version is None else self._bucket.get(self._shown_key).decode()
-
-    def _record_shown(self, transaction: str) -> None:
-        """Record it unless a later one is recorded: a worker of an earlier incarnation may be late."""
-        data = transaction.encode()
-        digest = hashlib.sha256(data).digest()
-        while transaction > self._shown:
-            over = self._shown_version
-            version = self._bucket.put(self._shown_key, data, len(data), digest, over=over)
-            if version is None:
-                self._read_shown()
-            else:
-                self._shown, self._shown_version = transaction, version
-
     def staged(self) -> Iterable[str]:
         with self._requests():
-            return {self._transaction(key) for key, _ in self._bucket.uploads(f"part-{self._writer}-")}
+            return {self._transaction(key) for key, _ in self._own_uploads(self._writer + "-")}
+
+    def _own_uploads(self, name: str) -> list[tuple[str, str]]:
+        """Return (key, id) of the uploads of objects whose names begin with part-NAME."""
+        prefix = "" if self._is_partitioned else f"part-{name}"
+        found = self._bucket.uploads(prefix)
+        return [(key, one) for key, one in found if key.rpartition("/")[2].startswith(f"part-{name}")]
+
+    @property
+    def _is_partitioned(self) -> bool:
+        """Whether its objects are or were partitioned."""
+        return bool(self._spec.partition_by or self._begun.value)
 
     def abort(self, transaction: str) -> None:
         if upload := self._uploads.pop(transaction, None):
             upload.close()
         with self._requests():
-            for key, upload_id in list(self._bucket.uploads(f"part-{transaction}.")):
+            for key, upload_id in self._own_uploads(f"{transaction}."):
                 self._bucket.abort_upload(key, upload_id)
 
     def published(self, newest: str) -> Iterable[str]:
         after = f"part-{newest}/" if newest else ""  # sorts after "." and so after the key of `newest`
+        begin = f"part-{self._writer}-"
+        self._visible.clear()
         with self._requests():
-            return [self._transaction(key) for key in self._bucket.keys(f"part-{self._writer}-", after)]
+            keys = list(self._bucket.keys(begin, after))
+            if self._begun.value > newest:
+                keys += (key for key in self._bucket.keys("") if key.rpartition("/")[2].startswith(begin))
+        for key in {*keys}:
+            self._visible.setdefault(self._transaction(key), []).append(key)
+        return [transaction for transaction in self._visible if transaction > newest]
 
     def take_back(self, transaction: str) -> None:
         with self._requests():
-            for key in list(self._bucket.keys(f"part-{transaction}.")):
+            for key in self._visible.pop(transaction):
                 logger.warning("%s is deleted: the region was reset to a checkpoint before it", key)
                 self._bucket.delete(key)
 
     def _transaction(self, key: str) -> str:
-        return key.removeprefix("part-").rpartition(".")[0]
+        return key.rpartition("/")[2].removeprefix("part-").rpartition(".")[0]
 
     def close(self) -> None:
         for upload in self._uploads.values():
@@ -340,6 +368,30 @@ class S3Output(TwoPhaseOutput):
     def _requests(self) -> Iterator[None]:
         with _requests_to(self._bucket.url):
             yield
+
+
+class _Newest:
+    """An object that records the newest transaction for which something holds. `value`: "" for none."""
+
+    def __init__(self, bucket: Bucket, key: str) -> None:
+        self._bucket, self.key = bucket, key
+        self.read()
+
+    def read(self) -> None:
+        # The version first: if the object changes in between, the next conditional write fails.
+        self._version = self._bucket.version(self.key)
+        self.value = "" if self._version is None else self._bucket.get(self.key).decode()
+
+    def raise_to(self, transaction: str) -> None:
+        """Record it unless a later one is recorded: a worker of an earlier incarnation may be late."""
+        data = transaction.encode()
+        digest = hashlib.sha256(data).digest()
+        while transaction > self.value:
+            version = self._bucket.put(self.key, data, len(data), digest, over=self._version)
+            if version is None:
+                self.read()
+            else:
+                self.value, self._version = transaction, version
 
 
 def _check_owner(bucket: Bucket, owner: OutputOwner, *, shared: bool) -> bool:

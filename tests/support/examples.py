@@ -39,8 +39,8 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
     "docs/operators.md": {MANUAL: ()},
     "docs/sources-and-sinks.md": {
         MANUAL: (
-            *("directory", "formats", "entry_point", "iterator", "parquet", "journaled", "sql"),
-            *("own_sink", "wrong_sink"),
+            *("directory", "formats", "entry_point", "iterator", "parquet", "partitioned", "journaled"),
+            *("sql", "own_sink", "wrong_sink"),
         ),
         "tests/dataflow/test_s3_source.py": ("s3_source",),
         "tests/dataflow/test_sinks_on_another_host.py": ("s3",),

@@ -19,6 +19,14 @@ def objects(prefix: str = "", *, hidden: bool = False) -> dict[str, bytes]:
     return found
 
 
+def objects_below(prefix: str) -> dict[str, bytes]:
+    """As `objects`, also of the levels below: their keys after the prefix."""
+    found = {key.removeprefix(f"{prefix}/"): one.value for key, one in list(_bucket().keys.items())}
+    return {
+        key: value for key, value in found.items() if key[0] != "_" and f"{prefix}/{key}" in _bucket().keys
+    }
+
+
 def fill(prefix: str, names: list[str]) -> None:
     """Put empty objects below a prefix."""
     for name in names:
