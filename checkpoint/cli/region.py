@@ -31,6 +31,7 @@ from checkpoint.cli.arguments import (
 from checkpoint.cli.retention import bytes_of, garbage_json, print_objects
 from checkpoint.core.progress import dropped_text, prometheus_targets, recovery_text, under_way_text
 from checkpoint.core.records.views import batch_json
+from checkpoint.core.region import RegionState
 from checkpoint.core.requests import Answer
 from checkpoint.core.verbs import VERBS
 from checkpoint.maintenance.deleting import Deletion, delete_region, plan_deletion
@@ -218,6 +219,8 @@ def _print_status(answer: Answer, reported: str) -> None:
     for line in _notes(found):
         print_text(line)
     workers = found.get("workers", [])
+    # Workers of a region that ended on purpose ended, or were killed, with it: that is no error.
+    done = found.get("state") in (RegionState.STOPPED.value, RegionState.FINISHED.value)
     versions = {one.get("version", "") for one in workers}
     if len(versions) > 1:
         text = ", ".join(f"worker {one['worker']} {one['version']}" for one in workers)
@@ -239,7 +242,7 @@ def _print_status(answer: Answer, reported: str) -> None:
         [
             (
                 one["worker"],
-                one["state"],
+                "ended" if done else one["state"],
                 one["attempt"],
                 one["host"],
                 one["pid"],
@@ -248,7 +251,7 @@ def _print_status(answer: Answer, reported: str) -> None:
                 one["rowsOut"],
                 count_text(one["lagBytes"]),
                 "?" if one.get("backlogBytes") is None else count_text(one["backlogBytes"]),
-                one["error"].splitlines()[-1] if one["error"] else "",
+                one["error"].splitlines()[-1] if one["error"] and not done else "",
             )
             for one in workers
         ],

@@ -315,11 +315,12 @@ class WorkerStatus:
     def lag_bytes(self) -> int:
         return self.counters.lag_bytes
 
-    def shown(self) -> tuple[object, ...]:
-        """Return the cells of its row in a notebook."""
-        error = self.error.strip().rpartition("\n")[2]
-        place = self.host, self.pid or ""
-        return (self.index, self.state, *place, self.step, self.rows_in, self.counters.rows_out, error)
+    def shown(self, *, region_is_done: bool) -> tuple[int | str, ...]:
+        """Return the cells of its row in a notebook. region_is_done: all workers were ended on purpose."""
+        error = "" if region_is_done else self.error.strip().rpartition("\n")[2]
+        state = "ended" if region_is_done else self.state
+        rows = self.rows_in, self.counters.rows_out
+        return (self.index, state, self.host, str(self.pid or ""), self.step, *rows, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,6 +457,13 @@ _BADGES: Final = {
 """The color of a state in a notebook; of all others that of a warning."""
 
 
+def _cell(value: int | str) -> str:
+    """Return a cell of a table in a notebook, whose style would align all to the right."""
+    if isinstance(value, int):
+        return f"<td>{value:,}</td>"
+    return f'<td style="text-align: left">{escape(value)}</td>'
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class RegionStatus:
     """A consistent snapshot of the region's status. `str` and `repr` are one short line of it; a notebook
@@ -502,10 +510,14 @@ class RegionStatus:
     """Members that the driver cannot use because of its token or of a certificate, and why; empty if none."""
 
     def __str__(self) -> str:
-        text = f"{self.state.value}, {workers_text(len(self.workers))}, checkpoint {self.last_checkpoint}"
-        waits = {} if self.under_way is None else self.under_way.waits_for
-        votes = [f"the next checkpoint waits for worker {worker}: {why}" for worker, why in waits.items()]
-        found = (text, self.reason, self.store_waiting, self.access_problem, *votes)
+        last = f"checkpoint {self.last_checkpoint}" if self.last_checkpoint else "no checkpoint yet"
+        text = f"{self.state.value}, {workers_text(len(self.workers))}, {last}"
+        reason = "" if self.reason == self.state.value.lower() else self.reason
+        votes = ""
+        if self.under_way is not None and (waits := self.under_way.waits_for):
+            first, more = min(waits), f", and for {len(waits) - 1} more" if len(waits) > 1 else ""
+            votes = f"the next checkpoint waits for worker {first}: {waits[first]}{more}"
+        found = (text, reason, self.store_waiting, self.access_problem, votes)
         return "; ".join(dict.fromkeys(filter(None, found)))
 
     def __repr__(self) -> str:
@@ -515,15 +527,16 @@ class RegionStatus:
         state, _, rest = str(self).partition(", ")
         badge = f"background: {_BADGES.get(self.state, '#8a5300')}; color: white; padding: 1px 8px"
         head = f'<span style="{badge}; border-radius: 8px">{state}</span> {escape(rest)}'
+        done = self.state in (RegionState.STOPPED, RegionState.FINISHED)
         names = ("worker", "state", "host", "pid", "step", "rows in", "rows out", "last error")
         rows = "".join(
-            f"<tr>{''.join(f'<td>{escape(str(value))}</td>' for value in one.shown())}</tr>"
+            f"<tr>{''.join(map(_cell, one.shown(region_is_done=done)))}</tr>"
             for one in self.workers[:_WORKERS_SHOWN_MAX]
         )
         more = len(self.workers) - _WORKERS_SHOWN_MAX
         note = f"<div>and {workers_text(more)} more</div>" if more > 0 else ""
-        header = "".join(f"<th>{name}</th>" for name in names)
-        return f"<div>{head}</div><table><tr>{header}</tr>{rows}</table>{note}"
+        header = "".join(f'<th style="text-align: left">{name}</th>' for name in names)
+        return f'{head}<table style="margin: 6px 0"><tr>{header}</tr>{rows}</table>{note}'
 
     @property
     def step(self) -> int:

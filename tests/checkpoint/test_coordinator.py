@@ -451,11 +451,10 @@ def test_the_status_says_what_a_checkpoint_that_is_under_way_waits_for() -> None
         4: "it waits for rows of other workers, after step 3 of 5",
     }
     assert str(region.core.status()).startswith(
-        "WAITING_FOR_STORE, 5 workers, checkpoint 0; worker 2 waits for"
+        "WAITING_FOR_STORE, 5 workers, no checkpoint yet; worker 2 waits for"
     )
-    assert "; the next checkpoint waits for worker 0: it runs operator 'enrich', after" in str(
-        region.core.status()
-    )
+    votes = "; the next checkpoint waits for worker 0: it runs operator 'enrich', after step 4 of 5"
+    assert str(region.core.status()).endswith(f"{votes}, and for 3 more")
     shown = status_json(region.core.status())["underWay"]
     assert under_way_text(shown).startswith("checkpoint 1 has waited 2.0 s for the vote of worker 0: it runs")
     for worker in (0, 2, 3, 4):

@@ -210,6 +210,11 @@ def test_a_status_is_one_line_in_a_terminal_and_escaped_in_a_notebook() -> None:
     many = replace(now, workers=tuple(replace(failed, index=n) for n in range(23)))
     assert many._repr_html_().count("<tr>") == 21
     assert "and 3 workers more" in many._repr_html_()
+    killed = [replace(one, state="LOST", error="its process 7 ended with signal 9") for one in now.workers]
+    stopped = replace(now, state=RegionState.STOPPED, reason="stopped", workers=tuple(killed))
+    assert str(stopped) == "STOPPED, 2 workers, checkpoint 5", "a reason that repeats the state is none"
+    assert "LOST" not in stopped._repr_html_(), "they were ended on purpose"
+    assert "signal 9" not in stopped._repr_html_()
 
 
 def test_reports_are_kept_up_to_a_limit() -> None:
