@@ -34,7 +34,7 @@ from dataflow.core.event_time import (
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem, StateTable
-from dataflow.schema import type_text
+from dataflow.schema import columns_named, type_text
 from dataflow.state.base import GatheredParts, Share
 from dataflow.state.key_index import Slots
 
@@ -292,6 +292,9 @@ class EventTimeSpec(OperatorSpec):
             if name is not None:
                 check_time_column(name, inputs[0])
         return inputs[0]
+
+    def stored_columns(self, inputs: Sequence[pa.Schema]) -> Sequence[pa.Schema]:
+        return [columns_named(inputs[0], (self.column,))]
 
     def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         ahead = {AHEAD_PORT: inputs[0]} if self.on_ahead == "side" else {}
