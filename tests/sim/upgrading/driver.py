@@ -232,7 +232,7 @@ class Driver:
         """Whether the options of this program are for the graph of an older record: that of the last record,
         or the one from which it made the last change. Below another change, a name may be another operator.
         """
-        if record.checkpoint.operators in (last.checkpoint.operators, self._operators):
+        if record.checkpoint.operators == last.checkpoint.operators:
             return True
         if self.without == "falls-back-below-changes":
             return True
