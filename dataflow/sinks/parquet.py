@@ -133,7 +133,9 @@ def _unmarked(directory: Path, owner: OutputOwner) -> list[str]:
     # A file with this owner's digest in its name proves ownership: it was shared before.
     names = sorted(path.name for path in directory.glob("*") if path.suffix in (".parquet", ".shown"))
     own = any(f"{owner.digest:016x}-w" in name for name in names)
-    partitioned = (str(path.relative_to(directory)) for path in directory.glob("*=*/**/*.parquet"))
+    partitioned = (
+        str(path.relative_to(directory)) for path in directory.glob("*=*/**/*.parquet") if path.is_file()
+    )
     found = [name for name in names if name.endswith(".parquet") and name[0] != "_"] or [
         *islice(partitioned, 1)
     ]
@@ -207,7 +209,8 @@ class ParquetOutput(TwoPhaseOutput):
         for rows in self._files.pop(transaction).files.values():
             rows.finish()
         tree = self._staged_tree(transaction)
-        for path in [*tree.glob("**/*.parquet")] if self._by else [self._staged_path(transaction)]:
+        name = self._published_path(transaction).name  # a directory may end with .parquet, too
+        for path in [*tree.glob(f"**/{name}")] if self._by else [self._staged_path(transaction)]:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         for folder in [*tree.glob("**/")]:
@@ -230,17 +233,17 @@ class ParquetOutput(TwoPhaseOutput):
         if staged.exists():
             staged.rename(published)
         if tree.exists():
-            self._move(tree)
+            self._move(tree, published.name)
         sync_folder(self._directory)
 
-    def _move(self, tree: Path) -> None:
+    def _move(self, tree: Path, name: str) -> None:
         """Make partitioned files visible. A repeated call moves those that the one before has not moved."""
         targets = []
         for folder in sorted(tree.glob("**/")):  # also those without files: a killed process has moved these
             target = self._directory / folder.relative_to(tree)
             target.mkdir(exist_ok=True)
-            for path in folder.glob("*.parquet"):
-                path.rename(target / path.name)
+            if (folder / name).exists():
+                (folder / name).rename(target / name)
             targets.append(target)
         for target in reversed(targets):
             sync_folder(target)

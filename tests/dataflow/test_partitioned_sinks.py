@@ -219,6 +219,19 @@ def test_rows_are_split_by_their_values_in_their_order(rows: Rows) -> None:
     assert found == expected
 
 
+def test_a_value_that_looks_like_the_name_of_a_file_is_a_directory(tmp_path: Path) -> None:
+    schema = pa.schema([("id", pa.int64()), ("part-x", pa.string())])
+    sink = ParquetSink(tmp_path, partition_by="part-x")
+    writer = sink.open(OperatorContext("r", "out", 0, 1, bytes(16), (schema,), None, 1))
+    writer.reset_to(None)
+    writer.process(pa.RecordBatch.from_pylist([{"id": 7, "part-x": "y.parquet"}], schema))
+    writer.prepare(1)
+    writer.sync()
+    writer.publish(1)
+    (path,) = tmp_path.glob("part-x=y.parquet/part-*.parquet")
+    assert pq.read_table(path, partitioning=None).to_pylist() == [{"id": 7}]
+
+
 def test_memory_and_partitions_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "sink_partitions_max", 3)
     writer = opened(ParquetSink(tmp_path, partition_by="id"))
