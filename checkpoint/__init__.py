@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from checkpoint.core.graph_change import STATELESS as STATELESS
     from checkpoint.core.graph_change import DeclaredState as DeclaredState
     from checkpoint.core.graph_change import GraphChange as GraphChange
+    from checkpoint.core.graph_change import GraphOptions as GraphOptions
     from checkpoint.core.graph_change import OperatorNote as OperatorNote
     from checkpoint.core.graph_change import check_compatible as check_compatible
     from checkpoint.core.graph_change import compare as compare
     from checkpoint.core.graph_change import fingerprint as fingerprint
+    from checkpoint.core.graph_change import stored_under as stored_under
     from checkpoint.core.links.barrier import Alignment as Alignment
     from checkpoint.core.links.barrier import CompleteStep as CompleteStep
     from checkpoint.core.links.frames import ChannelFrame as ChannelFrame

@@ -17,8 +17,6 @@ def fork(
     new: str,
     *,
     at: str = "",
-    dropped: Sequence[str] = (),
-    added: Sequence[str] = (),
     same_place: Sequence[str] = (),
     why: str = "",
     stopped: bool = False,
@@ -29,7 +27,7 @@ def fork(
 
         dos.fork("dos://h1,h2,h3", "wordcount", "wordcount-test", at="savepoint:good")
 
-    at, dropped, added, same_place, why, stopped: as the fields of `Forking`. Raises NoRegionError,
+    at, same_place, why, stopped: as the fields of `Forking`. Raises NoRegionError,
     ForkRefusedError, with nothing changed; RegionFencedError if another process claimed one of the two
     regions: the fork may exist then, as when this is interrupted.
     """
@@ -37,8 +35,6 @@ def fork(
         region=region,
         new=new,
         at=at,
-        dropped=dropped,
-        added=added,
         same_place=same_place,
         why=why,
         stopped=stopped,

@@ -51,6 +51,8 @@ rewinds_kept_max: Final = 16
 """Lines of history whose beginnings a checkpoint states. A reader on an older one must begin anew."""
 savepoint_name_chars_max: Final = 64
 """Limits the size of checkpoints and manifest snapshots, which contain all savepoints."""
+operator_uid_chars_max: Final = 88
+"""Limits what an operator is stored as: it is part of the name of a chain."""
 chain_segments_max: Final = 64
 """A chain with more segments (each reset opens one) is restarted with a snapshot, however short it is."""
 manifest_replay_bytes_max: Final = 1024 * 1024

@@ -355,14 +355,15 @@ async def stored_state(
     watermarks: dict[str, Watermark] = {}
     blocks: dict[str, list[pa.RecordBatch]] = {}
     for worker, part in sorted(checkpoint.workers.items()):
-        fold, wanted = StateFold(), {*edited, *(f"{name}~time" for name in edited)}
+        fold = StateFold()
+        wanted = {checkpoint.stored_table(table): table for one in edited for table in (one, f"{one}~time")}
         async with aclosing(blocks_at(store, region, worker, part.state)) as stored:
             async for block in stored:
-                if block.operator in wanted:
+                if (table := wanted.get(block.operator)) is not None:
                     decoded = await trio.to_thread.run_sync(block.decoded)
-                    if block.operator in edited:
-                        _check_version(edited[block.operator], decoded.schema)
-                    fold.add(block.operator, decoded)
+                    if table in edited:
+                        _check_version(edited[table], decoded.schema)
+                    fold.add(table, decoded)
         for name in fold.operators():
             rows = fold.take(name)
             assert rows is not None, "it has blocks"
@@ -414,10 +415,20 @@ async def plan_edit(
     """Return what an edit of a checkpoint changes. Raises GraphChangeRefusedError for another graph,
     EditRefusedError, and what reading a chain raises.
     """
-    graph_change(checkpoint, plan.operators, region=region)
+    change = graph_change(checkpoint, plan.operators, region=region)
     edited = edited_tables(plan, region, tables)
+    if new := sorted(edited.keys() & set(change.new)):
+        raise EditRefusedError(
+            f"operator {new[0]!r} is not in checkpoint {checkpoint.number}, so that has no state to edit",
+            remedy="run this graph until its first checkpoint, stop it, and edit the state then",
+        )
     state = await stored_state(store, region, checkpoint, edited)
-    return await trio.to_thread.run_sync(planned, edited, tables, state, checkpoint.layout)
+    done = await trio.to_thread.run_sync(planned, edited, tables, state, checkpoint.layout)
+    rows = {
+        worker: [(checkpoint.stored_table(table), data) for table, data in of_worker]
+        for worker, of_worker in done.rows.items()
+    }
+    return done._replace(rows=rows)
 
 
 _CHAINS_OF_ATTEMPTS = {"state", "steps"}

@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from checkpoint import (
     AutoScale,
+    GraphOptions,
     Launcher,
     OnDamaged,
     Recovery,
@@ -427,6 +428,11 @@ class RegionOptions(TypedDict, total=False):
     - `restore`: an older checkpoint to go back to first: `savepoint:NAME`, `checkpoint:N`, or a time in ISO
       8601. A program that is started again with the same value does not go back again: use `dos region
       restore` for that. `allow_republish` confirms that rows of sinks come again that cannot be taken back.
+    - `drop_state`: operators whose state may be dropped if the graph is not that of the last checkpoint:
+      those that it does not have any more, or whose stored state does not fit. They begin anew. State that
+      fits is kept, so the option may stay in the program.
+    - `renamed`: old name -> new name, of operators with a state, sources and sinks, if the graph is not that
+      of the last checkpoint.
     - `on_damaged`: what follows if the last checkpoint is damaged on more members than the store tolerates.
       "fail", the default: the region fails, and names what is damaged and what is whole. "previous": it goes
       back to the newest older checkpoint that is whole; status, log and event (`FellBack`) name what is lost.
@@ -456,6 +462,8 @@ class RegionOptions(TypedDict, total=False):
     recovery: Recovery | None
     restore: str | None
     allow_republish: bool
+    drop_state: Sequence[str]
+    renamed: Mapping[str, str]
     on_damaged: OnDamaged
     scratch: "str | os.PathLike[str] | None"
     port_range: tuple[int, int] | None
@@ -497,6 +505,7 @@ def spec_of_part(
         job_key=job_key or secrets.token_bytes(_key_bytes),
         **part.graph.plan().stored(),
         **_fields_of_spec(part, options),
+        graph_options=GraphOptions.of(options),
         **fields,
     )
 
@@ -678,6 +687,7 @@ def check_option_values(options: Mapping[str, Any]) -> None:
         value = options.get(name)
         if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
             raise TypeError(f"{name} must be {what}, got {value!r:.60}")
+    GraphOptions.of(options)
 
 
 def check_options(parts: Sequence[GraphPart], options: RegionOptions) -> None:

@@ -81,19 +81,19 @@ async def read_output(
     """
     checkpoints = await _checkpoints(store, region)
     checkpoint = checkpoints[-1] if checkpoints else None
-    present_line = 0 if checkpoint is None else checkpoint.line
+    present_line, uid = (0, sink) if checkpoint is None else (checkpoint.line, checkpoint.uid_of(sink))
     if line is not None and after_step:
         if line > present_line:
             return  # the record of that line cannot be proved committed now, so nothing after it can be
         _refuse_taken_back(checkpoint, region, sink, after_step, line)
-    workers = await _workers(store, region, sink, checkpoint)
+    workers = await _workers(store, region, uid, checkpoint)
     if not workers:
         raise NoOutputError(region, sink, await _why_none(store, region, sink, checkpoint))
     begin, published = _begin(checkpoints, after_step), PublishedOutput(store, region, sink)
     begun = False
     async with AsyncExitStack() as stack:
         logs = _Logs(
-            stack, lambda worker: _WorkerLog(store, region, worker, sink, checkpoint, begin, after_step)
+            stack, lambda worker: _WorkerLog(store, region, worker, uid, checkpoint, begin, after_step)
         )
         await logs.open(workers)
         if not any(log.exists for log in logs.by_worker.values()):

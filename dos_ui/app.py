@@ -36,7 +36,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from checkpoint import VERBS, Checkpoint
+from checkpoint import VERBS, Checkpoint, stored_under
 from checkpoint.chains.manifest_log import read_manifest
 from checkpoint.requests.client import RequestClient
 from dos_client import Store
@@ -361,10 +361,14 @@ async def state_of(
         return {"checkpoint": 0, "tables": [], "columns": [], "rows": [], "more": False}
     tables = dict[str, int]()
     columns, rows = list[str](), list[list[str]]()
+    names = {uid: name for name, uid in stored_under(found.operators, found.uids).items()}
     for worker in sorted(found.workers):
         fold = await _folded(store, region, worker, found, StateFold())
-        for name in fold.operators():
-            block = fold.take(name)
+        for stored in fold.operators():
+            block, (uid, mark, own) = fold.take(stored), stored.partition("~")
+            if uid not in names:
+                continue  # it was dropped, and goes with the next snapshot
+            name = f"{names[uid]}{mark}{own}"
             tables[name] = tables.get(name, 0) + (0 if block is None else block.num_rows)
             if name == table and block is not None:
                 columns = ["worker", *(one for one in block.schema.names if one not in _HIDDEN)]

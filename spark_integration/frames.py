@@ -24,7 +24,7 @@ from typing import NamedTuple, Unpack
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from checkpoint import BatchAsked, graph_change, refused_before_claim
+from checkpoint import BatchAsked, GraphOptions, graph_change, refused_before_claim
 from checkpoint.chains.input_log import InputHandle
 from checkpoint.chains.manifest_log import read_manifest
 from checkpoint.errors import NoRegionError
@@ -371,7 +371,8 @@ def _refuse_before_claim(url: str, checked: CheckedRun, asked: BatchAsked) -> No
     if (refused := refused_before_claim(region, view.kept, asked)) is not None:
         raise REFUSALS[refused.problem](refused.text, remedy=refused.remedy)
     if view.last is not None:
-        graph_change(view.last, checked.parts[0].graph.plan().operators, region=region)
+        operators, options = checked.parts[0].graph.plan().operators, GraphOptions.of(checked.options)
+        graph_change(view.last, operators, region=region, options=options)
 
 
 def _refuse_aggregate(name: str, df: DataFrame) -> None:

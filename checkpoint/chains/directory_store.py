@@ -9,6 +9,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from checkpoint import limits
 from checkpoint.chains.chain_store import ChainStore, TakenChain
 from checkpoint.core.records.manifest import DIRECTORY_CHAIN_PREFIX, Rolling
 from checkpoint.core.region import worker_directory
@@ -30,6 +31,7 @@ from journal.limits import chain_name_bytes_max
 from journal.ports import ClaimPort, StorePort
 
 directory_name_bytes_max: Final = chain_name_bytes_max - len(DIRECTORY_CHAIN_PREFIX)
+assert limits.operator_uid_chars_max <= directory_name_bytes_max
 """Maximum length of the name of an operator that keeps files, because its chain's name contains it."""
 
 

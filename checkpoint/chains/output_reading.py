@@ -17,6 +17,7 @@ from checkpoint import limits
 from checkpoint.chains.consumer_register import register_consumer, why_trimmed
 from checkpoint.chains.manifest_log import CHAIN as MANIFEST_CHAIN
 from checkpoint.chains.visible_log import VisibleLog, covered_in
+from checkpoint.core.graph_change import stored_under
 from checkpoint.core.records.consumers import output_register
 from checkpoint.core.records.inputs import InputPiece
 from checkpoint.core.records.lines import parting, taken_back
@@ -86,9 +87,8 @@ class OutputFollower:
     def _go_to(self, at: int, epoch: int = 0) -> None:
         self._read_to = at
         """The end of the last output that was read."""
-        self._chain = ChainFollower(
-            self._store, self._directory, output_chain(self._output.sink), at=at, epoch=epoch
-        )
+        self._uid, chain = self._output.uid, output_chain(self._output.uid)
+        self._chain = ChainFollower(self._store, self._directory, chain, at=at, epoch=epoch)
         self._watch = ChainWatch(self._store, self._chain)
         self._proved: VisibleLog | None = None
         """The log in the checkpoint with which this chain was read first."""
@@ -106,7 +106,7 @@ class OutputFollower:
             log = await inspect_chain(
                 self._store,
                 self._directory,
-                output_chain(self._output.sink),
+                output_chain(self._uid),
                 proved=proved,
                 floor=await self._output.begin(self._split),
             )
@@ -118,7 +118,7 @@ class OutputFollower:
         self._go_to(size)
         checkpoint = await self._output.last_checkpoint()
         self._line = 0 if checkpoint is None else checkpoint.line
-        self._skipped = await size_seen(self._store, self._directory, output_chain(self._output.sink))
+        self._skipped = await size_seen(self._store, self._directory, output_chain(self._uid))
 
     def begin_at(self, position: int) -> None:
         """Begin at a position whose step is not known, such as the oldest one that is retained."""
@@ -152,6 +152,8 @@ class OutputFollower:
         and begins again.
         """
         await self._notice_restore(await self._output.last_checkpoint())
+        if self._uid != self._output.uid:  # the log of a graph that came after this reader
+            self._go_to(self._chain.at, self._chain.epoch)
         if self._publish is None:
             self._publish = await self._publish_mode()
         if self._publish is None:
@@ -248,7 +250,7 @@ class OutputFollower:
         return True
 
     def _size_in(self, outputs: dict[int, dict[str, int]], default: int) -> int:
-        return outputs.get(int(self._split[1:]), {}).get(self._output.sink, default)
+        return outputs.get(int(self._split[1:]), {}).get(self._uid, default)
 
     async def _notice_restore(self, checkpoint: Checkpoint | None) -> bool:
         """Return whether output that was read was taken back; then this reader is where the new line begins.
@@ -274,7 +276,9 @@ class OutputFollower:
             self._step,
             back.to,
         )
-        self._go_to(self._size_in(back.outputs, 0))
+        size = self._size_in(back.outputs, 0)
+        self._output.find_again(checkpoint)
+        self._go_to(size)
         self._step, self._line, self._chain_begun = back.step, checkpoint.line, self._chain.at > 0
         self._skipped = 0
         return True
@@ -284,7 +288,7 @@ class OutputFollower:
         CorruptDataError.
         """
         if self._publish is Publish.STEP:
-            return await size_seen(self._store, self._directory, output_chain(self._output.sink))
+            return await size_seen(self._store, self._directory, output_chain(self._uid))
         end = await self._output.position(self._split)
         return 0 if end is None else end.size
 
@@ -347,6 +351,13 @@ class PublishedOutput:
         self._store = store
         self.region = region
         self.sink = sink
+        self.uid = sink
+        """Under which the log is stored (`Checkpoint.uids`). Before the region has a checkpoint, it is the
+        name in its first graph.
+        """
+        self._is_found = False
+        """Whether the sink was in a checkpoint, which has told `uid`."""
+        self._registered: tuple[str, str, str] | None = None
         directory = coordinator_directory(region)
         self._manifest = ChainFollower(store, directory, MANIFEST_CHAIN, skip_lost=True)
         self._newest: Checkpoint | None = None
@@ -357,7 +368,25 @@ class PublishedOutput:
 
     async def register(self, region: str, source: str) -> None:
         """Register a source of a region as a consumer, as `register_consumer` does."""
-        await register_consumer(self._store, output_register(self.region, self.sink), region, source)
+        await self.last_checkpoint()
+        uid = self.uid
+        await register_consumer(self._store, output_register(self.region, uid), region, source)
+        self._registered = region, source, uid
+
+    def find_again(self, checkpoint: Checkpoint) -> None:
+        """Find the log anew: this checkpoint began a line of history, on which the sink may have another log,
+        or none yet.
+        """
+        self._is_found = False
+        self._find(checkpoint)
+
+    def _find(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is None or self._is_found:
+            return
+        uid = checkpoint.uid_of(self.sink)
+        has_log = any(uid in part.sinks for part in checkpoint.outputs().values())
+        if has_log or uid in stored_under(checkpoint.operators, checkpoint.uids).values():
+            self.uid, self._is_found = uid, True
 
     async def last_checkpoint(self, *, fresh: bool = False) -> Checkpoint | None:
         """Return the last committed checkpoint, cached for `output_poll_s` unless it must be fresh. Raises as
@@ -374,10 +403,18 @@ class PublishedOutput:
                 ):
                     self._checkpoint = self._newest
                 self._polled_at = trio.current_time()
+                self._find(self._checkpoint)
             return self._checkpoint
 
     async def splits(self) -> list[str]:
-        """Return one split per worker, named by its directory. Raises QuorumUnavailableError."""
+        """Return one split per worker, named by its directory; none while the region has no such sink. Raises
+        QuorumUnavailableError.
+        """
+        checkpoint = await self.last_checkpoint()
+        if checkpoint is not None and not self._is_found:
+            return []  # it may come with a later graph, with a log that is not known yet
+        if self._registered is not None and self._registered[2] != self.uid:
+            await self.register(*self._registered[:2])  # before anything is read
         prefix = worker_directory(self.region, 0)[:-4]
         names = await self._store.list_directories(prefix)
         found = [name.removeprefix(prefix) for name in names]
@@ -389,7 +426,7 @@ class PublishedOutput:
         checkpoint = await self.last_checkpoint()
         if checkpoint is None or not checkpoint.final:
             return None
-        return {split_of(worker): at.size for worker, at in covered_in(checkpoint, self.sink).items()}
+        return {split_of(worker): at.size for worker, at in covered_in(checkpoint, self.uid).items()}
 
     async def position(self, split: str) -> Position | None:
         """Return the position of a worker's log in the last checkpoint."""
@@ -401,17 +438,17 @@ class PublishedOutput:
 
     async def log(self, split: str) -> VisibleLog:
         """Return a worker's log as the last checkpoint shows it."""
-        return VisibleLog.of(await self.last_checkpoint(), self.region, int(split[1:]), self.sink)
+        return VisibleLog.of(await self.last_checkpoint(), self.region, int(split[1:]), self.uid)
 
     async def trimmed(self, split: str, begin: int, end: int) -> InputTrimmedError:
         """Return the error of a reader that needs what was trimmed."""
-        because = await why_trimmed(self._store, output_register(self.region, self.sink))
+        because = await why_trimmed(self._store, output_register(self.region, self.uid))
         where = f"the log {split} of output {self.sink!r} of region {self.region!r}"
         return InputTrimmedError(where, begin, end, because, source="LogSource")
 
     async def trimmed_steps(self, first: int, last: int) -> InputTrimmedError:
         """Return the error of a reader that needs steps that were trimmed."""
-        because = await why_trimmed(self._store, output_register(self.region, self.sink))
+        because = await why_trimmed(self._store, output_register(self.region, self.uid))
         where = f"output {self.sink!r} of region {self.region!r}"
         return InputTrimmedError(where, first, last, because, source="LogSource", unit="steps")
 

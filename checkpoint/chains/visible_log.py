@@ -36,7 +36,9 @@ class VisibleLog:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint | None, region: str, worker: int, sink: str) -> "VisibleLog":
-        """Return what a checkpoint (None: the region has none yet) says of the log of a worker."""
+        """Return what a checkpoint (None: the region has none yet) says of the log of a worker. sink: its
+        uid, as everywhere here.
+        """
         directory, chain = worker_directory(region, worker), output_chain(sink)
         if checkpoint is None:
             return cls(directory, chain, None, 0, 0, rewound=False)
@@ -93,7 +95,8 @@ class BatchOutputReader:
         """Yield the output of a batch, in the order of steps, for one caller at a time. Raises as reading
         does. The batch after the one that was read last is found without reading its segment again.
         """
-        note, worker, sink = processed.batch, self._worker, self._sink
+        note, worker = processed.batch, self._worker
+        sink = processed.uids.get(self._sink, self._sink)
         begin, end = (sizes.get(worker, {}).get(sink, 0) for sizes in (note.begins, note.ends))
         if end <= begin:
             return

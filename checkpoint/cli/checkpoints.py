@@ -391,7 +391,7 @@ async def verify(
     region, checkpoint or sink, 2 usage, 3 the store cannot be reached.
     """
     async with call.store(url) as store:
-        found = checkpoint_of(await read_manifest(store, name), checkpoint)
+        found = checkpoint_of(await read_manifest(store, name), checkpoint).by_name()
     parts = parts_of(found, sink)
     if not parts:
         sinks = {one for part in found.outputs().values() for one in part.sinks if parts_of(found, one)}

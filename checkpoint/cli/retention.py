@@ -28,6 +28,7 @@ from checkpoint.maintenance.retention import (
     RetainedRows,
     Retention,
     RetentionStatus,
+    output_rows,
 )
 from checkpoint.runtime import wall_time_ms
 from dos_client import Store
@@ -112,8 +113,10 @@ def add_retention_commands(app: typer.Typer, kind: Kind) -> None:
         command(app, name, timeout=asked, wait=waited, ends=ANSWERS)(function)
 
 
-def _open(kind: Kind, store: Store, owner: str, name: str) -> Retention:
+async def _open(kind: Kind, store: Store, owner: str, name: str) -> Retention:
     try:
+        if kind.rows is OutputRows:
+            return Retention(store, await output_rows(store, owner, name))
         return Retention(store, kind.rows(store, owner, name))
     except BadNameError as error:
         fail(str(error), REFUSED)
@@ -134,7 +137,7 @@ def _consumers(kind: Kind) -> _Command:
         Exit codes: 0 listed; 1 it does not exist; 2 usage; 3 the store cannot be reached.
         """
         async with call.store(url) as store:
-            status = await _open(kind, store, owner, name).status()
+            status = await (await _open(kind, store, owner, name)).status()
         word = kind.rows.split_word  # type: ignore[attr-defined]
         return Report(
             {"owner": owner, "name": name, **status_json(status)},
@@ -195,7 +198,7 @@ def _retain(kind: Kind) -> _Command:
         wanted = RetentionRule(by_consumers=keep != "all", bytes_max=max_bytes, age_max_s=max_age)
 
         async with call.store(url) as store:
-            retention = _open(kind, store, owner, name)
+            retention = await _open(kind, store, owner, name)
             rule = (await retention.status()).rule
             if given or default:
                 rule = await retention.set_rule(wanted if given else None)
@@ -230,7 +233,7 @@ def _forget(kind: Kind) -> _Command:
         Exit codes: 0 removed, or shown; 1 not registered, or running; 2 usage; 3 the store cannot be reached.
         """
         async with call.store(url) as store:
-            retention = _open(kind, store, owner, name)
+            retention = await _open(kind, store, owner, name)
             status = await retention.status()
             await retention.forget(region, call.timeout_s, apply=apply)
         freed = needed_only_by(status, region)
@@ -279,7 +282,7 @@ def _trim(kind: Kind) -> _Command:
             )
 
         async with call.store(url) as store:
-            retention = _open(kind, store, owner, name)
+            retention = await _open(kind, store, owner, name)
             found = await retention.unneeded()
             if apply:
                 call.display.say(f"deletes {len(found)} segments on all members")

@@ -280,16 +280,6 @@ async def fork(
             metavar="CHECKPOINT",
         ),
     ] = "",
-    drop: Annotated[
-        list[str] | None,
-        typer.Option(help="Operator that the graph of NEW lacks: its state is dropped.", metavar="OPERATOR"),
-    ] = None,
-    add: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Operator that only the graph of NEW has: it begins without state.", metavar="OPERATOR"
-        ),
-    ] = None,
     same_place: Annotated[
         list[str] | None,
         typer.Option(
@@ -306,8 +296,7 @@ async def fork(
     The first `run` of a graph with the name NEW begins with that checkpoint, with any number of workers. Both
     regions run independently. NEW reads the same inputs, from there on. Its output is its own: its logs begin
     anew, and a sink that would write to the place of the original is refused, so give its sinks another
-    place. Its graph follows the rules of an upgrade: operators are matched by name, migrations are applied,
-    and operators that were dropped or are new are named here.
+    place. Its graph may differ as that of the original may (docs/changing-regions.md).
 
     A savepoint of the original, fork-HEX, keeps the checkpoint until NEW has committed so many checkpoints
     that it retains only its own; the driver of the original then drops it. The driver of a running region is
@@ -315,16 +304,12 @@ async def fork(
 
     Example: dos region fork dos://h1,h2,h3 wordcount wordcount-test --at savepoint:good
 
-    Example: dos region fork dos://h1,h2,h3 wordcount wordcount-v2 --add top --drop longest
-
     Exit codes: 0 forked, or shown; 1 refused; 2 usage; 3 the store cannot be reached.
     """
     wanted = Forking(
         region=name,
         new=new,
         at=at,
-        dropped=drop or (),
-        added=add or (),
         same_place=same_place or (),
         why=why,
         stopped=stopped,
@@ -347,8 +332,6 @@ def _fork_json(made: Forked) -> dict[str, Any]:
         "savepoint": origin.savepoint or None,
         "application": origin.application or None,
         "logs": origin.logs,
-        "dropped": list(origin.dropped),
-        "added": list(origin.added),
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from checkpoint.coordinator.shell import Observer, RegionShell, listening, run_region
+from checkpoint.coordinator.shell import Observer, PlacesCheck, RegionShell, listening, run_region
 from checkpoint.core.coordination.coordinator import Coordinator
 from checkpoint.core.coordination.vocabulary import (
     BatchesWaitInVain,
@@ -33,7 +33,7 @@ from checkpoint.core.coordination.vocabulary import (
 )
 from checkpoint.core.log_lines import failure_text
 from checkpoint.core.progress import IdleMeter, as_json
-from checkpoint.core.records.manifest import OutputIdentity, SavepointNote, savepoint_name_problem
+from checkpoint.core.records.manifest import SavepointNote, savepoint_name_problem
 from checkpoint.core.region import (
     CheckpointCommitted,
     Key,
@@ -242,7 +242,7 @@ class RegionControl:
         spec: RegionSpec,
         *,
         observer: Observer | None = None,
-        check: Callable[[bytes, OutputIdentity | None], None] | None = None,
+        check: PlacesCheck | None = None,
     ) -> None:
         """`check(store_id, Checkpoint.identity)` runs in a thread before workers; if it raises, it FAILS."""
         self.spec = spec

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import trio
 
@@ -56,11 +56,12 @@ from checkpoint.core.region import (
     RegionSpec,
     RegionStatus,
     belongs_to,
+    change_of,
     check_application,
     check_continues,
 )
 from checkpoint.core.requests import Answer
-from checkpoint.errors import NoAnswerError, NoRegionError, NotHandedOverError
+from checkpoint.errors import GraphChangeRefusedError, NoAnswerError, NoRegionError, NotHandedOverError
 from checkpoint.link import Link, StandbyLinks, ports_of, serve_links
 from checkpoint.maintenance.forking import fork_needs
 from checkpoint.maintenance.stopped_region import find_restored, restore_stopped
@@ -348,6 +349,10 @@ class RegionShell:
             channel.close()  # a worker that does not read its messages is treated as lost: close its link
 
 
+PlacesCheck: TypeAlias = Callable[[bytes, OutputIdentity | None, Mapping[str, str]], None]
+"""Checks the places of a region, with the id of its store, its identity, and `Checkpoint.uids`."""
+
+
 def _nothing(_: object) -> None:
     return
 
@@ -362,10 +367,10 @@ async def run_region(
     shell: RegionShell,
     launcher: Launcher,
     opened: Callable[[Store], None] | None = None,
-    check: Callable[[bytes, OutputIdentity | None], None] | None = None,
+    check: PlacesCheck | None = None,
 ) -> End:
     """Run the region to its end, from an older checkpoint if `spec.restore` names one. check: called in a
-    thread with the store's id and the region's identity before anything is claimed; its exceptions propagate.
+    thread before anything is claimed; its exceptions propagate.
     """
     async with open_store(spec.store_url, token=spec.token, client=f"{spec.name}.coord") as store:
         shell.examine = partial(examine, store, spec.name)
@@ -404,20 +409,22 @@ async def listening(spec: RegionSpec, shell: RegionShell) -> AsyncGenerator[tupl
         nursery.cancel_scope.cancel()
 
 
-async def check_places(
-    spec: RegionSpec, store: Store, check: Callable[[bytes, OutputIdentity | None], None]
-) -> None:
+async def check_places(spec: RegionSpec, store: Store, check: PlacesCheck) -> None:
     """Check the places of a region; if they are refused, as those of the region that it replaces."""
     try:
-        await trio.to_thread.run_sync(check, store.record.store_id, None)
+        last = (await read_manifest(store, spec.name)).last
     except DosError:
-        try:
-            last = (await read_manifest(store, spec.name)).last
-        except DosError:
-            last = None
+        last = None
+    uids: Mapping[str, str] = {}
+    if last is not None:
+        with suppress(GraphChangeRefusedError):  # it is reported by the decision about the graph
+            uids = change_of(spec, last).uids
+    try:
+        await trio.to_thread.run_sync(check, store.record.store_id, None, uids)
+    except DosError:
         if last is None or last.identity is None:
             raise
-        await trio.to_thread.run_sync(check, store.record.store_id, last.identity)
+        await trio.to_thread.run_sync(check, store.record.store_id, last.identity, uids)
 
 
 async def before_claim(store: Store, spec: RegionSpec) -> Begin:

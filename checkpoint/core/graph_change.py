@@ -7,26 +7,36 @@ user code: a function may change, and the state stays.
 | operator | between two graphs |
 |---|---|
 | stateless: a function, a filter, a union, an exchange | comes, goes, is renamed, has another input |
-| of a state, or a clock (`event_time`) | stays, by name: kind, keys, details, stored columns, states |
-| a source, a sink | stays, by name: its details and columns |
+| a clock (`event_time`) | comes, without a watermark; goes; is kept as one of a state |
+| of a state | comes, empty; is kept: kind, keys, details, stored columns, states; goes if it is named |
+| a source, a sink | comes, at its beginning; is kept: its details and columns; goes if it is named |
 | a declared state | may have another version, for which the graph has a migration |
 
 For each input, the sources above an operator are its *lineage*. Columns do not tell whose rows made a state,
 so a state whose input has no source in common with what it was made of is refused, and so are exchanged
 inputs.
+
+What is stored of an operator is stored under its *uid*, which it keeps for life: its name in the first graph
+of the region, or `_HEX-NAME` if it came later. HEX is of the checkpoint with which it came (`born_with`). So
+an operator that comes never finds what another one of its name has left, and a rename moves nothing.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
 
 import msgspec
 
+from checkpoint import limits
 from checkpoint.errors import GraphChangeRefusedError
 from dos_protocol.digests import digest64
 
 STATELESS: Final = frozenset({"map", "flat_map", "filter", "union", "key_by", "broadcast", "side"})
 """The kinds of operators of which a checkpoint has nothing. Of any other kind it may have something."""
+
+_WITH_COUNTERS: Final = frozenset({"key_by"})
+"""Stateless kinds of which a checkpoint has counters, under their names."""
 
 _WORDS_BESIDE: Final = 3
 """How many equal words are shown beside those in which two descriptions differ."""
@@ -70,6 +80,11 @@ class OperatorNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return self.kind in STATELESS
 
     @property
+    def has_state(self) -> bool:
+        """Whether it has state of its own, rather than a place in an input, output, or a clock."""
+        return not self.is_stateless and self.kind not in ("source", "sink", "event_time")
+
+    @property
     def meaning(self) -> str:
         """What two operators must have in common so that one has a use for the state of the other."""
         stores = [f"of ({columns})" for columns in self.stored]
@@ -96,19 +111,72 @@ def fingerprint(operators: Operators) -> str:
     return f"{digest64(msgspec.json.encode(sorted(operators.items()))):016x}"
 
 
+def stored_under(operators: Operators, uids: Mapping[str, str]) -> dict[str, str]:
+    """Return operator -> its uid, of the operators of which a checkpoint may have something. uids: where the
+    uid is not the name.
+    """
+    return {name: uids.get(name, name) for name, note in operators.items() if not note.is_stateless}
+
+
+def born_with(region: str, checkpoint: int) -> str:
+    """Return the prefix of the uids of operators that come with the checkpoint after this one."""
+    # Of the region, too: a fork inherits uids, and numbers its checkpoints from 1.
+    return f"_{digest64(msgspec.json.encode([region, checkpoint])) >> 32:08x}-"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOptions:
+    """What a program permits when its graph differs from that of the checkpoint. Names that do not matter for
+    the difference are ignored, so the options may stay in the program.
+    """
+
+    drop_state: tuple[str, ...] = ()
+    """Operators whose state may be dropped: those that the graph lacks, or whose state does not fit it. They
+    begin anew. The state of one that fits is kept."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Name in the checkpoint -> name in the graph."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "GraphOptions":
+        """Return the options among those of a program. Raises TypeError for one that has another form."""
+        drop, renamed = given.get("drop_state") or (), given.get("renamed") or {}
+        if isinstance(drop, str) or not all(isinstance(name, str) for name in drop):
+            raise TypeError(f'drop_state must be the names of operators, ("a", "b"), got {drop!r:.60}')
+        if not isinstance(renamed, Mapping) or not all(isinstance(one, str) for one in renamed.values()):
+            raise TypeError(f'renamed must be {{"old name": "new name"}}, got {renamed!r:.60}')
+        return cls(tuple(drop), dict(renamed))
+
+
+NO_OPTIONS: Final = GraphOptions()
+
+
 @dataclass(frozen=True, slots=True)
 class GraphChange:
     """What differs between the graph of a checkpoint and another one. Names are sorted."""
 
     kept: tuple[str, ...]
-    """Operators whose state, positions or output continue."""
+    """Operators whose state, positions or output continue, by their names in the new graph."""
+    renamed: tuple[tuple[str, str], ...]
+    """(name in the checkpoint, name in the graph) of those that are kept under another one."""
     new: tuple[str, ...]
+    """Operators that begin without anything."""
     gone: tuple[str, ...]
+    dropped: tuple[str, ...]
+    """Operators of the checkpoint whose state is dropped."""
     refused: tuple[tuple[str, str], ...]
     """(operator, why the graph cannot continue from the checkpoint)."""
+    uids: Mapping[str, str] = field(default_factory=dict)
+    """Operator of the new graph -> its uid, if that is not its name."""
 
     def __str__(self) -> str:
-        rows = (("kept", self.kept), ("new", self.new), ("gone", self.gone))
+        renamed = [f"{old} -> {new}" for old, new in self.renamed]
+        rows: tuple[tuple[str, Sequence[str]], ...] = (
+            ("kept", self.kept),
+            ("renamed", renamed),
+            ("new", self.new),
+            ("gone", self.gone),
+            ("dropped", self.dropped),
+        )
         refused = [f"refused  {name}: {why}" for name, why in self.refused] or ["refused  -"]
         return "\n".join([*(f"{what:<8} {', '.join(names) or '-'}" for what, names in rows), *refused])
 
@@ -117,42 +185,155 @@ def compare(
     stored: Operators,
     present: Operators,
     *,
-    dropped: Collection[str] = (),
-    added: Collection[str] = (),
+    options: GraphOptions = NO_OPTIONS,
+    uids: Mapping[str, str] = MappingProxyType({}),
+    born: str = "_-",
     outputs_begin: bool = False,
 ) -> GraphChange:
     """Return what a graph changes with which a region continues from a checkpoint of another graph.
 
-    dropped, added: operators whose end or beginning was requested by name. outputs_begin: no output
-    continues, so a sink may have another place.
+    uids: operator of the checkpoint -> its uid, if that is not its name. born: the prefix of new uids
+    (`born_with`). outputs_begin: no output continues, so a sink may have another place, and may be gone.
     """
-    lasting = {name for name, note in stored.items() if not note.is_stateless and name not in dropped}
-    wanted = {name for name, note in present.items() if not note.is_stateless and name not in added}
-    refused = {}
-    for name in lasting | wanted:
-        if name not in wanted:
-            refused[name] = "is in the stored state and not in this graph"
-        elif name not in lasting:
-            refused[name] = "is in this graph and not in the stored state"
-        elif why := _why_not(stored[name], present[name], outputs_begin=outputs_begin):
-            refused[name] = why
-    return GraphChange(
-        kept=tuple(sorted((lasting & wanted) - refused.keys())),
-        new=tuple(sorted(present.keys() - stored.keys())),
-        gone=tuple(sorted(stored.keys() - present.keys())),
-        refused=tuple(sorted(refused.items())),
-    )
+    if stored == present:  # then the options are not looked at: they were carried out before
+        kept = tuple(sorted(stored_under(stored, uids)))
+        return GraphChange(kept, (), (), (), (), (), dict(uids))
+    return _Comparing(stored, present, options, stored_under(stored, uids), born, outputs_begin).change()
 
 
-def _why_not(old: OperatorNote, new: OperatorNote, *, outputs_begin: bool) -> str:
-    """Return why an operator cannot continue what another graph stored for its name, empty if it can."""
-    if outputs_begin and old.kind == new.kind == "sink":
-        old, new = (msgspec.structs.replace(one, detail="") for one in (old, new))
-    if old.meaning != new.meaning or (old.state is None) != (new.state is None):
-        return _difference(_words(old), _words(new))
-    if old.state is not None and new.state is not None and old.state not in (new.state, *new.takes):
-        return _why_not_state(old.state, new.state)
-    return _why_not_inputs(old, new)
+class _Comparing:
+    """One comparison. `_was`: uids of operators of the checkpoint; `_now`: of those of the graph."""
+
+    def __init__(
+        self,
+        stored: Operators,
+        present: Operators,
+        options: GraphOptions,
+        was: Mapping[str, str],
+        born: str,
+        outputs_begin: bool,
+    ) -> None:
+        self._stored, self._present, self._options = stored, present, options
+        self._was, self._born, self._outputs_begin = was, born, outputs_begin
+        self._now: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
+        self._former = self._names_before()
+
+    def _names_before(self) -> dict[str, str]:
+        """Return operator of the graph -> its name in the checkpoint, as far as it is in both."""
+        wanted = stored_under(self._present, {})
+        former = {name: name for name in wanted if name in self._was}
+        for old, new in self._options.renamed.items():
+            if old not in self._was:
+                continue  # it was renamed before, or has nothing
+            if old in wanted:
+                why = (
+                    f"is renamed to {new!r}, and this graph has it still: rename it in one start, and use its"
+                )
+                self._refused[old] = f"{why} name again in a later one"
+            elif new not in wanted:
+                self._refused[old] = (
+                    f"is renamed to {new!r}, and this graph has no such operator with a state"
+                )
+            elif new in former:
+                why = f"is renamed to {new!r}, which the checkpoint has, too: drop or rename that one in one"
+                self._refused[old] = f"{why} start, and this one in a later one"
+            else:
+                former[new] = old
+        return former
+
+    def change(self) -> GraphChange:
+        stored, present, refused = self._stored, self._present, self._refused
+        wanted = stored_under(present, {})
+        # Sources first: the lineage of the others is compared by their uids.
+        for name in sorted(wanted, key=lambda name: (present[name].kind != "source", name)):
+            self._decide(name)
+        for old in self._was.keys() - set(self._former.values()) - refused.keys():
+            self._check_gone(old)
+        for name in sorted(set(self._now.values()) & present.keys()):
+            if present[name].kind in _WITH_COUNTERS:
+                self._refused[name] = "has the name under which a renamed operator is stored: rename it"
+        kept = {name: old for name, old in self._former.items() if self._now[name] == self._was[old]}
+        ended = self._was.keys() - set(kept.values()) - refused.keys()
+        dropped = {old for old in ended if stored[old].has_state}
+        fresh = present.keys() - stored.keys() - wanted.keys()
+        fresh |= wanted.keys() - kept.keys() - refused.keys()
+        return GraphChange(
+            kept=tuple(sorted(kept)),
+            renamed=tuple(sorted((old, name) for name, old in kept.items() if name != old)),
+            new=tuple(sorted(fresh)),
+            gone=tuple(sorted(stored.keys() - present.keys() - set(kept.values()) - dropped)),
+            dropped=tuple(sorted(dropped)),
+            refused=tuple(sorted(refused.items())),
+            uids={name: uid for name, uid in sorted(self._now.items()) if uid != name},
+        )
+
+    def _decide(self, name: str) -> None:
+        """Give an operator the uid of the one in the checkpoint that it continues, or a new one."""
+        old = self._former.get(name)
+        why = "" if old is None else self._why_not(self._stored[old], self._present[name])
+        if old is not None and not why:
+            self._now[name] = self._was[old]
+            return
+        self._now[name] = uid = f"{self._born}{name}"
+        if old is not None and not self._may_drop(old):
+            self._refused[name] = f"{why}. {self._to_begin_anew(old)}"
+        elif uid in self._was.values():
+            self._refused[name] = f"would be stored as {uid!r}, as another operator is: rename it"
+        elif len(uid) > limits.operator_uid_chars_max:
+            most = limits.operator_uid_chars_max - len(self._born)
+            self._refused[name] = f"comes later, so its name has at most {most} characters: shorten it"
+
+    def _may_drop(self, old: str) -> bool:
+        return self._stored[old].has_state and old in self._options.drop_state
+
+    def _check_gone(self, old: str) -> None:
+        kind = self._stored[old].kind
+        if not (self._may_drop(old) or kind == "event_time" or (kind == "sink" and self._outputs_begin)):
+            remedy = self._to_begin_anew(old)
+            self._refused[old] = f"is in the stored state and not in this graph. {remedy}"
+
+    def _to_begin_anew(self, old: str) -> str:
+        """Return what to do about an operator whose stored data does not continue."""
+        if not self._stored[old].has_state:
+            return "Give it its former name and settings"
+        return f'To drop its state: drop_state=("{old}",)'
+
+    def _why_not(self, old: OperatorNote, new: OperatorNote) -> str:
+        """Return why an operator cannot continue what a checkpoint has of another one, empty if it can."""
+        if self._outputs_begin and old.kind == new.kind == "sink":
+            old, new = (msgspec.structs.replace(one, detail="") for one in (old, new))
+        if old.meaning != new.meaning or (old.state is None) != (new.state is None):
+            return _difference(_words(old), _words(new))
+        if old.state is not None and new.state is not None and old.state not in (new.state, *new.takes):
+            return _why_not_state(old.state, new.state)
+        return self._why_not_inputs(old, new)
+
+    def _why_not_inputs(self, old: OperatorNote, new: OperatorNote) -> str:
+        """Return why the rows of an operator would be others than those that made its state."""
+        was = [{self._was.get(source, source) for source in above} for above in old.lineage]
+        now = [{self._now.get(source, source) for source in above} for above in new.lineage]
+        assert len(was) == len(now) or not new.stored, "stored columns are of each input"
+        for port, above in enumerate(now[: len(was)]):
+            reads, made_of = _listed(new.lineage[port]), _listed(old.lineage[port])
+            if not above & was[port]:
+                return (
+                    f"reads {reads}, and its state was made of {made_of}: rows of other sources do not"
+                    " continue it"
+                )
+            others = [one for index, one in enumerate(was) if index != port]
+            # Which of two inputs is which: by their sources; if these do not tell, by the operators just
+            # above.
+            if above in others and above != was[port]:
+                return f"its inputs are exchanged: it reads {reads} where it read {made_of}"
+            if above in others and old.inputs != new.inputs:
+                return (
+                    f"its inputs were {_listed(old.inputs)} and are {_listed(new.inputs)}, of the same"
+                    " sources: which continues which cannot be decided"
+                )
+        if len(was) != len(now):
+            return f"had {len(was)} inputs and has {len(now)}"
+        return ""
 
 
 def _words(note: OperatorNote) -> list[str]:
@@ -168,30 +349,6 @@ def _why_not_state(old: DeclaredState, new: DeclaredState) -> str:
         f"{difference}: give it state_version={version} and Migration({old.version}, state, function), where"
         " state has the columns of the checkpoint"
     )
-
-
-def _why_not_inputs(old: OperatorNote, new: OperatorNote) -> str:
-    """Return why the rows of an operator would be others than those that made its state."""
-    was, now = old.lineage, new.lineage
-    assert len(was) == len(now) or not new.stored, "stored columns are of each input"
-    for port, above in enumerate(now[: len(was)]):
-        if not set(above) & set(was[port]):
-            return (
-                f"reads {_listed(above)}, and its state was made of {_listed(was[port])}: rows of other"
-                " sources do not continue it"
-            )
-        others = [one for index, one in enumerate(was) if index != port]
-        # Which of two inputs is which: by their sources; if these do not tell, by the operators just above.
-        if above in others and above != was[port]:
-            return f"its inputs are exchanged: it reads {_listed(above)} where it read {_listed(was[port])}"
-        if above in others and old.inputs != new.inputs:
-            return (
-                f"its inputs were {_listed(old.inputs)} and are {_listed(new.inputs)}, of the same sources:"
-                " which continues which cannot be decided"
-            )
-    if len(was) != len(now):
-        return f"had {len(was)} inputs and has {len(now)}"
-    return ""
 
 
 def _listed(names: Sequence[str]) -> str:

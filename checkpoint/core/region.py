@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 from msgspec.structs import replace
 
 from checkpoint import limits
-from checkpoint.core.graph_change import OperatorNote, fingerprint
+from checkpoint.core.graph_change import NO_OPTIONS, GraphChange, GraphOptions, OperatorNote, fingerprint
 from checkpoint.core.links.messages import Counters
 from checkpoint.core.records.layout import workers_text
 from checkpoint.core.records.lines import check_places, graph_change
@@ -154,6 +154,8 @@ class RegionSpec:
     token: bytes = field(default=b"", repr=False)
     operators: dict[str, OperatorNote] = field(default_factory=dict)
     """The graph."""
+    graph_options: GraphOptions = NO_OPTIONS
+    """What is permitted if the graph differs from that of the last checkpoint."""
     keeps_graph: str = ""
     """Why its graph cannot change, empty if it can."""
     trigger: Literal["periodic", "operator"] = "periodic"
@@ -770,6 +772,11 @@ def when_handed_over(spec: RegionSpec, checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, shows_on=checkpoint.shows_on and not spec.hand_over)
 
 
+def change_of(spec: RegionSpec, checkpoint: Checkpoint) -> GraphChange:
+    """Return what the graph of a region changes after a checkpoint. Raises GraphChangeRefusedError."""
+    return graph_change(checkpoint, spec.operators, region=spec.name, options=spec.graph_options)
+
+
 def check_continues(spec: RegionSpec, checkpoint: Checkpoint) -> None:
     """Raise ManifestError or GraphChangeRefusedError unless a region can continue from a checkpoint."""
     check_checkpoint(checkpoint)
@@ -781,7 +788,7 @@ def check_continues(spec: RegionSpec, checkpoint: Checkpoint) -> None:
             remedy="run the region with as many workers as made the checkpoint",
         )
     check_places(checkpoint, spec.unchecked_places)
-    graph_change(checkpoint, spec.operators, region=spec.name)
+    change_of(spec, checkpoint)
     if spec.operators == checkpoint.operators or checkpoint.in_origin:
         return
     # Not where only declared states differ: each replica restores its own, through its migrations.

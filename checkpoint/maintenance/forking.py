@@ -31,16 +31,13 @@ class Forking:
     """A fork that is to be made.
 
     region, new: the original and the fork. at: its checkpoint, as `run(restore=...)` takes it; "": the last
-    one. dropped, added: operators that only the original, or only the fork has. same_place: sinks that may
-    write where the original writes. stopped: no driver runs the original; otherwise it is asked, for
-    `patience_s` seconds.
+    one. same_place: sinks that may write where the original writes. stopped: no driver runs the original;
+    otherwise it is asked, for `patience_s` seconds.
     """
 
     region: str
     new: str
     at: str = ""
-    dropped: Sequence[str] = ()
-    added: Sequence[str] = ()
     same_place: Sequence[str] = ()
     why: str = ""
     stopped: bool = False
@@ -164,8 +161,6 @@ async def _origin(store: Store, wanted: Forking, target: Checkpoint, *, savepoin
         savepoint=savepoint,
         application=application or (target.origin.application if target.origin else ""),
         logs=logs,
-        dropped=tuple(wanted.dropped),
-        added=tuple(wanted.added),
         same_place=tuple(wanted.same_place),
         wall_time_ms=wall_time_ms(),
     )

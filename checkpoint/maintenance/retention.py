@@ -20,6 +20,7 @@ from checkpoint.chains.consumer_register import (
 from checkpoint.chains.input_log import InputHandle, InputLog, last_recorded
 from checkpoint.chains.manifest_log import StoreHost, read_manifest, retained_checkpoints
 from checkpoint.chains.output_reading import PublishedOutput, split_of
+from checkpoint.core.graph_change import stored_under
 from checkpoint.core.records.consumers import (
     INPUT_REGISTERS,
     OUTPUT_REGISTERS,
@@ -139,12 +140,14 @@ class OutputRows:
     split_word = "log"
     default = RetentionRule(by_consumers=False)
 
-    def __init__(self, store: Store, region: str, sink: str) -> None:
+    def __init__(self, store: Store, region: str, sink: str, uid: str = "") -> None:
+        """uid: under which the log is stored (`Checkpoint.uids`); "": under the name of the sink."""
+        uid = uid or sink
         self._store = store
-        self.region, self.sink = region, sink
+        self.region, self.sink, self._uid = region, sink, uid
         self._output = PublishedOutput(store, region, sink)
-        self.place = output_register(region, sink)
-        self.chain = output_chain(sink)
+        self.place = output_register(region, uid)
+        self.chain = output_chain(uid)
 
     async def splits(self) -> list[str]:
         last = (await retained_checkpoints(self._store, self.region))[-1:]
@@ -152,12 +155,12 @@ class OutputRows:
             split_of(one)
             for checkpoint in last
             for one, part in checkpoint.outputs().items()
-            if self.sink in part.sinks
+            if self._uid in part.sinks
         ]
 
     async def refuse_unknown(self) -> None:
         last = (await read_manifest(self._store, self.region)).last  # raises NoRegionError
-        parts = last.outputs().values() if last is not None else ()
+        parts = last.by_name().outputs().values() if last is not None else ()
         raise NoSinkError(self.region, self.sink, sorted({sink for part in parts for sink in part.sinks}))
 
     def directory(self, split: str) -> str:
@@ -203,6 +206,14 @@ class OutputRows:
         return (await TrimPlanner(self._store, self.place, self.default).plan(now, wall_time_ms())).floor
 
 
+async def output_rows(store: Store, region: str, sink: str) -> OutputRows:
+    """Return the rows of an output log by the name of its sink. Raises ManifestError, and what reading
+    raises.
+    """
+    last = (await retained_checkpoints(store, region))[-1:]
+    return OutputRows(store, region, sink, last[0].uid_of(sink) if last else sink)
+
+
 async def all_rows(store: Store) -> list[InputRows | OutputRows]:
     """Return every input and output log with a register of consumers. Raises what reading raises."""
     found: list[InputRows | OutputRows] = []
@@ -213,8 +224,11 @@ async def all_rows(store: Store) -> list[InputRows | OutputRows]:
         elif name.endswith(OUTPUT_REGISTERS):
             region = name.removesuffix(OUTPUT_REGISTERS)
             last = (await retained_checkpoints(store, region))[-1:]
-            sinks = {sink for checkpoint in last for logs in log_sizes(checkpoint).values() for sink in logs}
-            found += [OutputRows(store, region, sink) for sink in sorted(sinks)]
+            for checkpoint in last:
+                logs = {uid for logs in log_sizes(checkpoint).values() for uid in logs}
+                stored = stored_under(checkpoint.operators, checkpoint.uids).items()
+                names = {uid: name for name, uid in stored}
+                found += [OutputRows(store, region, names.get(uid, uid), uid) for uid in sorted(logs)]
     return found
 
 

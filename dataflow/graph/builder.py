@@ -15,11 +15,12 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, Final, Literal, NoReturn, Self
 
 import pyarrow as pa
 
-from checkpoint import GraphChange, OutputIdentity, compare
+from checkpoint import GraphChange, GraphOptions, OutputIdentity, compare
 from dataflow.core.plan import (
     KIND_RULES,
     NodeSpec,
@@ -830,14 +831,17 @@ class Graph:
             raise ValueError(f"form must be {' or '.join(map(repr, FORMS))}, got {form!r}")
         return FORMS[form](self.plan())
 
-    def compare(self, before: "Graph") -> GraphChange:
+    def compare(
+        self, before: "Graph", *, drop_state: Sequence[str] = (), renamed: Mapping[str, str] | None = None
+    ) -> GraphChange:
         """Return what this graph changes in a region that ran the graph `before`, and for each operator that
-        does not fit, why its state cannot be continued; `str` is a text of some lines. Reads no store, and
-        starts nothing. Raises GraphError as `plan`.
+        does not fit, why its state cannot be continued; `str` is a text of some lines. The options are those
+        of `run`. Reads no store, and starts nothing. Raises GraphError as `plan`.
 
-            print(graph.compare(before))
+            print(graph.compare(before, drop_state=("longest",)))
         """
-        return compare(before.plan().operators, self.plan().operators)
+        options = GraphOptions.of({"drop_state": drop_state, "renamed": renamed})
+        return compare(before.plan().operators, self.plan().operators, options=options)
 
     def plan(self) -> GraphPlan:
         """Check the graph and return its plan. Starts nothing. Raises GraphError with all problems found,
@@ -972,16 +976,23 @@ def part_options(part: GraphPart) -> dict[str, Any]:
     )
 
 
-def check_places(part: GraphPart, store_id: bytes, identity: OutputIdentity | None = None) -> None:
+def check_places(
+    part: GraphPart,
+    store_id: bytes,
+    identity: OutputIdentity | None = None,
+    uids: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Raise an error, before any worker starts, if a source cannot be read, or if the target of a sink holds
     output of another run (SinkOwnedError) or cannot be written. identity: the owner in the region's last
-    checkpoint; None: the region itself. Workers check places that the driver cannot read.
+    checkpoint; None: the region itself. uids: as `Checkpoint.uids`. Workers check places that the driver
+    cannot read.
     """
     owner = identity or OutputIdentity(region=part.name, store=store_id.hex())
     for node in part.graph.nodes()[0]:
         try:
             if isinstance(node.spec, SinkSpec):
-                node.spec.check_place(OutputOwner(owner.region, owner.store, node.name))
+                uid = uids.get(node.name, node.name)
+                node.spec.check_place(OutputOwner(owner.region, owner.store, uid))
             elif isinstance(node.spec, SourceSpec):
                 node.spec.check_access()
         except DosError:

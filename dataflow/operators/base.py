@@ -72,6 +72,8 @@ class OperatorContext:
     """As which sinks own output outside of the store; None: this region and its own store."""
     by_batches: bool = False
     """Whether the micro-batches of a query feed the region: `end_batch` does not follow every step then."""
+    uid: str = ""
+    """Under which name sinks own output outside of the store; "": that of the operator."""
     waits: Callable[[str], None] = field(default=lambda _: None, compare=False)
     """Shows in the status of the region what the operator waits for outside of it; "": it continues."""
 

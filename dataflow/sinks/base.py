@@ -64,9 +64,10 @@ def other_owner(place: str, recorded: bytes, mine: bytes, since: str = "") -> st
 
 
 def owner_of(context: OperatorContext) -> OutputOwner:
+    sink = context.uid or context.operator
     if context.owner is not None:
-        return OutputOwner(context.owner.region, context.owner.store, context.operator)
-    return OutputOwner(context.region, context.store_id.hex(), context.operator)
+        return OutputOwner(context.owner.region, context.owner.store, sink)
+    return OutputOwner(context.region, context.store_id.hex(), sink)
 
 
 class SinkWriter(Operator):

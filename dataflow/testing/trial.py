@@ -16,7 +16,15 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from checkpoint import SplitPosition, check_compatible, compare, even_layout, rebalanced, state_parts
+from checkpoint import (
+    SplitPosition,
+    check_compatible,
+    compare,
+    even_layout,
+    rebalanced,
+    state_parts,
+    stored_under,
+)
 from checkpoint.chains.state_blocks import decode_block, encode_block
 from dataflow.core.event_time import UNKNOWN, SourceTime, Watermark, further
 from dataflow.errors import OperatorError, SchemaError, UserFault
@@ -405,11 +413,15 @@ class Trial:
 
     def go_on_with(self, graph: Graph) -> int:
         """Crash, and continue with another graph, with corrected functions or a newer version of a state.
-        Raises GraphChangeRefusedError if the checkpoint does not fit it, and changes nothing then.
+        Raises GraphChangeRefusedError if the checkpoint does not fit it, or operators with a state come or
+        go, and changes nothing then.
         """
         plan = graph.plan()
         if self._checkpoints:
             change = compare(self._checkpoint_operators, plan.operators)
+            comes = sorted(stored_under(plan.operators, {}).keys() - {*change.kept, *dict(change.refused)})
+            refused = [(name, "has a state, or is a source or a sink, and comes later") for name in comes]
+            change = replace(change, refused=(*change.refused, *refused))
             check_compatible(change, region="trial", checkpoint=self._checkpoints)
         self._use_plan(plan)
         return self.crash()

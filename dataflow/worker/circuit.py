@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from math import inf
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ from checkpoint import (
     SplitPosition,
     TakenPart,
     merge_counters,
+    stored_under,
 )
 from dataflow.core.event_time import (
     END,
@@ -398,18 +399,22 @@ class Circuit:
         scratch: str = "",
         checkpoint: int = 0,
         owner: OutputIdentity | None = None,
+        uids: Mapping[str, str] = MappingProxyType({}),
         running: RunningOperator | None = None,
         seconds: Callable[[], float] = Clock.seconds,
     ) -> None:
         self._running, self.seconds = running or RunningOperator(), seconds
         self.busy_s: dict[str, float] = defaultdict(float)
         self.graph = graph
+        # A stateless operator has counters at most, which are stored under its name.
+        self._uids = {name: name for name in graph.specs} | stored_under(graph.operators, uids)
+        self._names = {uid: name for name, uid in self._uids.items()}
         self._workers, self._by_batches = workers, bool(graph.fed_by_batches)
         self.sources: dict[str, SourceReader] = {}
         self.sinks: dict[str, SinkWriter] = {}
         self._sink_contexts: dict[str, OperatorContext] = {}
         self.stateful: dict[str, StateTable] = {}
-        """Operator, or operator and table -> its state."""
+        """As it is stored, by its uid: operator, or operator and table -> its state."""
         self._operators: dict[str, Operator] = {}
         self._directories: dict[str, OperatorDirectory] = {}
         self._requesting: list[str] = []
@@ -425,15 +430,7 @@ class Circuit:
         """Rows that operators got, each row once for each operator."""
         self._rows_taken, self._rows_given, self._bytes_read = Counter[str](), Counter[str](), Counter[str]()
         self.operator = ""
-        for node in graph.plan.nodes:
-            spec = graph.specs[node.name]
-            if isinstance(spec, SideOutputSpec):
-                self._side_output_consumers[node.inputs[0]][spec.port].append(node)
-                continue
-            ports = spec.side_output_schemas(graph.inputs_of(node.name))
-            self._side_output_consumers[node.name] = {port: [] for port in ports}
-            for index, name in enumerate(node.inputs):
-                self._consumers[name].append((node, index))
+        self._find_consumers()
         # Open broadcast tables first: their readers get them on open.
         for node in sorted(graph.plan.nodes, key=lambda node: node.kind is not OperatorKind.CONTROL):
             if node.exchange is not None:
@@ -444,7 +441,7 @@ class Circuit:
                     region, node.name, worker, workers, store_id, graph.inputs_of(node.name),
                     graph.schemas[node.name], incarnation, graph.triggers_checkpoints, next(tables, None),
                     scratch, graph.delivery, checkpoint, key_owner(graph, node, layout, worker), owner,
-                    self._by_batches, self._running.waits,
+                    self._by_batches, self._uids[node.name], self._running.waits,
                 )  # fmt: skip
                 self._open(node, context)
         self.time = CircuitTime(graph, self._operators)
@@ -455,6 +452,17 @@ class Circuit:
         self._to_send: dict[str, list[pa.RecordBatch]] = defaultdict(list)
         self._unions: dict[str, list[_Input]] = defaultdict(list)
         """Union -> its rows, kept until the end of the step."""
+
+    def _find_consumers(self) -> None:
+        for node in self.graph.plan.nodes:
+            spec = self.graph.specs[node.name]
+            if isinstance(spec, SideOutputSpec):
+                self._side_output_consumers[node.inputs[0]][spec.port].append(node)
+                continue
+            ports = spec.side_output_schemas(self.graph.inputs_of(node.name))
+            self._side_output_consumers[node.name] = {port: [] for port in ports}
+            for index, name in enumerate(node.inputs):
+                self._consumers[name].append((node, index))
 
     def _open(self, node: NodePlan, context: OperatorContext) -> None:
         with self.calling(node.name, "its start"):
@@ -467,7 +475,7 @@ class Circuit:
             self.sinks[node.name] = operator
             self._sink_contexts[node.name] = context
         for suffix, table in tables.items():
-            self.stateful[node.name + suffix] = table
+            self.stateful[self._uids[node.name] + suffix] = table
         if isinstance(operator, BroadcastStateOperator):
             self._broadcast_tables[node.name] = operator
         if self.graph.specs[node.name].can_trigger:
@@ -680,7 +688,7 @@ class Circuit:
 
     def restore(self, table: str, block: pa.RecordBatch, checkpoint: int) -> None:
         """Restore one stored block of a table in `stateful`. Raises OperatorError."""
-        with self.calling(table.partition("~")[0], f"the state of checkpoint {checkpoint}"):
+        with self.calling(self.owner_of(table), f"the state of checkpoint {checkpoint}"):
             self.stateful[table].restore(block)
 
     @property
@@ -690,17 +698,21 @@ class Circuit:
 
     def restore_part(self, table: str, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
         """Take over from one stored block of a worker of another layout (`dataflow.state.base`)."""
-        with self.calling(table.partition("~")[0], f"the state of worker {part.worker}"):
+        with self.calling(self.owner_of(table), f"the state of worker {part.worker}"):
             self.stateful[table].restore_part(block, part, share)
 
     def parts_restored(self, share: Share) -> None:
         """Complete the restore of all parts. Raises OperatorError."""
         own_time = self.graph.plan.with_own_time()
         for name, table in self.stateful.items():
-            with self.calling(name.partition("~")[0], "the state of other workers"):
+            with self.calling(self.owner_of(name), "the state of other workers"):
                 table.parts_restored(share)
-            if isinstance(table, WatermarkTable) and name.partition("~")[0] in own_time:
+            if isinstance(table, WatermarkTable) and self.owner_of(name) in own_time:
                 table.restart()  # it follows from the watermarks of the splits, which move alone
+
+    def owner_of(self, table: str) -> str:
+        """Return the operator of a table in `stateful`."""
+        return self._names[table.partition("~")[0]]
 
     def take_checkpoint(self, index: int, into: OwnPart) -> None:
         """Collect the checkpoint data of this stage after a run with `checkpoint=True`; stage 1 includes
@@ -713,10 +725,11 @@ class Circuit:
             with self.working(node.name, "a checkpoint"):
                 tables = self._operators[node.name].tables()
             for suffix, table in tables.items():
+                stored = self._uids[node.name] + suffix
                 with self.working(node.name, "a checkpoint"):
-                    into.blocks[node.name + suffix] = table.checkpoint()
+                    into.blocks[stored] = table.checkpoint()
                     if into.snapshot is not None:
-                        into.snapshot.add(node.name + suffix, table.snapshot_pieces())
+                        into.snapshot.add(stored, table.snapshot_pieces())
             if node.name in self._directories:
                 with self.working(node.name, "a checkpoint"):
                     self._directories[node.name].checkpoint(into.checkpoint, into.step)

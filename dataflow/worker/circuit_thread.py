@@ -111,6 +111,8 @@ class RestoreCircuit:
     completes: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)
     """Workers whose output this one completes -> what the checkpoint stores of their sinks."""
     owner: OutputIdentity | None = None
+    uids: Mapping[str, str] = field(default_factory=dict)
+    """As `Restore.uids`. All else here has the names of the graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,7 +498,7 @@ class CheckpointTaking:
         begin = self._clock.seconds()
         blocks: list[tuple[str, bytes]] = []
         for name, block in taken.blocks.items():
-            with self._circuit.calling(name.partition("~")[0], f"the checkpoint after step {step}"):
+            with self._circuit.calling(self._circuit.owner_of(name), f"the checkpoint after step {step}"):
                 blocks += [(name, data) for data in encode_block(block)]
         phases["write"] += self._clock.seconds() - begin
         self._shared.checkpoints += 1
@@ -553,9 +555,7 @@ class CircuitIncarnation:
         self.number = order.incarnation
         self.running = False
         """Whether it runs steps. Before, frames that peers send early are kept: not all workers are here."""
-        self._me = identity
-        self._shared = shared
-        self._post = post
+        self._me, self._shared, self._post = identity, shared, post
         self._clock = Clock() if clock is None else clock
         self._stages = graph.plan.stages
         self._change = order.change
@@ -595,6 +595,7 @@ class CircuitIncarnation:
             scratch=identity.scratch,
             checkpoint=order.checkpoint,
             owner=order.owner,
+            uids=order.uids,
             running=shared.running,
             seconds=self._clock.seconds,
         )
@@ -652,19 +653,19 @@ class CircuitIncarnation:
         self._shared.step = order.step
         self._shared.exhausted = False
 
-    def load(self, checkpoint: int, operator: str, data: bytes, part: TakenPart | None = None) -> None:
+    def load(self, checkpoint: int, table: str, data: bytes, part: TakenPart | None = None) -> None:
         """Restore one stored block of an operator's state. Blocks arrive oldest first. part: it is of a
         worker of the former layout, and what belongs to this worker now is taken over. Answers `BlockLoaded`.
         """
-        # If an earlier version of the operator had state and this one has none, the fingerprints agree.
-        if operator in self._circuit.stateful:
-            label = f"the state of operator {operator!r} in checkpoint {checkpoint}"
-            decoded = decode_block(data, where=label)
+        # The chain has blocks of operators that the graph has no more, until a snapshot follows.
+        if table in self._circuit.stateful:
+            name = self._circuit.owner_of(table)
+            decoded = decode_block(data, where=f"the state of operator {name!r} in checkpoint {checkpoint}")
             if part is None:
-                self._circuit.restore(operator, decoded, checkpoint)
+                self._circuit.restore(table, decoded, checkpoint)
             else:
                 assert self._change is not None
-                self._circuit.restore_part(operator, decoded, part, self._change.share)
+                self._circuit.restore_part(table, decoded, part, self._change.share)
         self._post(BlockLoaded(self.number))
 
     def loaded(self, directories: Mapping[str, Handover] = NO_DIRECTORIES) -> None:

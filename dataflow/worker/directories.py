@@ -133,15 +133,22 @@ class FormerFiles(NamedTuple):
     region: str
     workers: Mapping[int, Mapping[str, Position]]
     """Worker -> operator -> its position."""
+    uids: Mapping[str, str]
+    """Operator -> the name under which its files are stored."""
     divides: bool
     """Whether the operator divides the files of all workers anew."""
 
     @classmethod
     def of(
-        cls, store: StorePort, order: Restore, change: LayoutChange | None, graph: GraphPlan
+        cls,
+        store: StorePort,
+        order: Restore,
+        change: LayoutChange | None,
+        graph: GraphPlan,
+        uids: Mapping[str, str],
     ) -> "FormerFiles | None":
-        """Return where they are: of all workers in another layout, of this worker in a fork; None: in its own
-        chains.
+        """Return where they are, by an order with the names of the graph: of all workers in another layout,
+        of this worker in a fork; None: in its own chains.
         """
         if order.restore is None or change is None or not (change.moves or change.forks):
             return None
@@ -153,7 +160,7 @@ class FormerFiles(NamedTuple):
             for one, part in order.restore.workers.items()
             if change.moves or one == order.worker
         }
-        return cls(store, region, workers, change.moves)
+        return cls(store, region, workers, uids, change.moves)
 
     async def rebuild(self, operator: str, root: Path) -> dict[int, Path]:
         """Write the files of an operator below `root`, and return worker -> its files. Raises as
@@ -162,7 +169,7 @@ class FormerFiles(NamedTuple):
         paths = {worker: root / str(worker) for worker, of in sorted(self.workers.items()) if operator in of}
         for worker, path in paths.items():
             at = self.workers[worker][operator]
-            await rebuild_files(self.store, self.region, worker, operator, at=at, path=path)
+            await rebuild_files(self.store, self.region, worker, self.uids[operator], at=at, path=path)
         return paths
 
 
@@ -173,8 +180,13 @@ class Directories:
 
     # Changes arrive as messages in the order in which they were made, and checkpoints among them: a position
     # covers exactly the changes before the checkpoint, however far the circuit has continued.
-    def __init__(self, graph: GraphPlan, name: str, incarnation: int, scratch_dir: str) -> None:
-        """name: the worker's directory in the store."""
+    def __init__(
+        self, graph: GraphPlan, name: str, incarnation: int, scratch_dir: str, uids: Mapping[str, str]
+    ) -> None:
+        """name: the worker's directory in the store. uids: operator -> the name under which its files are
+        stored.
+        """
+        self._uids = uids
         self._name = name
         self._operators = [name for name, spec in graph.specs.items() if spec.keeps_files]
         self._incarnation = incarnation
@@ -210,7 +222,7 @@ class Directories:
         async def open_one(name: str) -> None:
             self._stores[name] = await DirectoryStore.open(
                 claim,
-                name,
+                self._uids[name],
                 at=None if part is None else part.directories[name],
                 generation=generation,
                 scratch=scratch,
@@ -295,7 +307,7 @@ class Directories:
             await self._stores[name].synced(at)
         return DirectoriesAtCheckpoint(
             {name: at.position for name, at in files.items()},
-            {directory_chain(name): at.floor for name, at in files.items()},
+            {directory_chain(self._uids[name]): at.floor for name, at in files.items()},
         )
 
     async def aclose(self) -> None:

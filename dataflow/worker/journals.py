@@ -308,11 +308,13 @@ class Outputs:
         *,
         gates: bool,
         durable: Callable[[int], None],
+        uids: Mapping[str, str],
     ) -> None:
         """gates: the circuit waits for divisions that are durable everywhere; `durable` is called with their
-        step.
+        step. uids: sink -> the name under which its log is stored.
         """
         self._sinks = {name: spec for name, spec in graph.specs.items() if isinstance(spec, LogSink)}
+        self._uids = {name: uids[name] for name in self._sinks}
         self._driven = bool(graph.fed_by_batches)
         self._exchange = exchange
         self._logs: dict[str, OutputLog] = {}
@@ -350,23 +352,25 @@ class Outputs:
         """
 
         async def open_one(name: str, spec: LogSink) -> None:
-            at = None if part is None else log_position(name, part.sinks.get(name))
+            uid, at = self._uids[name], None if part is None else log_position(name, part.sinks.get(name))
+            # Also a log that the checkpoint does not have, because its sink comes with this graph.
+            begins = joins or (part is not None and at is None)
             log = await OutputLog.open(
                 claim,
-                name,
+                uid,
                 spec.publish,
                 after_step=after_step,
                 at=at,
                 generation=generation,
                 scratch=scratch,
-                released=floors.get(output_chain(name), NO_FLOOR),
+                released=floors.get(output_chain(uid), NO_FLOOR),
                 line=line,
-                rewound=rewound or joins,  # it may have steps of a line that was left before this worker was
+                rewound=rewound or begins,  # it may have steps of a line that was left before this worker was
                 workers=workers,
                 driven=self._driven,
             )
             self._logs[name] = log
-            if joins:
+            if begins:
                 prepared = None if part is None else part.sinks.get(name)
                 await log.begin_after(name, after_step, spec.time_in(prepared))
 
@@ -450,15 +454,15 @@ class Outputs:
         directory, split = worker_directory(region, worker), split_of(worker)
         trimmers = {
             name: log.trimmer(
-                TrimPlanner(store, output_register(region, name), self._rule_of(name)),
-                partial(collecting.permit, output_chain(name)),
+                TrimPlanner(store, output_register(region, self._uids[name]), self._rule_of(name)),
+                partial(collecting.permit, output_chain(self._uids[name])),
             )
             for name, log in self._logs.items()
         }
         while trimmers:
             await trio.sleep(limits.trim_poll_s)
             for name, trimmer in trimmers.items():
-                allowed = collecting.released.get(output_chain(name), NO_FLOOR)
+                allowed = collecting.released.get(output_chain(self._uids[name]), NO_FLOOR)
                 try:
                     await self._logs[name].trim(trimmer, directory, split, allowed)
                 except (FencedError, ClosedError):
@@ -479,7 +483,7 @@ class Outputs:
 
     def floors(self) -> dict[str, Floor]:
         """Return chain -> the lowest segment that the checkpoint of the last `synced` keeps."""
-        return {output_chain(name): log.vote_floor for name, log in self._logs.items()}
+        return {output_chain(self._uids[name]): log.vote_floor for name, log in self._logs.items()}
 
     async def synced(self, step: int, prepared: Mapping[str, Any]) -> dict[str, Any]:
         """Wait until the output up to a step is on the quorum; return sink -> what the checkpoint stores of

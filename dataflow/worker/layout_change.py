@@ -7,9 +7,9 @@ and begin their own chains and output. While the region still runs with the form
 (`copy_ahead`).
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from checkpoint import (
     WorkerCheckpoint,
     region_of_worker,
     state_parts,
+    stored_under,
     worker_directory,
 )
 from checkpoint.chains.directory_store import DirectoryStore
@@ -64,7 +65,8 @@ class LayoutChange(NamedTuple):
 
     @classmethod
     def of(cls, order: Restore | CopyAhead, plan: GraphPlan) -> "LayoutChange | None":
-        """Return the duties of the ordered worker, None if it just continues. Raises SchemaError if a source
+        """Return the duties of the ordered worker, None if it just continues. order: with the names of the
+        graph (`by_name`). Raises SchemaError if a source
         cannot be dealt to other workers.
         """
         if order.restore is None or not order.moves:
@@ -85,6 +87,8 @@ class LayoutChange(NamedTuple):
         files = {name: ORIGIN for name, spec in plan.specs.items() if spec.keeps_files}
         new = WorkerCheckpoint(state=ORIGIN, steps=ORIGIN, sinks=before.sinks, directories=files)
         own = checkpoint.workers.get(worker, new)
+        # An operator that comes with this graph has no files there.
+        own = msgspec.structs.replace(own, directories=files | own.directories)
         if checkpoint.in_origin:
             own = msgspec.structs.replace(new, sources=own.sources)
         moves = checkpoint.layout != order.layout
@@ -92,6 +96,17 @@ class LayoutChange(NamedTuple):
             of_workers = [checkpoint.workers[one].sources for one in sorted(checkpoint.workers)]
             own = msgspec.structs.replace(own, sources=dealt_sources(plan, of_workers, share))
         return cls(order.checkpoint + 1, share, own, completes, moves, checkpoint.in_origin)
+
+
+Order = TypeVar("Order", Restore, CopyAhead)
+
+
+def by_name(order: Order, uids: Mapping[str, str]) -> Order:
+    """Return an order whose checkpoint has the names of the graph. uids: operator of the graph -> its uid."""
+    if order.restore is None:
+        return order
+    restore = order.restore.under({uid: name for name, uid in uids.items()})
+    return msgspec.structs.replace(order, restore=restore)
 
 
 def after_step(order: Restore) -> int:
@@ -246,23 +261,35 @@ async def _nothing() -> AsyncGenerator[StoredStateBlock]:
 
 
 async def create_journals(
-    claim: ClaimPort, order: CopyAhead, change: LayoutChange, plan: GraphPlan, *, generation: int
+    claim: ClaimPort,
+    order: CopyAhead,
+    change: LayoutChange,
+    plan: GraphPlan,
+    *,
+    generation: int,
 ) -> None:
     """Create the journals of a worker that joins, if they do not exist. Raises as opening them does."""
+    uids = stored_under(plan.operators, order.uids)
     state = await StateStore.open(claim, version=0, at=None, generation=generation)
     await state.aclose()
     steps = await StepsLog.open(claim, after_step=order.restore.step, generation=generation)
     await steps.aclose()
     for name, spec in plan.specs.items():
         if spec.keeps_files:
-            files = await DirectoryStore.open(claim, name, at=None, generation=generation)
+            files = await DirectoryStore.open(claim, uids[name], at=None, generation=generation)
             await files.aclose()
         if isinstance(spec, LogSink):
             at = log_position(name, change.part.sinks.get(name))
             after = order.restore.step
             workers = len(order.layout.workers)
             log = await OutputLog.open(
-                claim, name, spec.publish, after_step=after, at=at, generation=generation, workers=workers
+                claim,
+                uids[name],
+                spec.publish,
+                after_step=after,
+                at=at,
+                generation=generation,
+                workers=workers,
             )
             await log.aclose()
 
@@ -271,7 +298,8 @@ async def copy_ahead(
     store: Store, order: CopyAhead, plan: GraphPlan, copies: CopiedState, report: Report, fresh_id: bytes
 ) -> int:
     """Carry out an order to copy ahead; return the bytes that were copied. Raises what the store raises."""
-    change = LayoutChange.of(order, plan)
+    uids = stored_under(plan.operators, order.uids)
+    change = LayoutChange.of(by_name(order, uids), plan)
     assert change is not None, "the layout changes"
     # Creating journals needs every member of the store, so it is not done while the region waits for it.
     if order.creates and not change.share.stays:

@@ -40,6 +40,7 @@ from checkpoint import (
     WantsCheckpoint,
     WorkerCheckpoint,
     control_frame,
+    stored_under,
     worker_directory,
 )
 from checkpoint.chains.whole_checkpoints import SoundStore, read_part
@@ -66,6 +67,7 @@ from dataflow.worker.layout_change import (
     CopiedState,
     LayoutChange,
     after_step,
+    by_name,
     copy_ahead,
     left_before,
     part_of,
@@ -229,11 +231,14 @@ class LinkIncarnation:
         self._shared = shared
         self._workers = len(order.layout.workers)
         self._plan = spec.graph.plan()
+        self._uids = stored_under(self._plan.operators, order.uids)
+        self._named = by_name(order, self._uids)
+        """The order with the names of the graph."""
         self._change: LayoutChange | None = None
         """What this worker does if the layout changes."""
         self._part: WorkerCheckpoint | None = None
         name = worker_directory(spec.region, spec.worker)
-        self._directories = Directories(self._plan, name, self.number, spec.scratch_dir)
+        self._directories = Directories(self._plan, name, self.number, spec.scratch_dir, self._uids)
         self._scope = trio.CancelScope()
         self._over = trio.Event()
         self._failure: Exception | None = None
@@ -259,6 +264,7 @@ class LinkIncarnation:
             peers=self._workers - 1,
             gates=order.is_local or self._plan.delivery == "at-most-once",
             durable=lambda step: inbox.call(self.number, CircuitIncarnation.divisions_durable, step),
+            uids=self._uids,
         )
         self._exchange.on_durable = self._outputs.on_peer_durable
         self._circuit_ordered = trio.Event()
@@ -383,8 +389,8 @@ class LinkIncarnation:
     async def _claim_and_work(self) -> None:
         phases = PhaseTimer(trio.current_time())
         order, after = self._order, after_step(self._order)
-        self._change = change = LayoutChange.of(order, self._plan)
-        self._part = part = part_of(order, change)
+        self._change = change = LayoutChange.of(self._named, self._plan)
+        self._part = part = part_of(self._named, change)
         number, store_id = self.number, self._store.record.store_id
         feeds = feeds_of(
             self._spec,
@@ -394,8 +400,10 @@ class LinkIncarnation:
             order.restore,
             workers=self._workers,
             again=self.number > 1,
+            uids=self._uids,
             woken=lambda: self._inbox.put(Woken()),
         )
+        self._feeds = tuple(feeds.values())
         buffers = {name: feed.buffer for name, feed in feeds.items()}
         completes = await left_before(self._store, order) if change is None else change.completes
         owner, local = None if order.restore is None else order.restore.identity, order.is_local
@@ -411,6 +419,7 @@ class LinkIncarnation:
             local,
             completes,
             owner,
+            order.uids,
         )
         self._inbox.put(restores)
         self._circuit_ordered.set()
@@ -517,7 +526,7 @@ class LinkIncarnation:
             async for part, block in blocks:
                 await self._block_room.acquire()
                 self._inbox.call(self.number, CircuitIncarnation.load, *block, part)
-        former = FormerFiles.of(store, self._order, self._change, self._plan)
+        former = FormerFiles.of(store, self._named, self._change, self._plan, self._uids)
         directories = await self._directories.rebuild(former)
         self._inbox.call(self.number, CircuitIncarnation.loaded, directories)
         await self._loaded.wait()
@@ -579,9 +588,13 @@ class LinkIncarnation:
             taken, journals, self._outputs, self._directories, self._shared.running
         )
         phases = {**taken.phases_s, "sync": trio.current_time() - begin}
+        number, stored = taken.barrier.checkpoint, positions.under(self._uids)
+        if self._order.begins and taken.step == after_step(self._order):
+            for feed in self._feeds:  # a source that comes with this graph: what it reads is not trimmed
+                await feed.registered.wait()
         # All that the positions refer to is durable now. A vote before that could commit what a crash loses.
         await self._control.report(
-            Vote(checkpoint=taken.barrier.checkpoint, step=taken.step, positions=positions, phases_s=phases)
+            Vote(checkpoint=number, step=taken.step, positions=stored, phases_s=phases)
         )
         self._exchange.announce(FrameType.DURABLE, taken.step)
         await journals.voted(taken)

@@ -36,6 +36,7 @@ class Prefetcher:
         source: PrefetchedSource,
         store: Store,
         *,
+        uid: str,
         reader: Reading,
         worker: int,
         workers: int,
@@ -45,12 +46,15 @@ class Prefetcher:
         at_present: bool = False,
         token: bytes = b"",
     ) -> None:
-        """positions: where the checkpoint continues. consumer: the region to register, "" for none.
+        """uid: under which name it is registered as a consumer. positions: where the checkpoint continues.
+        consumer: the region to register, "" for none.
         at_present: existing splits are read from their current end. token: for another store of the source.
         """
         # at_present, outside of regions: earlier input may have been processed already, and must not be
         # twice.
-        self._name = name
+        self._name, self._uid = name, uid
+        self.registered = trio.Event()
+        """It is registered as a consumer, or need not be: nothing that it needs is trimmed."""
         self._source = source
         self._store = store
         self._reader = reader
@@ -115,7 +119,8 @@ class Prefetcher:
 
     async def _read_origin(self) -> None:
         if self._consumer:  # before anything is read: from here on nothing that it needs is trimmed
-            await _patiently(partial(self._origin.register, self._consumer, self._name))
+            await _patiently(partial(self._origin.register, self._consumer, self._uid))
+        self.registered.set()
         async with trio.open_nursery() as nursery:
             if self._present:
                 self._skip = await _patiently(self._origin.present)
@@ -213,17 +218,18 @@ def feeds_of(
     *,
     workers: int,
     again: bool,
+    uids: Mapping[str, str],
     woken: Callable[[], None],
 ) -> dict[str, Prefetcher]:
     """Return a prefetcher of each source whose input is in the store, from the positions in `part`, which is
-    of this checkpoint. again: it is not the first incarnation. Raises ManifestError if a source of a fork
-    reads another region's output than in the original.
+    of this checkpoint, by the names of the graph. again: it is not the first incarnation. Raises
+    ManifestError if a source of a fork reads another region's output than in the original.
     """
     origin = None if checkpoint is None else checkpoint.origin
     sources = {name: one for name, one in plan.specs.items() if isinstance(one, PrefetchedSource)}
     for name, source in sources.items():
         if isinstance(source, LogSource):
-            check_log(checkpoint, name, str(source.region))
+            check_log(checkpoint, uids[name], str(source.region))
     return {
         name: Prefetcher(
             name,
@@ -232,9 +238,10 @@ def feeds_of(
             reader=Reading(
                 (origin and origin.application) or spec.application or spec.region,
                 spec.region if origin is None else origin.region,
-                name,
+                uids[name],
                 origin is not None,
             ),
+            uid=uids[name],
             worker=spec.worker,
             workers=workers,
             positions={} if part is None else part.sources.get(name, {}),

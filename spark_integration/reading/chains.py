@@ -409,6 +409,11 @@ class OutputOrigin(ChainOrigin):
         self._line = 0
         """The line of history that `line` returned last: what is read is of this one."""
 
+    async def find(self) -> None:
+        """Find under which name the log is stored. Call it first. Raises what reading the manifest raises."""
+        await self._output.last_checkpoint()
+        self.chain = output_chain(self._output.uid)
+
     def directory(self, split: str) -> str:
         return worker_directory(self._region, int(split[1:]))
 
@@ -433,7 +438,7 @@ class OutputOrigin(ChainOrigin):
         return line
 
     async def continued(self, points: Vector, line: int | None = None) -> tuple[dict[str, SplitPoint], str]:
-        present = points_on_line(await self._output.last_checkpoint(), self._sink, points, line)
+        present = points_on_line(await self._output.last_checkpoint(), self._output.uid, points, line)
         warning = ""
         if (rewind := present.rewind) is not None:
             first, read = rewind.step + 1, max(present.read, rewind.step + 1)
@@ -464,7 +469,7 @@ class OutputOrigin(ChainOrigin):
         checkpoint, found = await self._output.last_checkpoint(), dict(start)
         for split, to in end.items():
             if split in start:
-                here = points_on_line(checkpoint, self._sink, {split: start[split]}, to.line)
+                here = points_on_line(checkpoint, self._output.uid, {split: start[split]}, to.line)
                 at, upto = here.points[split], Position(to.epoch, to.size, 0)
                 found[split] = await self._with_epoch(split, at, upto) if here.moved else at
         return found
@@ -537,10 +542,15 @@ class OutputOrigin(ChainOrigin):
 
     async def splits(self) -> list[str]:
         found = await self._output.splits()
+        await self.find()
         if self._known:
             return found
         if not found:
             known = await regions_of(self.store)
+            if self._region in known:
+                from dataflow.errors import NoOutputError  # late, as in `errors.nearest`
+
+                raise NoOutputError(self._region, self._sink)
             raise NoRegionError(self._region, known)
         chains = set()
         for split in found:
@@ -593,7 +603,7 @@ class OutputOrigin(ChainOrigin):
     def _points_in(self, checkpoint: Checkpoint) -> dict[str, SplitPoint]:
         return {
             split_of(worker): SplitPoint(at.epoch, at.size, checkpoint.line, checkpoint.step)
-            for worker, at in covered_in(checkpoint, self._sink).items()
+            for worker, at in covered_in(checkpoint, self._output.uid).items()
         }
 
     def data_of(self, record: Record) -> bytes:

@@ -494,6 +494,8 @@ class StatePart(NamedTuple):
     since: Position | None
     begin: int
     end: int
+    table: str
+    """As it is stored."""
 
 
 class OperatorStateTable(InsideTable[StateOptions]):
@@ -517,7 +519,7 @@ class OperatorStateTable(InsideTable[StateOptions]):
         for part in (*parts, *whole_state):
             async with aclosing(_blocks(store, part)) as blocks:
                 async for block in blocks:
-                    if block.operator == self.options.operator:
+                    if block.operator == part.table:
                         return _columns(_schema_of(block), difference=self.options.since is not None)
                     tables.add(block.operator)
         raise NoSchemaError(
@@ -534,11 +536,14 @@ class OperatorStateTable(InsideTable[StateOptions]):
         checkpoint = _checkpoint(view, options.checkpoint)
         self._check_operator(checkpoint)
         since = None if options.since is None else view.restorable(options.since)
-        parts = []
+        table, parts = checkpoint.stored_table(options.operator), []
         is_everywhere = _is_broadcast_table(checkpoint.operators.get(options.operator))
         for worker, part in sorted(checkpoint.workers.items()):
             if since is not None and since.layout != checkpoint.layout and not is_everywhere:
                 reason = f"its keys were on other workers in checkpoint {since.number}"
+                raise StateNotRecordedError(worker, reason)
+            if since is not None and since.stored_table(options.operator) != table:
+                reason = f"its operator is another one than in checkpoint {since.number}"
                 raise StateNotRecordedError(worker, reason)
             if since is not None and since.in_origin != checkpoint.in_origin:
                 reason = f"checkpoint {since.number} is in the journals of another region, as a fork begins"
@@ -548,7 +553,7 @@ class OperatorStateTable(InsideTable[StateOptions]):
             ):
                 before = None if since is None else since.workers[worker].state
                 region = checkpoint.chains_of(options.region)
-                parts.append(StatePart(region, worker, part.state, before, begin, end))
+                parts.append(StatePart(region, worker, part.state, before, begin, end, table))
             if is_everywhere:
                 break  # each worker has the whole table
         return parts
@@ -567,7 +572,7 @@ class OperatorStateTable(InsideTable[StateOptions]):
         schema: pa.Schema | None = None
         try:
             for block in store.iterate(_blocks(store.store, part)):
-                if block.operator != self.options.operator:
+                if block.operator != part.table:
                     continue
                 rows = block.decoded()
                 self._check_same(schema or rows.schema, rows.schema)
@@ -575,7 +580,7 @@ class OperatorStateTable(InsideTable[StateOptions]):
                 fold.add(block.operator, hash_range(rows, part.begin, part.end))
         except LostBytesError as error:
             self._raise_missing(store, error)
-        folded = fold.take(self.options.operator)
+        folded = fold.take(part.table)
         if folded is not None:
             yield from _pieces(folded, part.worker)
 

@@ -19,9 +19,10 @@ from typing import TypeVar
 
 import msgspec
 
-from checkpoint import input_register, output_register
+from checkpoint import input_register
 from checkpoint.chains.consumer_register import QueryRegistration
 from checkpoint.chains.manifest_log import StoreHost
+from checkpoint.maintenance.retention import output_rows
 from dos_client import blocking, randomness
 from dos_client.blocking import BlockingStore
 from dos_protocol.arguments import token_in
@@ -47,7 +48,9 @@ def opened(options: StoreOptions) -> Iterator[BlockingStore]:
 def origin_of(store: BlockingStore, options: SourceOptions) -> Origin:
     """Return what the options read. Its methods must be called in the store's trio thread."""
     if options.output is not None:
-        return OutputOrigin(store.store, options)
+        origin = OutputOrigin(store.store, options)
+        store.portal.call(origin.find)
+        return origin
     if options.input is not None:
         return InputOrigin(store.store, options)
     return ObjectOrigin(store.store, options)
@@ -58,7 +61,7 @@ def registration_of(store: BlockingStore, options: SourceOptions) -> QueryRegist
     if options.consumer is None:
         return None
     if options.output is not None:
-        place = output_register(options.directory, options.output)
+        place = store.portal.call(output_rows, store.store, options.directory, options.output).place
     else:
         assert options.input is not None, "the options guarantee it"
         place = input_register(options.directory, options.input)

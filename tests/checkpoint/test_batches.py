@@ -46,6 +46,7 @@ from checkpoint.core.records.manifest import BatchNote, check_checkpoint
 from checkpoint.core.region import DrivingQuery
 from tests.checkpoint.batch_model import LegitRefusalError, ViolationError, walk
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
+from tests.checkpoint.manifest_samples import notes
 
 true_judge, true_fed, true_answer = judge, Batches.on_fed, Batches._answer
 
@@ -159,8 +160,11 @@ class DrivenRegion(CoordinatorHarness):
         return record.batch
 
 
+GRAPH = notes(count="count", at="event_time", other="event_time")
+
+
 def driven() -> DrivenRegion:
-    region = DrivenRegion(trigger="operator")
+    region = DrivenRegion(trigger="operator", operators=GRAPH)
     region.run()
     return region
 
@@ -316,7 +320,7 @@ def test_a_region_that_was_released_begins_with_the_next_query_and_its_output() 
     released = recorded_again(region.core.run.kept, 9, {}, released=True)
     check_checkpoint(released, before=region.core.run.last_checkpoint)
     assert released.batch is None
-    again = DrivenRegion(trigger="operator")
+    again = DrivenRegion(operators=GRAPH, trigger="operator")
     again.epoch = 9
     again.play(ManifestOpened(9, released, (*region.core.run.kept, released)))
     for worker in (0, 1):

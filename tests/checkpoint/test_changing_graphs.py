@@ -18,6 +18,7 @@ from checkpoint.core.coordination.vocabulary import (
     PauseWanted,
     StopWanted,
 )
+from checkpoint.core.graph_change import GraphOptions, born_with
 from checkpoint.core.links.messages import Counters, Paused, RequestCheckpoint, Restore, Restored, Start
 from checkpoint.core.records.lines import republished, restored
 from checkpoint.core.records.manifest import Checkpoint
@@ -75,6 +76,24 @@ def test_a_graph_begins_with_a_checkpoint_before_any_step() -> None:
     starts = [order for _, order in region.sent(Start)]
     assert [order.replay_until_step for order in starts] == [5, 5], "what follows was divided for the other"
     assert region.state is RegionState.RUNNING
+
+
+def test_the_uids_of_a_graph_are_in_its_orders_and_in_all_of_its_records() -> None:
+    graph = {**notes(rows="source", tallies="count", out="sink", top="top_k", new="sink")}
+    options = GraphOptions(renamed={"count": "tallies"})
+    region = started(last_of(), operators=graph, graph_options=options)
+    uid = f"{born_with('region', 1)}"
+    uids = {"tallies": "count", "top": f"{uid}top", "new": f"{uid}new"}
+    assert [order.uids for _, order in region.sent(Restore)] == [uids] * 2
+    for worker in range(2):
+        region.receive(worker, Restored, last_step=5)
+    region.votes(2, step=5)
+    first = region.appended()
+    assert (first.operators, first.uids) == (graph, uids)
+    again = started(first, operators=graph, graph_options=options)
+    assert [(order.moves, order.uids) for _, order in again.sent(Restore)] == [(False, uids)] * 2
+    back = restored((last_of(), first), last_of(), 9)
+    assert (back.operators, back.uids) == (BEFORE, {}), "a restore takes the uids of its target"
 
 
 def test_the_same_graph_and_one_of_another_order_continue_at_once() -> None:

@@ -26,6 +26,7 @@ from checkpoint.core.records.consumers import (
     decode_register,
     encode_register,
     may_trim,
+    need_of,
     next_step,
     output_register,
     published,
@@ -45,6 +46,7 @@ from checkpoint.errors import ConsumerRefusedError, ConsumerTakenError, Register
 from dos_protocol.errors import CorruptDataError
 from journal import NO_FLOOR, ChainWriter, Position, limits, whole_state
 from journal.core.record import decode_all
+from tests.checkpoint.manifest_samples import notes
 from tests.checkpoint.test_input_trimming import model_with
 from tests.checkpoint.trim_model import REGISTER, PatientHost, TrimModel
 from tests.journal.memory_store import MemoryStore
@@ -295,3 +297,18 @@ async def test_a_process_that_registers_again_does_not_take_the_name_from_anothe
         await first.begin({}, again=True)
     await second.begin({}, again=True)
     await first.begin({})  # a process that is started later
+
+
+def test_a_checkpoint_whose_graph_does_not_have_a_source_needs_nothing_of_it() -> None:
+    """The savepoint from before the source came does not hold its input for ever."""
+
+    def reading(number: int, at: int | None, **uids: str) -> Checkpoint:
+        sources = {} if at is None else {"_1f-more": {"p": SplitPosition(at)}}
+        graph = notes(rows="source") if at is None else notes(rows="source", more="source")
+        checkpoint = worker_checkpoint(at=9, checkpoint=number, sources=sources)
+        return msgspec.structs.replace(checkpoint, operators=graph, uids=uids)
+
+    before, after = reading(4, None), reading(5, 700, more="_1f-more")
+    assert need_of([before, after], ["_1f-more"], "p") == 700
+    assert need_of([before], ["_1f-more"], "p") == 0, "it comes with the next one, and needs all"
+    assert need_of([before, reading(5, 0, more="_1f-more")], ["_1f-more"], "p") == 0

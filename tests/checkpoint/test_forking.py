@@ -12,12 +12,14 @@ import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from checkpoint import limits
+from checkpoint.chains.consumer_register import settled_register
 from checkpoint.chains.manifest_log import StoreHost, read_manifest, retained_checkpoints
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.output_reading import OutputFollower, PublishedOutput
 from checkpoint.chains.state_store import StateStore
 from checkpoint.core.graph_change import OperatorNote
 from checkpoint.core.links.messages import Restored
+from checkpoint.core.records.consumers import output_register
 from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.lines import (
     check_log,
@@ -48,7 +50,7 @@ from checkpoint.errors import (
 from checkpoint.maintenance import forking
 from checkpoint.maintenance.deleting import delete_region, plan_deletion
 from checkpoint.maintenance.forking import Forking, fork_needs, fork_region, plan_fork
-from checkpoint.maintenance.stopped_region import SavepointMaker, append_record, hold_manifest
+from checkpoint.maintenance.stopped_region import HeldManifest, SavepointMaker, append_record, hold_manifest
 from dataflow.sources.prefetched import Reading
 from dataflow.sources.stored import LogSource
 from dataflow.worker.prefetching import Prefetcher
@@ -111,33 +113,38 @@ def test_a_fork_that_has_no_checkpoint_of_its_own_cannot_be_forked() -> None:
         forked(first, origin(region="test", checkpoint=1), incarnation=1)
 
 
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ({"dropped": ("sum",)}, "'sum' cannot be dropped: region 'shop' has no such operator; its"),
-        ({"added": ("count",)}, "'count' cannot be new: region 'shop' has it"),
-    ],
-)
-def test_operators_that_the_original_has_not_are_not_dropped(fields, why) -> None:
-    with pytest.raises(ForkRefusedError, match=why):
-        forked(SOURCE, origin(**fields), incarnation=1)
-
-
-def test_the_first_graph_of_a_fork_lacks_and_adds_what_was_named() -> None:
-    first = forked(SOURCE, origin(dropped=("out",), added=("sum",)), incarnation=1)
+def test_the_first_graph_of_a_fork_may_lack_sinks_and_add_operators() -> None:
+    first = forked(SOURCE, origin(), incarnation=1)
     graph = notes(count="count", sum="aggregate")
-    graph_change(first, graph, region="test")
-    for other in (
-        notes(count="count", out="control"),
-        notes(count="aggregate", sum="aggregate"),
-        notes(count="count", more="dedup"),
-    ):
-        with pytest.raises(GraphChangeRefusedError):
-            graph_change(first, other, region="test")
-    later = msgspec.structs.replace(first, number=2, in_origin=False, operators=graph)
-    graph_change(later, graph, region="test")
-    with pytest.raises(GraphChangeRefusedError, match="'sum' is in the stored state"):
-        graph_change(later, notes(count="count"), region="test")
+    change = graph_change(
+        msgspec.structs.replace(first, operators=notes(count="count", out="sink")), graph, region="test"
+    )
+    assert (change.kept, change.new, change.gone) == (("count",), ("sum",), ("out",))
+    with pytest.raises(GraphChangeRefusedError, match="'count' was count, is aggregate"):
+        graph_change(first, notes(count="aggregate"), region="test")
+    with pytest.raises(GraphChangeRefusedError, match="'count' is in the stored state"):
+        graph_change(first, notes(sum="aggregate"), region="test")
+
+
+def test_a_fork_of_a_fork_gives_other_uids_to_what_comes() -> None:
+    """Each numbers its checkpoints from 1, and inherits the state chains of the other."""
+
+    def with_top(region: str, source: Checkpoint) -> Checkpoint:
+        source = msgspec.structs.replace(source, operators=notes(count="count", out="sink"))
+        first = forked(source, origin(region=region), incarnation=1)
+        graph = notes(count="count", **{f"top_{region}": "top_k", "top": "top_k"})
+        change = graph_change(first, graph, region=f"{region}-fork")
+        assert not change.refused
+        return msgspec.structs.replace(
+            first, number=2, in_origin=False, operators=graph, uids=dict(change.uids), retained=(2,)
+        )
+
+    once = with_top("shop", SOURCE)
+    twice = msgspec.structs.replace(forked(once, origin(region="b"), incarnation=1), in_origin=True)
+    assert twice.uids == once.uids
+    again = graph_change(twice, notes(count="count", top="top_k", top_shop="top_k", more="top_k"), region="b")
+    assert len({*again.uids.values()}) == 3
+    assert {again.uids["top"], again.uids["top_shop"]} == {*once.uids.values()}
 
 
 def test_the_sinks_of_a_fork_may_have_another_place_and_those_of_a_restart_not() -> None:
@@ -445,6 +452,7 @@ async def test_a_reader_of_a_region_that_was_deleted_and_begun_again_is_refused_
             "shown",
             LogSource("shown", "row string", region="shop"),
             store,
+            uid="shown",
             reader=Reading("below"),
             worker=0,
             workers=1,
@@ -455,3 +463,50 @@ async def test_a_reader_of_a_region_that_was_deleted_and_begun_again_is_refused_
             await prefetcher.run()
         for known in (published, PublishedOutput(store, "shop", "shown")):
             assert (await read_on(known.follower("w0000", SplitPosition(0))))[0] == steps * [row]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("publish", Publish)
+async def test_a_reader_waits_for_a_log_that_comes_with_a_later_graph(
+    publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found under its uid, also by a reader that was there before the region."""
+    monkeypatch.setattr(limits, "output_poll_s", 0.0)
+
+    async def commits(held: HeldManifest, steps: int, uid: str = "", **fields: Any) -> Checkpoint:
+        number, before = held.opened.incarnation, held.opened.last_checkpoint
+        async with await store.claim(worker_directory("shop", 0), number, randomness.fresh_id()) as claim:
+            sinks = {}
+            if uid:
+                log = await OutputLog.open(
+                    claim, uid, publish, after_step=0, at=None, generation=store.record.generation, workers=1
+                )
+                for step in range(1, steps + 1):
+                    await log.append("late", step, 1, step, uid.encode(), {})
+                sinks = {uid: msgspec.to_builtins(await log.synced(steps))}
+                await log.aclose()
+        parts = {"workers": {0: worker_checkpoint(number, sinks=sinks)}, "layout": even_layout(1)}
+        last = 0 if before is None else before.number
+        graph = notes(count="count") | (notes(late="sink") if uid else {})
+        record = a_checkpoint(
+            number=last + 1, parent=last, incarnation=number, step=steps, retained=(last + 1,),
+            operators=graph, uids={"late": uid} if uid else {}, **parts, **fields,
+        )  # fmt: skip
+        await append_record(held, "shop", record)
+        return record
+
+    async with memory_store() as servers, open_store(servers.url) as store:
+        published = PublishedOutput(store, "shop", "late")
+        early = published.follower("w0000", SplitPosition(0))
+        async with hold_manifest(StoreHost(store), "shop") as held:
+            await commits(held, 1)
+        assert await published.splits() == []
+        await published.register("reader", "read")
+        assert (await read_on(early))[0] == []
+        async with hold_manifest(StoreHost(store), "shop") as held:
+            await commits(held, 2, "_1f-late")
+        assert await published.splits() == ["w0000"]
+        place = output_register("shop", "_1f-late")
+        assert "reader" in (await settled_register(store, place)).consumers, "it is registered where it reads"
+        for follower in (early, published.follower("w0000", SplitPosition(0))):
+            assert (await read_on(follower))[0] == [b"_1f-late"] * 2

@@ -117,6 +117,7 @@ def test_an_input_is_known_beyond_what_is_prefetched() -> None:
                 "rows",
                 InputSource("orders", "word string"),
                 store,
+                uid="rows",
                 reader=Reading("app"),
                 worker=0,
                 workers=1,

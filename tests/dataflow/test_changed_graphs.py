@@ -11,7 +11,7 @@ import pytest
 
 from checkpoint.core.region import RegionState
 from checkpoint.errors import GraphChangeRefusedError
-from dataflow import Graph, InputSource, LogSink, blocking, read_output
+from dataflow import Graph, InputSource, LogSink, Max, Sum, blocking, read_output
 from dataflow.handle import RegionHandle
 from dos_client import Store
 from dos_client.blocking import BlockingStore
@@ -45,18 +45,20 @@ def graph_of(version: int, publish: Any) -> Graph:
     return graph
 
 
-async def last_rows(store: Store, region: str) -> tuple[dict[str, int], list[int]]:
-    """The last count of each key, and the steps that have rows, in the order in which a reader meets them."""
+async def last_rows(store: Store, region: str, sink: str = "out") -> tuple[dict[str, int], list[int]]:
+    """The last value of each key, and the steps that have rows, in the order in which a reader meets them."""
     found, steps = {}, []
-    async for step in read_output(store, region, "out"):
+    async for step in read_output(store, region, sink):
         if step.table is not None:
             steps.append(step.step)
-            found |= {row["key"]: row["count"] for row in step.table.to_pylist()}
+            for row in step.table.to_pylist():
+                key, value = row.values()
+                found[key] = value
     return found, steps
 
 
-def send(client: BlockingStore, region: str, numbers: range) -> None:
-    with blocking.open_producer(client, region, "rows", "p", ROWS) as producer:
+def send(client: BlockingStore, region: str, numbers: range, handle: str = "rows") -> None:
+    with blocking.open_producer(client, region, handle, "p", ROWS) as producer:
         producer.wait_recorded(producer.send([{"key": f"k{one % 3}", "n": one} for one in numbers]))
 
 
@@ -174,3 +176,74 @@ def test_a_program_that_does_not_fit_leaves_the_other_alone(shared_store: str, t
             until(lambda: sum(shown()[0].values()) == 9, "the first program runs on", 60)
             assert control.status.state is RegionState.RUNNING
             assert not control.status.resets
+
+
+def with_totals(version: int) -> Graph:
+    """Version 2 adds a source, a state and a log. Version 3 renames the counts, and its totals are maxima; in
+    version 4 they are sums again, as in version 2.
+    """
+    graph = Graph("totals")
+    rows = graph.source("rows", InputSource("rows", ROWS))
+    if version > 1:
+        rows = rows.union("both", graph.source("more", InputSource("more", ROWS)))
+    keyed = rows.key_by("by_key", "key")
+    keyed.count("counts" if version < 3 else "tallies").sink("out", LogSink(publish="checkpoint"))
+    if version > 1:
+        totals = keyed.aggregate("totals", total=Max("n") if version == 3 else Sum("n"))
+        totals.sink("totals_out", LogSink(publish="checkpoint"))
+    return graph
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("forks")
+def test_states_sources_and_logs_come_and_states_are_dropped_and_renamed(
+    shared_store: str, tmp_path: Path
+) -> None:
+    name = tmp_path.name
+    permitted = {"drop_state": ("totals",), "renamed": {"counts": "tallies"}}
+
+    def total_of(*parts: range, by: Any = sum) -> dict[str, int]:
+        rows = [one for part in parts for one in part]
+        return {f"k{key}": by(one for one in rows if one % 3 == key) for key in range(3)}
+
+    with open_blocking(shared_store) as client:
+
+        def shows(counted: int, totals: dict[str, int] | None = None) -> bool:
+            counts = client.portal.call(last_rows, client.store, name)[0]
+            if totals is not None:
+                found = client.portal.call(last_rows, client.store, name, "totals_out")[0]
+                return sum(counts.values()) == counted and found == totals
+            return sum(counts.values()) == counted
+
+        send(client, name, range(100, 112), "more")
+        with running(with_totals(1), shared_store, tmp_path, workers=2) as (_, watch):
+            send(client, name, range(30))
+            watch.checkpoints(1)
+            until(lambda: shows(30), "version 1 counts", 60)
+        with running(with_totals(2), shared_store, tmp_path, workers=3) as (control, watch):
+            send(client, name, range(30, 60))
+            watch.checkpoints(1)
+            until(lambda: shows(72, total_of(range(30, 60), range(100, 112))), "what came is summed", 60)
+            watch.checkpoints(2)
+            kill(control, 1, wipe=True)
+            send(client, name, range(60, 66))
+            until(lambda: shows(78, total_of(range(30, 66), range(100, 112))), "also after a reset", 60)
+        with running(with_totals(3), shared_store, tmp_path) as (control, _):
+            assert not finished(control)
+            assert isinstance(error := control.exception(), GraphChangeRefusedError)
+            assert error.operators == ("counts", "totals")
+            assert 'drop_state=("totals",)' in str(error)
+        with running(with_totals(3), shared_store, tmp_path, workers=2, **permitted) as (control, watch):
+            watch.checkpoints(1)
+            send(client, name, range(66, 72))
+            maxima = total_of(range(66, 72), by=max)
+            until(lambda: shows(84, maxima), "the maxima begin anew, the counts do not", 60)
+            kill(control, 0, wipe=True)
+            send(client, name, range(3), "more")
+            until(lambda: shows(87, maxima), "and stay after a reset", 60)
+        with running(with_totals(4), shared_store, tmp_path, **permitted) as (control, _):
+            send(client, name, range(72, 78))
+            for handle in ("rows", "more"):
+                blocking.close_input(client, name, handle)
+            assert finished(control), control.status
+        assert shows(93, total_of(range(72, 78))), "the sums of version 2 do not come back"

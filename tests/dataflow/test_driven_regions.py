@@ -110,9 +110,9 @@ def test_the_record_of_a_batch_has_all_of_its_rows_however_far_a_worker_is_behin
 @pytest.mark.parametrize("retain", ["all", "unread"])
 def test_the_log_of_a_driven_region_does_not_grow_for_ever(retain: str) -> None:
     def rule(graph: Graph) -> RetentionRule:
-        return Outputs(graph.plan(), cast("Exchange", None), 0, gates=False, durable=lambda _: None)._rule_of(
-            "out"
-        )
+        none = cast("Exchange", None)
+        outputs = Outputs(graph.plan(), none, 0, gates=False, durable=lambda _: None, uids={"out": "out"})
+        return outputs._rule_of("out")
 
     assert rule(driven(LogSink(retain=retain, max_age=60.0))) == RetentionRule(age_max_s=60.0)
     plain = Graph("words")

@@ -21,7 +21,7 @@ from journal.core.chain import below
 from tests.checkpoint.manifest_samples import numbered_checkpoint
 from tests.dataflow.filing import Diary, MovingDiary, diary_of, together
 from tests.dataflow.test_rescaling import CHANGES
-from tests.dataflow.test_worker_directories import CHAIN, PLAN, standing
+from tests.dataflow.test_worker_directories import CHAIN, PLAN, UIDS, standing
 from tests.journal.journaled_files import files
 from tests.journal.memory_store import DIRECTORY, MemoryStore
 
@@ -190,7 +190,7 @@ async def test_a_directory_of_another_layout_begins_with_the_files_of_all_former
         worker.files.append("log", b" and after it")
         worker.files.method_over()
         await wait_all_tasks_blocked()
-    former = FormerFiles(store, "app", {0: before.positions}, divides=True)
+    former = FormerFiles(store, "app", {0: before.positions}, UIDS, divides=True)
     held = {"0/log": b"of the checkpoint"}
     for incarnation in (2, 3):  # the second one because the first change was not committed
         async with standing(store, incarnation, tmp_path / "b", before, former=former) as worker:

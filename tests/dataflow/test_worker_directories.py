@@ -41,6 +41,7 @@ from tests.journal.memory_store import DIRECTORY, MemoryClaim, MemoryStore
 
 CHAIN = "files-own"
 PLAN = filing().plan()
+UIDS = {name: name for name in PLAN.specs}
 SMALL = Rolling(snapshot_bytes_min=400)
 
 
@@ -67,7 +68,7 @@ async def standing(
     former: FormerFiles | None = None,
 ) -> AsyncIterator[Worker]:
     """former: the layout changes, and the worker takes the files of all."""
-    directories = Directories(PLAN, DIRECTORY, incarnation, str(scratch))
+    directories = Directories(PLAN, DIRECTORY, incarnation, str(scratch), UIDS)
     claim = store.claim(incarnation)
     part = None if at is None else part_of(at)
     try:
@@ -244,7 +245,7 @@ async def test_an_operator_that_does_not_know_that_it_is_superseded_changes_no_f
     async with standing(store, 1, tmp_path) as old:
         old.files.append("log", b"of the checkpoint")
         taken = await old.vote(1)
-        directories = Directories(PLAN, DIRECTORY, 2, str(tmp_path))
+        directories = Directories(PLAN, DIRECTORY, 2, str(tmp_path), UIDS)
         claim = store.claim(2)
         await directories.open(claim, part_of(taken), generation=1, scratch=None, rolling=Rolling())
         path = (await directories.rebuild())["own"].path

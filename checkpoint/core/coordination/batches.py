@@ -26,6 +26,7 @@ from checkpoint import limits
 from checkpoint.core.coordination.checkpoints import Checkpoints
 from checkpoint.core.coordination.run import CoordinatorPhase, RegionRun
 from checkpoint.core.coordination.workers import Worker, WorkerState
+from checkpoint.core.graph_change import stored_under
 from checkpoint.core.links.messages import (
     BatchAsked,
     BatchNeeded,
@@ -305,16 +306,21 @@ class Batches:
                 number=asked.number,
                 time_us=asked.time_us,
                 rows=opened.offer.rows,
-                marks=opened.combined(self._marks),
+                marks={self._uids[name]: mark for name, mark in opened.combined(self._marks).items()},
             )
             self._checkpoints.request_for_batch(note, opened.step, now)
         return None
 
     @property
     def _marks(self) -> Mapping[str, int]:
-        """The marks of the last batch."""
+        """The marks of the last batch, by the names of the graph."""
         last = self._run.last_checkpoint
-        return {} if last is None or last.batch is None else last.batch.marks
+        marks = {} if last is None or last.batch is None else last.batch.marks
+        return {name: marks[uid] for name, uid in self._uids.items() if uid in marks}
+
+    @property
+    def _uids(self) -> dict[str, str]:
+        return stored_under(self._run.spec.operators, self._run.uids)
 
     def advance(self, now: float) -> None:
         """Answer the tasks that can be answered; open a batch if one is offered. Call it after each event."""
@@ -352,7 +358,10 @@ class Batches:
         if isinstance(verdict, Recorded):
             assert last is not None
             logs = {worker: part.sinks for worker, part in last.outputs().items()}
-            run.send(link, BatchProcessed(**run.address, batch=verdict.note, line=last.line, logs=logs))
+            run.send(
+                link,
+                BatchProcessed(**run.address, batch=verdict.note, line=last.line, logs=logs, uids=last.uids),
+            )
             return
         refused = verdict if isinstance(verdict, Refused) else self._ended()
         run.send(link, BatchRefused(**run.address, **asdict(refused)))

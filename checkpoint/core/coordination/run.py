@@ -27,6 +27,7 @@ from checkpoint.core.region import (
     RegionEvent,
     RegionSpec,
     RegionState,
+    change_of,
     check_continues,
     meanwhile_another_graph,
     when_handed_over,
@@ -174,8 +175,14 @@ class RegionRun:
             terms=tuple(terms) if self.spec.recovery == "local" else (),
             takes_over=takes_over,
             begins=self._last is not None and self._graph_begins(self._last),
+            uids=self.uids,
         )
         self.send(link, order)
+
+    @property
+    def uids(self) -> dict[str, str]:
+        """`Checkpoint.uids` of the next record that is voted."""
+        return {} if self._last is None else dict(change_of(self.spec, self._last).uids)
 
     def take_effects(self) -> list[Effect]:
         """Return the effects since the last call, in order."""

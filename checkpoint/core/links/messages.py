@@ -298,7 +298,9 @@ class BatchProcessed(ControlMessage, frozen=True, kw_only=True):
     batch: BatchNote
     line: int
     logs: dict[int, dict[str, Any]] = {}
-    """Worker -> sink -> the position of its log in the last checkpoint."""
+    """Worker -> uid of a sink -> the position of its log in the last checkpoint."""
+    uids: dict[str, str] = {}
+    """As `Checkpoint.uids`, of that."""
 
 
 BatchProblem: TypeAlias = Literal["gap", "planned again", "other query", "no slot", "ended"]
@@ -363,6 +365,8 @@ class Restore(Releasing, frozen=True, kw_only=True):
     """The other workers continue to run. This one makes the steps of its chain again, with their marks."""
     begins: bool = False
     """A graph begins with it, or output of steps that are in no checkpoint (`Checkpoint.begins_graph`)."""
+    uids: dict[str, str] = {}
+    """As `Checkpoint.uids`, of the graph of the worker."""
 
     @property
     def is_local(self) -> bool:
@@ -410,6 +414,11 @@ class CopyAhead(ControlMessage, frozen=True, kw_only=True):
     creates what is missing.
     """
     moves: ClassVar[bool] = True
+
+    @property
+    def uids(self) -> dict[str, str]:
+        """As `Restore.uids`: the graph does not change with the layout of a region that runs."""
+        return self.restore.uids
 
 
 class Start(ControlMessage, frozen=True, kw_only=True):

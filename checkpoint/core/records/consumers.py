@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from checkpoint.core.graph_change import stored_under
 from checkpoint.core.records.inputs import EntryOrigins, check_input_name
 from checkpoint.core.records.lines import parting
 from checkpoint.core.records.manifest import Checkpoint
@@ -385,13 +386,23 @@ def need_of(
     kept: Sequence[Checkpoint], sources: Sequence[str], split: str, output: OutputOf | None = None
 ) -> int:
     """Return the position from which on a region needs a split: the lowest one of its retained checkpoints, 0
-    if one has not read it.
+    if one has not read it. sources: their uids. A checkpoint whose graph does not have a source needs nothing
+    for it, unless none has it: then it comes with the next one.
     """
     # A manifest that is read late asks for more, never for less: releases are not taken back, and a restore
     # goes to a retained checkpoint.
     return min(
-        (_position(checkpoint, source, split, output) for checkpoint in kept for source in sources), default=0
+        (
+            _position(checkpoint, source, split, output)
+            for source in sources
+            for checkpoint in [one for one in kept if _has(one, source)] or kept
+        ),
+        default=0,
     )
+
+
+def _has(checkpoint: Checkpoint, source: str) -> bool:
+    return source in stored_under(checkpoint.operators, checkpoint.uids).values()
 
 
 def _position(checkpoint: Checkpoint, source: str, split: str, output: OutputOf | None) -> int:

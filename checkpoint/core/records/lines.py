@@ -17,6 +17,7 @@ history. Pure.
 | identity | of the last | of the last | of the target | none | the owner's, or none |
 | batch | of the last, or voted with it | of the last; none: released | of the target | none | its own |
 | operators | of the program | of the last | of the target | the original | its own |
+| uids | of the last, and who comes | of the last | of the target | the original | its own |
 | shows_on | of the program; no: it stops, paused | of the last | of the target | no | its own |
 | edit, phases_s | none, voted | none | none, or the edit | none | none |
 
@@ -31,7 +32,15 @@ from typing import Any
 import msgspec
 
 from checkpoint import limits
-from checkpoint.core.graph_change import GraphChange, OperatorNote, check_compatible, compare
+from checkpoint.core.graph_change import (
+    NO_OPTIONS,
+    GraphChange,
+    GraphOptions,
+    OperatorNote,
+    born_with,
+    check_compatible,
+    compare,
+)
 from checkpoint.core.records.layout import Layout
 from checkpoint.core.records.manifest import (
     Checkpoint,
@@ -342,15 +351,6 @@ def forked(source: Checkpoint, origin: ForkOrigin, incarnation: int) -> Checkpoi
             f" {source.origin.region!r}, of which it is a fork",
             remedy=f"run {origin.region!r} until its next checkpoint, or fork {source.origin.region!r}",
         )
-    unknown = sorted(set(origin.dropped) - source.operators.keys())
-    known = sorted(set(origin.added) & source.operators.keys())
-    if unknown or known:
-        name = (unknown or known)[0]
-        raise ForkRefusedError(
-            f"operator {name!r} cannot be {'dropped' if unknown else 'new'}: region {origin.region!r}"
-            f" {'has no such operator' if unknown else 'has it'}; its operators are"
-            f" {', '.join(sorted(source.operators))}"
-        )
     workers = {
         worker: msgspec.structs.replace(part, sinks={}, floors={}) for worker, part in source.workers.items()
     }
@@ -363,6 +363,7 @@ def forked(source: Checkpoint, origin: ForkOrigin, incarnation: int) -> Checkpoi
         workers=workers,
         layout=source.layout,
         operators=source.operators,
+        uids=source.uids,
         retained=(1,),
         irrevocable={},
         origin=origin,
@@ -370,15 +371,23 @@ def forked(source: Checkpoint, origin: ForkOrigin, incarnation: int) -> Checkpoi
     )
 
 
-def graph_change(checkpoint: Checkpoint, present: Mapping[str, OperatorNote], *, region: str) -> GraphChange:
+def graph_change(
+    checkpoint: Checkpoint,
+    present: Mapping[str, OperatorNote],
+    *,
+    region: str,
+    options: GraphOptions = NO_OPTIONS,
+) -> GraphChange:
     """Return what a graph with these operators changes that continues from a checkpoint. Raises
-    GraphChangeRefusedError if it cannot. The first graph of a fork may differ in operators that were named,
-    and its sinks begin anew.
+    GraphChangeRefusedError if it cannot. In a fork, all sinks begin anew.
     """
-    origin = checkpoint.origin if checkpoint.in_origin else None
-    dropped, added = ((), ()) if origin is None else (origin.dropped, origin.added)
     change = compare(
-        checkpoint.operators, present, dropped=dropped, added=added, outputs_begin=origin is not None
+        checkpoint.operators,
+        present,
+        options=options,
+        uids=checkpoint.uids,
+        born=born_with(region, checkpoint.number),
+        outputs_begin=checkpoint.in_origin,
     )
     check_compatible(change, region=region, checkpoint=checkpoint.number)
     return change

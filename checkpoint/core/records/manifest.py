@@ -22,12 +22,12 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
 from checkpoint import limits
-from checkpoint.core.graph_change import OperatorNote
+from checkpoint.core.graph_change import OperatorNote, stored_under
 from checkpoint.core.records.layout import Layout, check_layout
 from checkpoint.core.records.outputs import OUTPUT_CHAIN_PREFIX
 from checkpoint.errors import ManifestError
@@ -105,8 +105,18 @@ class SplitPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     """For a file of records with a header: its digest, because `resume` may be far behind it."""
 
 
+_Stored = TypeVar("_Stored")
+
+
+def _under(stored: Mapping[str, _Stored], names: Mapping[str, str]) -> dict[str, _Stored]:
+    return {names[name]: one for name, one in stored.items() if name in names}
+
+
 class WorkerCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker's part of a checkpoint. Its positions were synced on the quorum before it voted."""
+    """One worker's part of a checkpoint. Its positions were synced on the quorum before it voted.
+
+    Its sources, sinks and operators are named by their uids (`Checkpoint.uids`).
+    """
 
     state: Position
     steps: Position
@@ -121,6 +131,15 @@ class WorkerCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """
     directories: dict[str, Position] = {}
     """Operator that keeps files -> the position of the chain of its files."""
+
+    def under(self, names: Mapping[str, str]) -> "WorkerCheckpoint":
+        """Return it with other names of operators, without what is not among them."""
+        return msgspec.structs.replace(
+            self,
+            sources=_under(self.sources, names),
+            sinks=_under(self.sinks, names),
+            directories=_under(self.directories, names),
+        )
 
     @property
     def restore_bytes(self) -> int:
@@ -144,6 +163,10 @@ class RetiredWorker(msgspec.Struct, frozen=True, kw_only=True):
     """As in the last checkpoint of that worker. It continues there if it comes back."""
     floors: dict[str, Floor] = {}
     """As in `WorkerCheckpoint`, of its output logs."""
+
+    def under(self, names: Mapping[str, str]) -> "RetiredWorker":
+        """Return it with other names of sinks, without what is not among them."""
+        return msgspec.structs.replace(self, sinks=_under(self.sinks, names))
 
 
 class Rewind(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,10 +200,6 @@ class ForkOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """The application whose input handles it reads, if it is not the region's own."""
     logs: dict[str, str] = {}
     """Source that reads the output of another region -> that region."""
-    dropped: tuple[str, ...] = ()
-    """Operators of that region that this one may lack. Their state is dropped."""
-    added: tuple[str, ...] = ()
-    """Operators that only this region has. They begin without state."""
     same_place: tuple[str, ...] = ()
     """Sinks that may write to the place where that region writes."""
     wall_time_ms: int = 0
@@ -214,7 +233,7 @@ class BatchNote(msgspec.Struct, frozen=True, kw_only=True):
     ends: dict[int, dict[str, int]] = {}
     """The same at `step`."""
     marks: dict[str, int] = {}
-    """`event_time` operator -> its watermark after the batch, on all workers."""
+    """Uid of an `event_time` -> its watermark after the batch, on all workers."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,6 +249,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     layout: Layout
     operators: dict[str, OperatorNote]
     """The graph with which it continues: that of its votes, or of the checkpoint that it repeats."""
+    uids: dict[str, str] = {}
+    """Operator -> its uid, under which all of it is stored, if that is not its name (`graph_change.py`)."""
     parent: int = 0
     """The checkpoint that this one continues, 0 for the first."""
     retained: tuple[int, ...]
@@ -291,6 +312,33 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     def outputs(self) -> "dict[int, WorkerCheckpoint | RetiredWorker]":
         """Return worker -> `sinks` and `floors` of its output, of present and former workers."""
         return {**self.retired, **self.workers}
+
+    def uid_of(self, operator: str) -> str:
+        """Return under which name an operator is stored. A name that the graph does not have may be a uid: of
+        an operator that was renamed.
+        """
+        return self.uids.get(operator, operator)
+
+    def stored_table(self, table: str) -> str:
+        """Return under which name a table of an operator is stored: OPERATOR, or OPERATOR~TABLE."""
+        operator, mark, own = table.partition("~")
+        return f"{self.uid_of(operator)}{mark}{own}"
+
+    def by_name(self) -> "Checkpoint":
+        """Return it with the names that its graph has, for people. It is no record."""
+        uids = {uid for part in self.outputs().values() for uid in part.sinks}
+        uids |= {uid for part in self.workers.values() for uid in (*part.sources, *part.directories)}
+        names = {uid: name for name, uid in stored_under(self.operators, self.uids).items()}
+        others = uids - names.keys() - set(names.values())
+        return self.under({**names, **{uid: uid for uid in others}})
+
+    def under(self, names: Mapping[str, str]) -> "Checkpoint":
+        """Return it with other names of operators in the parts of workers, without what is not among them."""
+        return msgspec.structs.replace(
+            self,
+            workers={worker: part.under(names) for worker, part in self.workers.items()},
+            retired={worker: part.under(names) for worker, part in self.retired.items()},
+        )
 
     def begins(self, layout: Layout) -> bool:
         """Whether something begins with this checkpoint, in an incarnation of this layout: the layout, a line

@@ -99,11 +99,13 @@ def _fork_state(needs: bool | None) -> str:
 
 def checkpoint_full(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return everything that the manifest stores of a checkpoint."""
+    checkpoint = checkpoint.by_name()
     return checkpoint_row(checkpoint) | {
         "parent": checkpoint.parent,
         "version": checkpoint.version,
         "fingerprint": fingerprint(checkpoint.operators),
         "operators": {name: str(note) for name, note in checkpoint.operators.items()},
+        "uids": checkpoint.uids,
         "layout": {
             "shardBits": checkpoint.layout.shard_bits,
             "ranges": [
@@ -127,6 +129,7 @@ def checkpoint_full(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def checkpoint_diff(before: Checkpoint, after: Checkpoint) -> dict[str, Any]:
     """Return by how much `after` is ahead of `before`. Negative if the region went back between."""
+    before, after = before.by_name(), after.by_name()
     workers = sorted(before.workers.keys() & after.workers.keys())
     return {
         "from": before.number,
