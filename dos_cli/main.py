@@ -82,13 +82,13 @@ def load_command(name: str) -> Any:
 class LazyGroup(typer_core.TyperGroup):
     """A command group that lists the table, and imports a command when it runs."""
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer's signature
-        return list(COMMANDS)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        # Not in methods: typer also looks here for names that are similar to one that does not exist.
+        self.commands = {name: _NotLoaded(name, help=line) for name, (_, line) in COMMANDS.items()}
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - typer's signature
-        if cmd_name not in COMMANDS:
-            return None
-        return _NotLoaded(cmd_name, help=COMMANDS[cmd_name][1])
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer's signature
+        return list(self.commands)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
@@ -126,7 +126,7 @@ app = typer.Typer(
     cls=LazyGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    epilog="Try it:  dos serve --data /tmp/dos-data   and in another terminal   dos ping dos://127.0.0.1",
+    epilog="Try it:  dos serve --data /tmp/dos-data\n\nIn another terminal:  dos ping dos://127.0.0.1",
 )
 
 

@@ -111,7 +111,7 @@ def java_problem(variables: Mapping[str, str] = os.environ) -> str:
     """Return why PySpark could start no session on this machine for want of Java, with the remedy; "" if it
     could, if PySpark is not installed, or if this process has a session elsewhere or was started by one.
     """
-    if variables.keys() & _HAS_SPARK or importlib.util.find_spec("pyspark") is None:
+    if variables.keys() & _HAS_SPARK or installed_version("pyspark") == NOT_INSTALLED:
         return ""
     home = variables.get("JAVA_HOME")
     if home and not os.access(Path(home, "bin", "java"), os.X_OK):

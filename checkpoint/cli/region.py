@@ -57,6 +57,7 @@ from dos_client.cli.kit import (
 )
 from dos_protocol.errors import FencedError
 
+_FINISHED: Final = "its last checkpoint is final: all input was read, and no driver needs to run"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 app = typer.Typer(
     no_args_is_help=True,
@@ -110,13 +111,16 @@ async def status(
         elif (last := reading.last_report) is not None:
             ago = ago_text(last.wall_time_ms, wall_time_ms())
             _print_status(last, f"last reported {ago} ({clock_text(last.wall_time_ms)})")
+        if reading.finished:
+            print(_FINISHED)
 
     problem = f"{reading.silence}. {_hint(reading)}" if reading.silence else ""
     if reply is not None and reply.answer.verdict != "done":
         problem = f"{reply.answer.verdict}: {reply.answer.reason}"
-    code = NEGATIVE if problem and not reading.finished else 0
     if not targets:
-        return Report(reading.as_json(), show, code, problem)
+        if reading.finished:  # no driver needs to answer: nothing is wrong
+            return Report(reading.as_json(), show)
+        return Report(reading.as_json(), show, NEGATIVE if problem else 0, problem)
     if reply is None or problem:
         fail(problem, NEGATIVE)
     found = prometheus_targets(view.region, reply.answer.result)
@@ -143,7 +147,7 @@ def _hint(reading: RegionReading) -> str:
     """Return what a missing answer may mean, and what to do."""
     last = reading.view.last
     if reading.finished:
-        return "Its last checkpoint is final: all input was read, and no driver needs to run"
+        return _FINISHED
     if reading.ended:
         return "Start it again with `run`: it continues from its last checkpoint, unless it fails again"
     if last is not None and wall_time_ms() - last.wall_time_ms < 1000 * limits.request_patience_s:

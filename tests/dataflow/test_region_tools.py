@@ -170,7 +170,10 @@ def test_progress_tells_rows_of_operators_lag_and_where_the_time_of_a_checkpoint
     with running(store, tmp_path, "progress", passes=40) as control:
         assert control.awaitTermination(WAIT_S)
         assert not control.isActive
-    assert "FINISHED" in dos("region", "status", store, "progress")
+    shown = CliRunner().invoke(app, ["region", "status", store, "progress"])
+    assert (shown.exit_code, shown.stderr) == (0, ""), "nothing is wrong"
+    assert "FINISHED (all input is processed)" in shown.stdout
+    assert "no driver needs to run" in shown.stdout
     assert "no driver needs to run" in dos(
         "region", "status", store, "progress", "--prometheus-targets", code=1
     )

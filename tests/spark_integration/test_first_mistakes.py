@@ -373,7 +373,7 @@ COMMANDS: dict[str, tuple[str, int, tuple[str, ...]]] = {
         ("has no region 'nothing'", "check the name"),
     ),
     "an object that does not exist": ("get STORE/a/b", 1, ("no object b in a", "list the directory")),
-    "a command that does not exist": ("statu", 2, ("No such command 'statu'",)),
+    "a command that does not exist": ("statu", 2, ("No such command 'statu'. Did you mean 'stat'",)),
     "no TLS": ("ls TLS_SERVER", 2, ("accepts TLS only", "set DOS_TLS to the client directory")),
     "no TLS of a store": ("store status TLS_SERVER", 3, ("set DOS_TLS",)),
     "TLS with a server that has none": (
