@@ -53,6 +53,8 @@ def test_every_name_is_that_of_its_module(package: ModuleType) -> None:
         ("import spark_integration.data_source", "pandas"),
         ("import spark_integration.reading.readers", "dos_client.membership.replacing"),
         ("import spark_integration.reading.readers", "journal.files"),
+        ("import spark_integration.batches", "dataflow.graph.builder"),
+        ("import spark_integration.batches", "checkpoint.coordinator"),
     ],
 )
 def test_what_is_not_needed_is_not_imported(wanted: str, not_needed: str) -> None:
