@@ -101,9 +101,9 @@ the others.
 """
 _LOST: Final = "bad_rows_dropped"
 _HEAD_REMEDY: Final = (
-    "remove or repair the file, or name columns that each file has in schema=; for CSV without a header, pass"
-    " header=False"
+    "remove or repair the file, or pass another format=, or name columns that each file has in schema="
 )
+_CSV_REMEDY: Final = f"{_HEAD_REMEDY}; for CSV without a header, pass header=False"
 _splits_counted_max: Final = 10_000
 """Splits of a worker's list that are visited to count what is unread: some milliseconds per second."""
 
@@ -302,9 +302,9 @@ def _inferred(
             if (sample + rest).strip():
                 return inferred_schema(kind, sample + rest, delimiter=delimiter, header=header)
         except (SchemaError, InputReadError) as error:
-            raise SchemaError(
-                f"no schema can be inferred from {path!r}: {error}", remedy=_SCHEMA_REMEDY
-            ) from error
+            text = f"no schema can be inferred from {path!r}: {error.args[0]}"
+            remedy = f"{_SCHEMA_REMEDY}; or remove or repair the file, or pass another format="
+            raise SchemaError(text, remedy=remedy) from error
     raise SchemaError("no schema can be inferred, because no file has a row yet", remedy=_SCHEMA_REMEDY)
 
 
@@ -499,7 +499,8 @@ class FileReader(base.SourceReader):
                 return records.head(size, file.read, part.number, part.parts)
             return NO_HEAD if records is None else records.head(block)
         except SchemaError as error:
-            raise InputReadError(f"input {split.path!r}: {error.args[0]}", remedy=_HEAD_REMEDY) from error
+            remedy = _CSV_REMEDY if isinstance(records, CsvFormat) else _HEAD_REMEDY
+            raise InputReadError(f"input {split.path!r}: {error.args[0]}", remedy=remedy) from error
 
     def _verify(self, split: OpenSplit, at: SplitPosition) -> None:
         size, least = self._file(split).size(), split.head.begin + at.position

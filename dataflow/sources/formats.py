@@ -14,7 +14,7 @@ Hence these rules, which make a record's rows a function of the record alone:
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
@@ -419,7 +419,8 @@ def _csv_rows(data: bytes, names: Sequence[str] | None, schema: pa.Schema | None
 
 def _header(record: bytes, delimiter: str) -> tuple[str, ...]:
     try:
-        return tuple(_csv_rows(record, None, None, delimiter).column_names)
+        # with an end, which the last line of a file may lack
+        return tuple(_csv_rows(record + b"\n", None, None, delimiter).column_names)
     except FAULTS as error:
         raise SchemaError(f"its header cannot be read: {error}") from error
 
@@ -440,16 +441,25 @@ def inferred_schema(kind: str, sample: bytes, *, delimiter: str, header: bool) -
             found = _csv_rows(sample, None, None, delimiter).schema
         else:
             raise SchemaError("a file without a header does not name its columns")
-    except FAULTS as error:
+        # A time without a zone is UTC for pyarrow in JSON, and a time without a zone in CSV.
+        return nameable_schema(found, utc=kind == "json")
+    except FAULTS as error:  # also for a name that is not UTF-8
         raise SchemaError(f"its first {len(sample)} bytes do not have one schema: {error}") from error
-    # A time without a zone is UTC for pyarrow in JSON, and a time without a zone in CSV.
-    utc = kind == "json"
-    return nameable_schema(found, utc=utc)
 
 
 def nameable_schema(found: pa.Schema, *, utc: bool = False) -> pa.Schema:
-    """Return a schema with types that DDL names. utc: times without a zone are UTC."""
-    return check_schema(pa.schema([(field.name, _nameable(field.type, utc=utc)) for field in found]))
+    """Return a schema with types that DDL names. utc: times without a zone are UTC. Raises SchemaError for a
+    type for which there is none.
+    """
+    schema = check_schema(pa.schema([(field.name, _nameable(field.type, utc=utc)) for field in found]))
+    for field in schema:
+        try:
+            parse_schema(schema_text(pa.schema([field])))
+        except SchemaError:
+            raise SchemaError(
+                f"its column {field.name!r} has the type {field.type}, which no schema names"
+            ) from None
+    return schema
 
 
 def _check_objects(sample: bytes) -> None:
@@ -458,22 +468,43 @@ def _check_objects(sample: bytes) -> None:
         raise SchemaError(f"its line {bad[0][:80]!r} is not an object")
 
 
+_DIGITS_MAX: Final = 38
+"""Of decimals of Spark."""
+_NAMEABLE: Final[Sequence[tuple[Callable[[pa.DataType], bool], Callable[[], pa.DataType]]]] = (
+    *((is_kind, pa.string) for is_kind in (pa.types.is_null, pa.types.is_time)),  # read as text
+    *((is_kind, pa.string) for is_kind in (pa.types.is_large_string, pa.types.is_string_view)),
+    *((is_kind, pa.binary) for is_kind in (pa.types.is_large_binary, pa.types.is_binary_view)),
+    (pa.types.is_fixed_size_binary, pa.binary),
+    (pa.types.is_uint8, pa.int16),
+    (pa.types.is_uint16, pa.int32),
+    (pa.types.is_uint32, pa.int64),
+    (pa.types.is_uint64, lambda: pa.decimal128(20, 0)),
+    (pa.types.is_float16, pa.float32),
+    (pa.types.is_date64, pa.date32),
+)
+
+
 def _nameable(kind: pa.DataType, *, utc: bool) -> pa.DataType:
-    """Return the type of DDL for one that pyarrow inferred. What it has no name for is read as text."""
+    """Return the type of DDL for one that pyarrow inferred."""
+    for is_kind, made in _NAMEABLE:
+        if is_kind(kind):
+            return made()
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", "UTC" if kind.tz or utc else None)
-    if pa.types.is_null(kind) or pa.types.is_time(kind):
-        return pa.string()
+    if isinstance(kind, pa.BaseExtensionType):
+        return _nameable(kind.storage_type, utc=utc)
     if pa.types.is_dictionary(kind):
         return _nameable(kind.value_type, utc=utc)
-    if pa.types.is_large_string(kind):
-        return pa.string()
-    if pa.types.is_large_binary(kind):
-        return pa.binary()
-    if pa.types.is_unsigned_integer(kind) and kind.bit_width < 64:
-        return {8: pa.int16(), 16: pa.int32(), 32: pa.int64()}[kind.bit_width]
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if pa.types.is_decimal(kind) and kind.precision <= _DIGITS_MAX:
+        return pa.decimal128(kind.precision, kind.scale)
+    return _nameable_nested(kind, utc=utc)
+
+
+def _nameable_nested(kind: pa.DataType, *, utc: bool) -> pa.DataType:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return pa.list_(_nameable(kind.value_type, utc=utc))
+    if pa.types.is_map(kind):
+        return pa.map_(_nameable(kind.key_type, utc=utc), _nameable(kind.item_type, utc=utc))
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _nameable(field.type, utc=utc)) for field in kind])
     return kind

@@ -533,6 +533,8 @@ class LocalFiles:
 def _expanded(entry: str) -> list[str]:
     path = os.path.abspath(entry)  # noqa: PTH100 - a string in and out; the file need not exist here
     found = glob.glob(path, recursive=True) if glob.has_magic(entry) else [path]  # noqa: PTH207
+    if not glob.has_magic(entry) and os.path.isdir(path):  # noqa: PTH112
+        raise SchemaError(f"{path!r} is a directory; write '{path}/*' for its files, or pass watch=True")
     if bad := [path for path in found if encodable(path) != path]:
         raise SchemaError(f"the name of input {bad[0]!r} is not UTF-8; rename the file, or move it away")
     return sorted(found)

@@ -5,6 +5,8 @@ import gzip
 import json
 import struct
 from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from itertools import count, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -126,6 +128,11 @@ def test_what_is_no_row_is_put_aside_with_its_reason(
     assert found.rows.column("a").to_pylist() == rows
     assert [one.reason for one in found.bad] == reasons
     assert not {*found.begins.tolist()} & {one.begin for one in found.bad}
+
+
+def latin(path: Path) -> Path:
+    path.write_bytes("größe,b\n1,x\n".encode("latin-1"))
+    return path
 
 
 # --- readers ------------------------------------------------------------------------------------------------
@@ -290,6 +297,14 @@ def test_a_schema_is_inferred_from_the_first_file_and_then_fixed(
     assert rows_of(read_all(reader_of(source, 0, 1), 1000))
 
 
+@pytest.mark.parametrize("header", [b"a,b", b"a,b\n", b"\xef\xbb\xbfa,b\r\n"])
+def test_a_file_with_a_header_only_has_no_rows(header: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(header)
+    (tmp_path / "b.csv").write_bytes(b"\xef\xbb\xbfb,a\r\nx,1\r\n")
+    source = FileSource(tmp_path / "*.csv", format="csv", schema=COLUMNS)
+    assert rows_of(read_all(reader_of(source, 0, 1), 1000)) == [{"a": 1, "b": "x"}]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -299,6 +314,8 @@ def test_a_schema_is_inferred_from_the_first_file_and_then_fixed(
             "format must be one of 'text', 'json', 'csv'",
         ),
         (lambda path: FileSource(path, schema="a bigint"), "schema and on_bad are for records"),
+        (lambda path: FileSource(path.parent, format="json"), r"is a directory; write '.*/\*' for its files"),
+        (lambda path: FileSource(latin(path), format="csv"), "can't decode byte 0xf6"),
         (
             lambda path: FileSource(path, format="json", schema="a bigint", header=True),
             'are for format="csv"',
@@ -493,6 +510,89 @@ def test_a_value_that_does_not_fit_is_a_bad_row_with_its_number(form: str, tmp_p
     ]
     with pytest.raises(InputRowError, match=r"f', line 2, byte 0: Integer value 300 not in range"):
         reader_of(FileSource(path, format=kind, schema="a tinyint"), 0, 1).read(1)
+
+
+ODD = {
+    "dictionary": (pa.array(["x", None]).dictionary_encode(), "string", ["x", None]),
+    "large": (pa.array(["x", None], pa.large_string()), "string", ["x", None]),
+    "view": (pa.array(["x", None], pa.string_view()), "string", ["x", None]),
+    "bytes": (pa.array([b"ab", None], pa.binary(2)), "binary", [b"ab", None]),
+    "decimal": (
+        pa.array([Decimal("1.23")] * 2, pa.decimal256(30, 2)),
+        "decimal(30,2)",
+        [Decimal("1.23")] * 2,
+    ),
+    "uint64": (pa.array([1, 1 << 63], pa.uint64()), "decimal(20,0)", [Decimal(1), Decimal(1 << 63)]),
+    "half": (pa.array([1.5, None], pa.float16()), "float", [1.5, None]),
+    "fixed list": (pa.array([[1, 2], None], pa.list_(pa.int32(), 2)), "array<int>", [[1, 2], None]),
+    "null": (pa.nulls(2), "string", [None, None]),
+    "uuid": (pa.array([b"0123456789abcdef"] * 2, pa.uuid()), "binary", [b"0123456789abcdef"] * 2),
+    "nested": (
+        pa.array(
+            [{"a": [{"b": 1}]}, None], pa.struct([("a", pa.large_list(pa.struct([("b", pa.uint8())])))])
+        ),
+        "struct<a:array<struct<b:smallint>>>",
+        [{"a": [{"b": 1}]}, None],
+    ),
+    "map": (
+        pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int8())),
+        "map<string,tinyint>",
+        [[("k", 1)], None],
+    ),
+    "time": (
+        pa.array([1_000, None], pa.timestamp("ns", "Europe/Berlin")),
+        "timestamp",
+        [datetime(1970, 1, 1, 0, 0, 0, 1, UTC), None],
+    ),
+    "day": (pa.array([0, None], pa.date64()), "date", [date(1970, 1, 1), None]),
+    "a.b": (pa.array([1, 2]), "bigint", [1, 2]),
+}
+
+
+@pytest.mark.parametrize("form", GROUPED)
+@pytest.mark.parametrize("kind", ODD)
+def test_columns_of_every_type_have_one_that_a_schema_names(form: str, kind: str, tmp_path: Path) -> None:
+    column, type_text, values = ODD[kind]
+    write_table(form, tmp_path / "f", pa.table({"n": [1, 2], kind: column}), group=1)
+    source = FileSource(tmp_path / "f", format=form.removesuffix("s"))  # type: ignore[arg-type]
+    name = kind if kind.isalnum() else f"`{kind}`"
+    assert schema_text(source.output_schema([])) == f"n bigint, {name} {type_text}"
+    assert [row[kind] for row in rows_of(read_all(reader_of(source, 0, 1), 1))] == values
+
+
+@pytest.mark.parametrize("form", GROUPED)
+def test_a_time_that_would_lose_nanoseconds_is_a_bad_row_and_a_type_without_a_name_is_refused(
+    form: str, tmp_path: Path
+) -> None:
+    kind: Any = form.removesuffix("s")
+    write_table(form, tmp_path / "f", pa.table({"t": pa.array([1, 2_000], pa.timestamp("ns"))}), group=2)
+    batches = read_all(reader_of(FileSource(tmp_path / "f", format=kind, on_bad="side"), 0, 1), 1)
+    assert rows_of(batches) == [{"t": datetime(1970, 1, 1, 0, 0, 0, 2)}]  # noqa: DTZ001
+    (bad,) = bad_of(batches)
+    assert "would lose data" in bad["reason"]
+    write_table(form, tmp_path / "f", pa.table({"d": pa.array([1], pa.duration("s"))}), group=1)
+    with pytest.raises(SchemaError, match=r"'d' has the type duration\[s\], which no schema names"):
+        FileSource(tmp_path / "f", format=kind)
+
+
+@pytest.mark.parametrize("form", GROUPED)
+def test_files_without_a_row_group_or_with_other_types_are_read_with_the_schema(
+    form: str, tmp_path: Path
+) -> None:
+    kind: Any = form.removesuffix("s")
+    empty = pa.table({"a": pa.array([], pa.int64())})
+    if form == "parquet":
+        pq.ParquetWriter(tmp_path / "0", empty.schema).close()
+    else:
+        write_table(form, tmp_path / "0", empty, group=1)
+    write_table(form, tmp_path / "1", pa.table({"a": pa.array([1], pa.int8()), "b": ["x"]}), group=1)
+    write_table(form, tmp_path / "2", pa.table({"b": ["x"], "a": pa.array([2.0, 2.5])[:1]}), group=1)
+    source = FileSource(tmp_path / "*", format=kind)
+    assert rows_of(read_all(reader_of(source, 0, 1), 1)) == [{"a": 1}, {"a": 2}]
+    assert rows_of(read_all(reader_of(source, 0, 1), 1 << 20)) == [{"a": 1}, {"a": 2}]
+    write_table(form, tmp_path / "3", pa.table({"a": ["text"]}), group=1)
+    with pytest.raises(InputRowError, match=r"3', line 1, byte 0: Failed to parse string: 'text'"):
+        read_all(reader_of(FileSource(tmp_path / "3", format=kind, schema="a bigint"), 0, 1), 1)
 
 
 @pytest.mark.parametrize("form", GROUPED)
