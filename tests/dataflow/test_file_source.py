@@ -169,9 +169,13 @@ def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
 
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", tmp_path):
-        with pytest.raises(InputReadError, match="not a regular file"):
-            reader_of(FileSource(path), 0, 1).read(100)
+    source = FileSource(tmp_path / "pipe")
+    with pytest.raises(InputReadError, match="not a regular file"):
+        reader_of(source, 0, 1).read(100)
+    directory = FileSource(tmp_path / "made later")
+    (tmp_path / "made later").mkdir()
+    with pytest.raises(InputReadError, match="not a regular file"):
+        reader_of(directory, 0, 1).read(100)
 
 
 def test_where_operators_trigger_checkpoints_a_file_is_the_end_until_a_checkpoint_was_taken(
