@@ -69,6 +69,8 @@ def load_command(name: str) -> Any:
     if name == "journal":  # it also reads data directories, and `journal` may not import `dos_server`
         opener = importlib.import_module("dos_server.offline.reading").DataDirectory
         importlib.import_module("journal.inspecting").read_data_directories_with(opener)
+    if name == "region":  # it also compares graphs, and `checkpoint` may not import `dataflow`
+        module.load_programs_with(_load_program)
     app = getattr(module, "app", None)
     if not isinstance(app, typer.Typer):
         single = typer.Typer(add_completion=False)
@@ -77,6 +79,11 @@ def load_command(name: str) -> Any:
         return get_command(single)
     group = get_group(app)
     return group.commands.get(name, group)
+
+
+def _load_program(graph: str, application: str) -> Any:
+    """Import what reads graphs only when a command needs it."""
+    return importlib.import_module("dataflow.programs").load_program(graph, application)
 
 
 class LazyGroup(typer_core.TyperGroup):

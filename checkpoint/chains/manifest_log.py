@@ -36,7 +36,7 @@ from checkpoint.core.records.manifest import (
     encode_checkpoint,
     keep,
 )
-from checkpoint.core.region import coordinator_directory
+from checkpoint.core.region import belongs_to, coordinator_directory
 from checkpoint.errors import CheckpointReleasedError, ManifestError, NoRegionError
 from checkpoint.runtime import wall_time_ms
 from dos_client import Store
@@ -447,6 +447,21 @@ async def read_manifest(store: Store, region: str) -> ManifestView:
     if not view.epoch_seen and not any(_is_manifest(name) for name in names):
         raise NoRegionError(region, await regions_of(store))
     return await _read(store, region, view.epoch_seen)
+
+
+async def last_checkpoints_of(store: Store, application: str) -> dict[str, Checkpoint]:
+    """Return the last checkpoint of each region of the store that `belongs_to` the application and has one.
+    Raises as `read_manifest`.
+    """
+    found: dict[str, Checkpoint] = {}
+    for name in await regions_of(store):
+        if belongs_to(application, name):
+            try:
+                last = (await read_manifest(store, name)).last
+            except NoRegionError:  # it was deleted meanwhile
+                continue
+            found |= {} if last is None else {name: last}
+    return found
 
 
 async def retained_checkpoints(store: StorePort, region: str) -> tuple[Checkpoint, ...]:

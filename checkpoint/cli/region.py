@@ -6,7 +6,7 @@ neither Spark nor a connection to the driver. Commands that only send a request 
 checkpoint sends them the floors. So `dos region trim --apply` requests a checkpoint.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 
@@ -14,7 +14,7 @@ import trio
 import typer
 
 from checkpoint import limits
-from checkpoint.chains.manifest_log import ManifestView, StoreHost, read_manifest
+from checkpoint.chains.manifest_log import ManifestView, StoreHost, last_checkpoints_of, read_manifest
 from checkpoint.cli import backup, listing, savepoints
 from checkpoint.cli.arguments import (
     DeletionWait,
@@ -29,10 +29,12 @@ from checkpoint.cli.arguments import (
     send_request,
 )
 from checkpoint.cli.retention import bytes_of, garbage_json, print_objects
+from checkpoint.core.graph_change import GraphOptions
 from checkpoint.core.progress import dropped_text, prometheus_targets, recovery_text, under_way_text
 from checkpoint.core.records.views import batch_json
-from checkpoint.core.region import RegionState
+from checkpoint.core.region import RegionSpec, RegionState
 from checkpoint.core.requests import Answer
+from checkpoint.core.upgrades import plan_upgrade
 from checkpoint.core.verbs import VERBS
 from checkpoint.maintenance.deleting import Deletion, delete_region, plan_deletion
 from checkpoint.maintenance.garbage import UnneededObject, collect_stopped, garbage_of
@@ -557,6 +559,82 @@ def _print_trimmed(
         print(f"deleted {len(garbage)} objects, {held} on all members")
 
 
+LoadProgram = Callable[[str, str], RegionSpec]
+"""Returns the specification of a region of the graph MODULE:GRAPH, with the others beside it. (graph, name of
+the application.) `checkpoint` does not import `dataflow`: the program that runs the commands passes it in.
+"""
+_loaders: list[LoadProgram] = []
+
+
+def load_programs_with(loader: LoadProgram) -> None:
+    _loaders[:] = [loader]
+
+
+def _renamed(pair: str) -> tuple[str, str]:
+    old, equals, new = pair.partition("=")
+    if not (old and equals and new):
+        fail(f"--renamed is OLD=NEW, got {pair!r}", REFUSED)
+    return old, new
+
+
+async def upgrade(
+    call: Call,
+    url: StoreUrl,
+    name: RegionName,
+    graph: Annotated[
+        str,
+        typer.Argument(
+            help="The graph, or a function that returns it, in a module that Python finds from here.",
+            metavar="MODULE:GRAPH",
+        ),
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would change. Required: a program upgrades.")
+    ] = False,
+    drop_state: Annotated[
+        list[str] | None,
+        typer.Option(help="Operator whose state may be dropped, as in `run`.", metavar="OPERATOR"),
+    ] = None,
+    renamed: Annotated[
+        list[str] | None,
+        typer.Option(help="Operator that has another name now, as in `run`.", metavar="OLD=NEW"),
+    ] = None,
+) -> Report:
+    """Show what a program with another graph would change in a region, and claim nothing.
+
+    For each region of the application: the checkpoint from which it would continue, whether steps may be
+    shown after it, the graph before and after, and the operators that are kept, new and gone. Operators that
+    do not fit are refused with the reason. The module is imported, and no function of an operator is called.
+
+    The upgrade itself is a start of the program: after the region was stopped, or while it runs, with
+    hand_over=True.
+
+    Example: dos region upgrade --dry-run dos://h1,h2,h3 shop jobs.shop:graph
+
+    Example: dos region upgrade --dry-run dos://h1,h2,h3 shop jobs.shop:make_graph --drop-state longest --json
+
+    Exit codes: 0 the region can continue; 1 refused; 2 usage; 3 the store cannot be reached.
+    """
+    async with call.store(url) as store:
+        regions = await last_checkpoints_of(store, name)
+    if not dry_run:
+        fail(
+            "pass --dry-run; to upgrade the region, start the program, with hand_over=True if it runs",
+            REFUSED,
+        )
+    options = GraphOptions.of(
+        {"drop_state": drop_state, "renamed": dict(_renamed(pair) for pair in renamed or ())}
+    )
+    found = plan_upgrade(_loaders[0](graph, name), regions, options)
+    refused = [one.region for one in found if not one.fits]
+    return Report(
+        [one.as_json() for one in found],
+        "\n".join(map(str, found)),
+        NEGATIVE if refused else 0,
+        f"refused: {', '.join(refused)}" if refused else "",
+    )
+
+
 add(app, "status", asks=True)(status)
 add(app, "ls")(listing.ls_regions)
 add_request_commands(app)
@@ -569,4 +647,5 @@ add(app, "delete", waits_s=limits.trim_wait_s, wait=DeletionWait)(delete)
 backup.add_backup_commands(app)
 add(app, "scale", waits_s=VERBS["scale"].wait_s)(scale)
 add(app, "replace", waits_s=VERBS["replace"].wait_s)(replace)
+add(app, "upgrade")(upgrade)
 add(app, "trim", waits_s=limits.trim_wait_s, wait=DeletionWait)(trim)

@@ -16,7 +16,13 @@ from typing import Any, Final, TypeAlias
 import trio
 
 from checkpoint import limits
-from checkpoint.chains.manifest_log import ManifestLog, ManifestView, StoreHost, read_manifest, regions_of
+from checkpoint.chains.manifest_log import (
+    ManifestLog,
+    ManifestView,
+    StoreHost,
+    last_checkpoints_of,
+    read_manifest,
+)
 from checkpoint.chains.whole_checkpoints import examine
 from checkpoint.core.coordination.coordinator import Coordinator
 from checkpoint.core.coordination.vocabulary import (
@@ -55,7 +61,6 @@ from checkpoint.core.region import (
     RegionEvent,
     RegionSpec,
     RegionStatus,
-    belongs_to,
     change_of,
     check_application,
     check_continues,
@@ -437,10 +442,7 @@ async def before_claim(store: Store, spec: RegionSpec) -> Begin:
     try:
         view = await _read_or_empty(store, spec.name)
         if spec.beside or view.last is None:
-            for name in await regions_of(store):
-                if name != spec.name and belongs_to(spec.application, name):
-                    last = (await _read_or_empty(store, name)).last
-                    others |= {} if last is None else {name: last}
+            others = await last_checkpoints_of(store, spec.application)
     except DosError as error:
         if spec.hand_over:
             raise

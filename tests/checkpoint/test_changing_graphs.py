@@ -4,7 +4,6 @@ votes; and what the last checkpoint states of a region that stops.
 
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import msgspec
 import pytest
@@ -23,6 +22,7 @@ from checkpoint.core.links.messages import Counters, Paused, RequestCheckpoint, 
 from checkpoint.core.records.lines import republished, restored
 from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import RegionSpec, RegionState, check_application
+from checkpoint.core.upgrades import plan_upgrade
 from checkpoint.errors import GraphChangeRefusedError
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.manifest_samples import notes
@@ -275,6 +275,35 @@ def test_all_parts_of_an_application_are_compared_before_any_is_claimed() -> Non
         check_application(shop(rows=AFTER, clicks=CLICKS | notes(longest="sum")), last)
 
 
+def test_a_dry_run_names_the_options_that_permit_what_is_refused() -> None:
+    last = {
+        "shop.rows": msgspec.structs.replace(last_of(shows_steps=True), operators=BEFORE | notes(top="top_k"))
+    }
+    after = notes(rows="source", visits="count", out="sink", cheap="filter")
+    (found,) = plan_upgrade(shop(rows=after), last)
+    assert not found.fits
+    assert found.options == 'renamed={"count": "visits"}, drop_state=("top",)'
+    assert f"To permit it: {found.options}" in str(found)
+    options = GraphOptions(drop_state=("top",), renamed={"count": "visits"})
+    (found,) = plan_upgrade(shop(rows=after), last, options)
+    assert found.fits, "steps may be shown, but it can be stopped or handed over"
+    assert str(found).splitlines()[1:-1] == [
+        "kept     out (sink), rows (source)",
+        "renamed  count -> visits (count)",
+        "new      cheap (filter)",
+        "gone     -",
+        "dropped  top (top_k)",
+        "refused  -",
+    ]
+    assert found.as_json()["renamed"] == {"count": "visits"}
+    (began,) = plan_upgrade(shop(rows=after), {})
+    assert began.fits
+    other = {"shop.rows": last_of(), "shop.clicks": msgspec.structs.replace(last_of(), operators=CLICKS)}
+    moved = plan_upgrade(shop(rows=BEFORE | notes(longest="count"), clicks=CLICKS), other)
+    assert [one.fits for one in moved] == [False, True]
+    assert "regions are neither merged nor divided" in str(moved[0])
+
+
 def test_a_state_does_not_move_to_another_part_of_an_application() -> None:
     """It would begin anew there, and be lost here, although the graph as a whole has not changed."""
     wide = BEFORE | notes(longest="count")
@@ -283,17 +312,16 @@ def test_a_state_does_not_move_to_another_part_of_an_application() -> None:
         "shop.clicks": msgspec.structs.replace(last_of(), operators=CLICKS),
     }
     moved = shop(rows=wide, clicks=CLICKS)
-    with mock.patch("checkpoint.core.region.check_continues"):  # whatever is dropped and begins anew
-        with pytest.raises(GraphChangeRefusedError, match=r"state of 'longest' is in region 'shop\.clicks'"):
-            check_application(moved, last)
-        alone = {
-            "shop.rows": msgspec.structs.replace(last_of(), operators=wide),
-            "shop.clicks": last["shop.clicks"],
-        }
-        check_application(moved, alone)
-        other = {**last, "shop.old": last["shop.clicks"]}
-        del other["shop.clicks"]
-        check_application(shop(rows=wide), other)
+    with pytest.raises(GraphChangeRefusedError, match=r"state of 'longest' is in region 'shop\.clicks'"):
+        check_application(moved, last)
+    alone = {
+        "shop.rows": msgspec.structs.replace(last_of(), operators=wide),
+        "shop.clicks": last["shop.clicks"],
+    }
+    check_application(moved, alone)
+    other = {**last, "shop.old": last["shop.clicks"]}
+    del other["shop.clicks"]
+    check_application(shop(rows=wide), other)
 
 
 def test_another_number_of_workers_may_come_with_another_graph() -> None:

@@ -2,6 +2,7 @@
 graph in whose steps it was read, whatever is killed.
 """
 
+import json
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from dos_client import Store
 from dos_client.blocking import BlockingStore
 from dos_client.blocking import open_store as open_blocking
 from tests.dataflow.test_region_processes import finished, kill, running
+from tests.support.dos_command import dos
 from tests.support.polling import until
 
 ROWS = "key string, n bigint"
@@ -155,20 +157,65 @@ def test_of_two_programs_that_begin_together_one_runs(shared_store: str, tmp_pat
         assert sum(found.values()) == 6 + (3 if winner is others[0] else 6)
 
 
+def next_version() -> Graph:
+    return graph_of(2, "step")
+
+
+def by_number() -> Graph:
+    graph = Graph("counts")
+    rows = graph.source("rows", InputSource("rows", ROWS))
+    rows.key_by("by_n", "n").count("counts").sink("out", LogSink(publish="step"))
+    return graph
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("forks")
+def test_a_dry_run_shows_what_an_upgrade_would_change_and_claims_nothing(
+    shared_store: str, tmp_path: Path
+) -> None:
+    name = tmp_path.name
+    dry_run = partial(dos, "region", "upgrade", "--dry-run", shared_store, name)
+    with (
+        open_blocking(shared_store) as client,
+        running(graph_of(1, "step"), shared_store, tmp_path) as (control, watch),
+    ):
+        send(client, name, range(3))
+        watch.checkpoints(1)
+        fits = dry_run(f"{__name__}:next_version")
+        assert fits.returncode == 0, fits
+        first, *rows = fits.stdout.splitlines()
+        assert first.startswith(f"{name}: checkpoint "), fits.stdout
+        assert "steps may be shown after it" in first
+        assert "kept     counts (count, key (key)), out (sink, publish step), rows (source" in fits.stdout
+        assert "even (filter)" in fits.stdout
+        assert "refused  -" in rows
+        assert "hand it over while it runs" in rows[-1]
+        refused = dry_run(f"{__name__}:by_number", "--json")
+        assert refused.returncode == 1, refused
+        (found,) = json.loads(refused.stdout)
+        assert not found["fits"]
+        assert [one["operator"] for one in found["refused"]] == ["counts", "out"]
+        assert found["options"] == 'drop_state=("counts",)'
+        assert "there is no graph 'json:nothing'" in dry_run("json:nothing").stderr
+        assert "is function, and no Graph" not in dry_run(f"{__name__}:by_number").stderr
+        control.checkpoint(60)
+        assert control.status.incarnation == 1, "nothing was claimed"
+        assert not control.status.resets
+    unknown = dos("region", "upgrade", "--dry-run", shared_store, "nobody", f"{__name__}:by_number")
+    assert "nobody: no checkpoint, it begins anew" in unknown.stdout
+
+
 @pytest.mark.process
 @pytest.mark.usefixtures("forks")
 def test_a_program_that_does_not_fit_leaves_the_other_alone(shared_store: str, tmp_path: Path) -> None:
     """Also one that would fit if the region showed no steps, and one whose state would begin anew."""
     name = tmp_path.name
-    other = Graph("counts")
-    rows = other.source("rows", InputSource("rows", ROWS))
-    rows.key_by("by_n", "n").count("counts").sink("out", LogSink(publish="step"))
     with open_blocking(shared_store) as client:
         shown = partial(client.portal.call, last_rows, client.store, name)
         with running(graph_of(1, "step"), shared_store, tmp_path) as (control, watch):
             send(client, name, range(3))
             watch.checkpoints(1)
-            for graph in (graph_of(2, "step"), other):
+            for graph in (graph_of(2, "step"), by_number()):
                 with running(graph, shared_store, tmp_path) as (newcomer, _):
                     assert not finished(newcomer)
                     assert isinstance(newcomer.exception(), GraphChangeRefusedError)

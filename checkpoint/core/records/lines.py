@@ -37,6 +37,7 @@ from checkpoint.core.graph_change import (
     GraphChange,
     GraphOptions,
     OperatorNote,
+    Operators,
     born_with,
     check_compatible,
     compare,
@@ -381,7 +382,16 @@ def graph_change(
     """Return what a graph with these operators changes that continues from a checkpoint. Raises
     GraphChangeRefusedError if it cannot. In a fork, all sinks begin anew.
     """
-    change = compare(
+    change = compared_with(checkpoint, present, region=region, options=options)
+    check_compatible(change, region=region, checkpoint=checkpoint.number)
+    return change
+
+
+def compared_with(
+    checkpoint: Checkpoint, present: Operators, *, region: str, options: GraphOptions
+) -> GraphChange:
+    """Return what `graph_change` does, also if something is refused."""
+    return compare(
         checkpoint.operators,
         present,
         options=options,
@@ -389,8 +399,6 @@ def graph_change(
         born=born_with(region, checkpoint.number),
         outputs_begin=checkpoint.in_origin,
     )
-    check_compatible(change, region=region, checkpoint=checkpoint.number)
-    return change
 
 
 def check_places(checkpoint: Checkpoint, unchecked: Mapping[str, str]) -> None:

@@ -1,0 +1,167 @@
+"""What a program would change in the regions of its application, without starting it (`dos region upgrade`).
+Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from checkpoint.core.graph_change import (
+    NO_OPTIONS,
+    GraphChange,
+    GraphOptions,
+    Operators,
+    compare,
+    fingerprint,
+)
+from checkpoint.core.records.lines import compared_with
+from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.core.region import RegionSpec, check_application, check_continues, when_handed_over
+from checkpoint.errors import GraphChangeRefusedError, ManifestError
+
+
+@dataclass(frozen=True, slots=True)
+class RegionUpgrade:
+    """What one region would continue from, and what its graph changes."""
+
+    region: str
+    last: Checkpoint | None
+    """None: it has none, and begins anew."""
+    present: Operators
+    change: GraphChange
+    problem: str
+    """Why it cannot begin, apart from `change.refused`; empty if there is no other reason."""
+
+    @property
+    def fits(self) -> bool:
+        return not (self.change.refused or self.problem)
+
+    def as_json(self) -> dict[str, Any]:
+        last = self.last
+        return {
+            "name": self.region,
+            "fits": self.fits,
+            "checkpoint": None if last is None else last.number,
+            "step": None if last is None else last.step,
+            "stepsShownAfter": last is not None and not last.is_quiet,
+            "stateBytes": 0 if last is None else _state_bytes(last),
+            "graphBefore": None if last is None else fingerprint(last.operators),
+            "graph": fingerprint(self.present),
+            "changes": {
+                row: [{"operator": name, "kind": self._kind(name)} for name in names]
+                for row, names in self._rows().items()
+            },
+            "renamed": dict(self.change.renamed),
+            "options": self.options,
+            "refused": [{"operator": name, "why": why} for name, why in self.change.refused],
+            "problem": self.problem,
+        }
+
+    def __str__(self) -> str:
+        last, now = self.last, fingerprint(self.present)
+        if last is None:
+            lines = [f"{self.region}: no checkpoint, it begins anew; graph {now}"]
+        else:
+            shown = "nothing is" if last.is_quiet else "steps may be"
+            at = f"{self.region}: checkpoint {last.number}, step {last.step}, {shown} shown after it"
+            graphs = f"graph {fingerprint(last.operators)} -> {now}"
+            lines = [f"{at}; state of {_state_bytes(last):,} bytes; {graphs}"]
+        rows = {row: ", ".join(map(self._described, names)) for row, names in self._rows().items()}
+        former = {new: old for old, new in self.change.renamed}
+        rows["renamed"] = ", ".join(f"{former[new]} -> {self._described(new)}" for new in former)
+        refused = [f"{name}: {why}" for name, why in self.change.refused]
+        refused += [self.problem] if self.problem else []
+        lines += [f"{row:<8} {text or '-'}" for row, text in rows.items()]
+        lines += [f"refused  {text}" for text in refused or ["-"]]
+        if options := self.options:
+            lines.append(f"To permit it: {options}")
+        if last is not None and not last.is_quiet and last.operators != self.present:
+            lines.append(
+                "Steps may be shown that no checkpoint has: stop the region first, or hand it over while it"
+                " runs (hand_over=True)."
+            )
+        return "\n".join(lines)
+
+    @property
+    def options(self) -> str:
+        """The options of `run` with which what is refused would be permitted, as far as options permit it."""
+        if self.last is None:
+            return ""
+        present = self.present
+        gone = [
+            name for name, _ in self.change.refused if name not in present and name in self.last.operators
+        ]
+        renamed: dict[str, str] = {}
+        for old in gone:  # the one new operator that could continue its state
+            like = [
+                name for name in self.change.new if present[name].meaning == self.last.operators[old].meaning
+            ]
+            if len(like) == 1 and like[0] not in renamed.values():
+                renamed[old] = like[0]
+        names = [name for name, _ in self.change.refused if name not in renamed]
+        drop = [name for name in names if (note := self.last.operators.get(name)) and note.has_state]
+        listed = ", ".join(f'"{name}"' for name in drop)
+        pairs = ", ".join(f'"{old}": "{new}"' for old, new in renamed.items())
+        given = [f"renamed={{{pairs}}}"] if renamed else []
+        return ", ".join([*given, f"drop_state=({listed},)"] if drop else given)
+
+    def _rows(self) -> dict[str, tuple[str, ...]]:
+        """Return kind of change -> operators, by their names in the new graph if it has them."""
+        change = self.change
+        moved = {new for _, new in change.renamed}
+        return {
+            "kept": tuple(name for name in change.kept if name not in moved),
+            "renamed": tuple(new for _, new in change.renamed),
+            "new": change.new,
+            "gone": change.gone,
+            "dropped": change.dropped,
+        }
+
+    def _kind(self, name: str) -> str:
+        stored = {} if self.last is None else self.last.operators
+        return (self.present.get(name) or stored[name]).kind
+
+    def _described(self, name: str) -> str:
+        text, note = self._kind(name), self.present.get(name)
+        if note is not None and not note.is_stateless and note.detail:
+            text += f", {note.detail}"
+        parts = () if self.last is None else self.last.workers.values()
+        uid = self.change.uids.get(name, name)
+        if splits := sum(len(part.sources.get(uid, ())) for part in parts):
+            text += f", {splits} splits"
+        return f"{name} ({text})"
+
+
+def _state_bytes(checkpoint: Checkpoint) -> int:
+    return sum(part.state.size for part in checkpoint.workers.values())
+
+
+def plan_upgrade(
+    spec: RegionSpec, regions: Mapping[str, Checkpoint], options: GraphOptions = NO_OPTIONS
+) -> list[RegionUpgrade]:
+    """Return what each region of an application would change. spec: one of them, with the others beside it.
+
+    regions: as `check_application` takes them. options: of the program.
+    """
+    # The region may run: its driver would be asked to lend it, or stopped first.
+    all_of_it = [replace(one, hand_over=True, graph_options=options) for one in (spec, *spec.beside)]
+    found = [_compared(one, regions.get(one.name)) for one in all_of_it]
+    if all(one.fits for one in found):
+        try:
+            check_application(replace(all_of_it[0], beside=tuple(all_of_it[1:])), regions)
+        except (ManifestError, GraphChangeRefusedError) as error:
+            found[0] = replace(found[0], problem=f"{error}")
+    return found
+
+
+def _compared(spec: RegionSpec, last: Checkpoint | None) -> RegionUpgrade:
+    if last is None:
+        return RegionUpgrade(spec.name, None, spec.operators, compare({}, spec.operators), "")
+    change = compared_with(last, spec.operators, region=spec.name, options=spec.graph_options)
+    problem = ""
+    if not change.refused:
+        try:
+            check_continues(spec, when_handed_over(spec, last))
+        except (ManifestError, GraphChangeRefusedError) as error:
+            problem = str(error)
+    return RegionUpgrade(spec.name, last, spec.operators, change, problem)
