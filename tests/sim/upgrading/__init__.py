@@ -5,8 +5,8 @@ messages; regions go back, fall back, are scaled and forked. An ideal run by nam
 leaves out one rule each.
 
 What runs of the product: the comparison (`graph_change.compare`), checkpoint records with their lines, votes
-and retention (`records/`, `PendingCheckpoint`), needs of consumers. Shorter implementations: options and uids
-(`rules.decide`), drivers, workers, chains and logs.
+and retention (`records/`, `PendingCheckpoint`), needs of consumers. Shorter implementations: drivers,
+workers, chains, logs, and what records do not state yet (`rules.Record`).
 
     graphs     operators, what a step makes of rows, notes
     rules      the decision, options, the rules that can be left out

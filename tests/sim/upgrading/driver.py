@@ -572,6 +572,7 @@ class Driver:
             parent.checkpoint if parent else None,
             self.layout,
             self._operators,
+            {name: uid for name, uid in self.uids.items() if uid != name},
             retained,
             savepoints,
             0,

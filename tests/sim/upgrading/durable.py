@@ -221,6 +221,8 @@ class Store:
                 self.trimmed[place, split] = max(self.trimmed[place, split], min(needs))
 
     def _need(self, consumer: Consumer, split: str) -> int:
-        # A checkpoint of a graph without the source needs nothing of it.
-        kept = [one.checkpoint for one in self.regions[consumer.region].kept if consumer.uid in one.names]
-        return need_of(kept, [consumer.uid], split) if kept else consumer.begins[split]
+        # The real one skips checkpoints of graphs without the source.
+        kept = self.regions[consumer.region].kept
+        if not any(consumer.uid in one.names for one in kept):
+            return consumer.begins[split]
+        return need_of([one.checkpoint for one in kept], [consumer.uid], split)

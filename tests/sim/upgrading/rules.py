@@ -1,7 +1,7 @@
 """The decision about a graph and a checkpoint, the options of a program, and the rules that can be left out.
 
-`decide` is the model's part of `compare`: names, options and identities. Whether one operator continues the
-state of another is decided by the real `checkpoint.core.graph_change.compare`.
+Names, uids and whether one operator continues the state of another are decided by the real
+`checkpoint.core.graph_change.compare`; `decide` adds replaced graphs, `bootstrap` and `removed`.
 """
 
 import dataclasses
@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from checkpoint.core.graph_change import OperatorNote, compare, fingerprint
+from checkpoint.core.graph_change import GraphOptions, OperatorNote, born_with, compare, fingerprint
 from checkpoint.core.records.manifest import Checkpoint
-from dos_protocol.digests import digest64
 from tests.sim.upgrading.graphs import IRREVOCABLE, Graph, Op, notes, sinks_of, sources_of, tables
 
 Operators = Mapping[str, OperatorNote]
@@ -170,89 +169,57 @@ def decide(
     made_of = options.bootstrap_of
     if made_of and made_of != last.checkpoint.voted_as and without != "bootstrap-of-another-checkpoint":
         raise RefusedError("bootstrap", f"made of {made_of}, this is {last.checkpoint.voted_as}")
-    was = _renamed(last.checkpoint.operators, graph, options)
-    stored = _by_present_name(last, was)
-    given_up = _given_up(last, graph, options, was, without)
-    begins = {name for name in present if name not in stored or name in given_up}
-    uids = {
-        name: _uid(last, name, region, without) if name in begins else last.uids[was.get(name, name)]
-        for name in present
-    }
-    seen, shown = _blind(stored, _with_lineage(present, uids), without)
-    found = compare(seen, shown, dropped=given_up, added=begins)
+    stored = {name: note for name, note in last.checkpoint.operators.items() if name not in options.removed}
+    found = compare(
+        stored,
+        _blind(stored, present, options, without),
+        options=GraphOptions(_dropped(stored, present, options, without), options.renamed),
+        uids=last.checkpoint.uids,
+        born=_born(last, region, without),
+        outputs_begin=last.checkpoint.in_origin,
+    )
     if found.refused:
         raise RefusedError("unfit", "; ".join(f"{name} {why}" for name, why in found.refused))
+    was = {new: old for old, new in found.renamed}
+    begins = set(found.new)
+    if last.checkpoint.in_origin:
+        begins |= set(sinks_of(graph))
     kept_names = {was.get(name, name) for name in present if name not in begins}
-    gone = tuple(sorted(last.uids.keys() - kept_names))
-    return Change(uids, tuple(sorted(begins)), gone, was)
+    uids = {name: found.uids.get(name, name) for name in present}
+    return Change(uids, tuple(sorted(begins)), tuple(sorted(last.uids.keys() - kept_names)), was)
 
 
 def _applied_again(last: Record, graph: Graph, options: Options, region: str) -> Change | None:
     again = [name for name in options.drop_state if name in graph and tables(graph, name)]
     if not again:
         return None
-    uids = {**last.uids, **{name: _uid(last, name, region, "") for name in again}}
+    uids = {**last.uids, **{name: f"{_born(last, region, '')}{name}" for name in again}}
     return Change(uids, tuple(again), tuple(again), {})
 
 
-def _renamed(stored: Operators, graph: Graph, options: Options) -> dict[str, str]:
-    """Return new name -> old name."""
-    was = {}
-    for old, new in options.renamed.items():
-        if old not in stored and new in stored:
-            continue  # done before
-        if old not in stored or old in graph or new in stored or new not in graph:
-            raise RefusedError("renamed", f"{old} -> {new}")
-        was[new] = old
-    return was
-
-
-def _by_present_name(last: Record, was: Mapping[str, str]) -> dict[str, OperatorNote]:
-    """Return the stored notes under the names that their operators have now, lineage by uid."""
-    now = {old: new for new, old in was.items()}
-    stored = _with_lineage(last.checkpoint.operators, last.uids)
-    return {
-        now.get(name, name): replace(note, inputs=tuple(now.get(one, one) for one in note.inputs))
-        for name, note in stored.items()
-    }
-
-
-def _with_lineage(operators: Operators, uids: Mapping[str, str]) -> dict[str, OperatorNote]:
-    return {
-        name: replace(note, lineage=tuple(tuple(sorted(uids[one] for one in port)) for port in note.lineage))
-        for name, note in operators.items()
-    }
-
-
-def _given_up(last: Record, graph: Graph, options: Options, was: Mapping[str, str], without: str) -> set[str]:
-    """Return the stored operators, by present name, whose end was requested."""
-    named = {*options.drop_state, *options.removed}
-    if last.checkpoint.in_origin:  # all sinks of a fork begin
-        named |= {name for name, note in last.checkpoint.operators.items() if note.kind == "sink"}
-    if without == "unnamed-state-dropped":
-        named |= last.checkpoint.operators.keys() - graph.keys() - set(was.values())
-    return named - set(was)
-
-
-def _uid(last: Record, name: str, region: str, without: str) -> str:
+def _born(last: Record, region: str, without: str) -> str:
     if without == "uid-reused":
-        return name
+        return ""
     # With the region: forks inherit chains, and number their own checkpoints from 1.
-    of = f"{last.number}" if without == "uid-without-region" else f"{region} {last.number}"
-    return f"_{digest64(of.encode()) & 0xFFFFFFFF:08x}.{name}"
+    return born_with("" if without == "uid-without-region" else region, last.number)
 
 
-def _blind(
-    stored: dict[str, OperatorNote], present: dict[str, OperatorNote], without: str
-) -> tuple[dict[str, OperatorNote], dict[str, OperatorNote]]:
-    """Return both without what an omission does not compare."""
+def _dropped(stored: Operators, present: Operators, options: Options, without: str) -> tuple[str, ...]:
+    if without != "unnamed-state-dropped":
+        return options.drop_state
+    gone = stored.keys() - present.keys() - options.renamed.keys()
+    return (*options.drop_state, *sorted(gone))
+
+
+def _blind(stored: Operators, present: Operators, options: Options, without: str) -> Operators:
+    """Return the notes of a graph, without what an omission does not compare."""
     if without not in ("no-state-schema", "key-not-compared", "kind-not-compared", *_OF_INPUTS):
-        return stored, present
-    blinded = dict(present)
-    for name, old in stored.items():
-        if name not in present or old.is_stateless or old.kind == "source":
+        return present
+    blinded, former = dict(present), {new: old for old, new in options.renamed.items()}
+    for name, new in present.items():
+        old = stored.get(former.get(name, name))
+        if old is None or old.is_stateless or old.kind == "source":
             continue
-        new = present[name]
         if old.kind == "sink" and without != "lineage-not-compared":
             continue
         fields: dict[str, Any] = {}
@@ -261,14 +228,12 @@ def _blind(
         elif without == "no-state-schema" and old.kind in ("window", "join"):
             fields = {"stored": old.stored}
         elif without == "key-not-compared":
-            fields = {
-                "detail": old.detail,
-                "stored": old.stored if new.kind in ("count", "sum") else new.stored,
-            }
+            stores_key = new.kind in ("count", "sum")
+            fields = {"detail": old.detail, "stored": old.stored if stores_key else new.stored}
         elif without in _OF_INPUTS and _is_exchange(old, new) == (without == "ports-not-compared"):
             fields = {"lineage": old.lineage, "inputs": old.inputs}
         blinded[name] = replace(new, **fields)
-    return stored, blinded
+    return blinded
 
 
 _OF_INPUTS: Final = ("ports-not-compared", "lineage-not-compared")
