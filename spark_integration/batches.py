@@ -674,13 +674,14 @@ def _refused(answer: BatchRefused) -> DosError:
 
 # --- the DataFrame ------------------------------------------------------------------------------------------
 
-TIME: Final = "_dos_time"
-"""The column with the time of the batch, of the one row that each batch has; null in all others."""
-INPUT: Final = "_dos_input"
-"""The column with the input of a row and its partition: the number of the input, plus the number of inputs
-times that of the partition. With several inputs the columns of each are in the struct of its number; with
-one, each has its position as its name.
+TAG: Final = "_dos_tag"
+"""The column that every row has. Of a row of an input: the number of the input, plus the number of inputs
+times that of the partition. Below 0, of a row of no input: one in each batch has the time of the batch,
+negated. With several inputs the columns of each are in the struct of its number; with one, each has its
+position as its name. One column and not two: Spark spends as long on each as on one of the input.
 """
+NO_TIME: Final = -1
+"""The tag of a row that has no time."""
 MARKER: Final = -1
 """The number of rows that belong to no input."""
 _carriers: dict[str, tuple[DrivenRegion, Carrier]] = {}
@@ -711,10 +712,10 @@ class BatchReading:
 
     def by_input(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield (input or MARKER, its rows)."""
-        tags = batch.column(INPUT)
+        tags = batch.column(TAG)
         found: dict[int, list[int]] = {}
         for tag in pc.unique(tags).to_pylist():
-            found.setdefault(tag if tag == MARKER else tag % self._inputs, []).append(tag)
+            found.setdefault(MARKER if tag < 0 else tag % self._inputs, []).append(tag)
         for number, own in found.items():
             if number != MARKER:
                 self._tags.update(own)
@@ -744,7 +745,8 @@ class CarryingTask:
         for batch in reading.timed(batches):
             for number, rows in reading.by_input(batch):
                 if number == MARKER:
-                    yield pc.max(rows.column(TIME)).as_py() or 0, number, rows
+                    tag = pc.min(rows.column(TAG)).as_py()
+                    yield 0 if tag == NO_TIME else -tag, number, rows
                 else:
                     yield 0, number, self._of(number, rows)
 
@@ -791,7 +793,7 @@ def carried(
     together, *others = [_marker(inputs[0][0].sparkSession), *_tagged([df for df, _ in inputs])]
     if tick:
         seconds = inputs[0][0].sparkSession.readStream.format("rate").option("rowsPerSecond", 1).load()
-        others.append(seconds.select(functions.lit(MARKER).alias(INPUT)))
+        others.append(seconds.select(functions.lit(NO_TIME).cast("bigint").alias(TAG)))
     for other in others:
         together = together.unionByName(other, allowMissingColumns=True)
     # One task carries a batch. Of several, each would have to wait until all have sent their rows: for ever,
@@ -804,12 +806,12 @@ def _tagged(frames: Sequence[DataFrame]) -> list[DataFrame]:
     if len(frames) == 1:
         # By position: PySpark's mapInArrow takes a column `a.b` for the field b of a.
         numbered = frames[0].toDF(*map(str, range(len(frames[0].columns))))
-        return [numbered.withColumn(INPUT, functions.spark_partition_id())]
+        return [numbered.withColumn(TAG, functions.spark_partition_id().cast("bigint"))]
     tagged = []
     for number, df in enumerate(frames):
         tag = functions.spark_partition_id() * len(frames) + number
         columns = functions.struct(*(functions.col(quoted(name)) for name in df.columns))
-        tagged.append(df.select(tag.alias(INPUT), columns.alias(str(number))))
+        tagged.append(df.select(tag.cast("bigint").alias(TAG), columns.alias(str(number))))
     return tagged
 
 
@@ -817,7 +819,7 @@ def _marker(spark: SparkSession) -> DataFrame:
     """Return a stream that has one row in each micro-batch, with its time, and never begins one."""
     # By this row a task knows the time of a batch without rows. Without it, an empty DataFrame that a
     # foreachBatch kept would be taken for the batch in which it is evaluated, whose rows would then be lost.
-    row = spark.range(1).select(functions.lit(MARKER).alias(INPUT))
+    row = spark.range(1)
     plan = row._jdf.queryExecution()  # noqa: SLF001  # PySpark has no public API for a stream of fixed rows
     session = spark._jsparkSession  # noqa: SLF001
     is_streaming = True
@@ -825,4 +827,4 @@ def _marker(spark: SparkSession) -> DataFrame:
     # Spark writes the time into the code that it generates, and would compile that anew in each micro-batch,
     # also the code for all other rows if they had the time. It generates none around `array_sort`.
     now = functions.array(functions.unix_micros(functions.current_timestamp()))
-    return DataFrame(marked, spark).withColumn(TIME, functions.array_sort(now)[0])
+    return DataFrame(marked, spark).select((-functions.array_sort(now)[0]).alias(TAG))

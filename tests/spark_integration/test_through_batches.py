@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark import InheritableThread
 from pyspark.errors import StreamingQueryException
@@ -164,14 +165,28 @@ def test_spark_compiles_no_code_for_a_micro_batch_like_those_before(job: Job) ->
     assert job.counts() == job.expected
 
 
+REGION = batches.DrivenRegion(
+    name="r", host="127.0.0.1", desk_port=1, store_url="dos://h", sink="out", read_alone_s=1.0, key=b"k"
+)
+
+
+def test_the_time_of_a_batch_is_in_a_tag_and_the_row_of_a_tick_has_none() -> None:
+    def tagged(*tags: int) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict({"0": ["a"] * len(tags), batches.TAG: tags})
+
+    task = batches.CarryingTask(REGION, (pa.schema([("word", pa.string())]),))
+    given = iter([tagged(batches.NO_TIME), tagged(0, 3, -9, batches.NO_TIME)])
+    reading = batches.BatchReading(1)
+    found = [(time, number, rows.num_rows) for time, number, rows in task._rows(reading, given)]
+    assert found == [(0, batches.MARKER, 1), (0, 0, 2), (9, batches.MARKER, 2)]
+    assert reading.partitions == 2
+
+
 def test_the_collection_after_each_task_does_not_look_at_what_was_imported_before() -> None:
-    region = batches.DrivenRegion(
-        name="r", host="127.0.0.1", desk_port=1, store_url="dos://h", sink="out", read_alone_s=1.0, key=b"k"
-    )
     gc.unfreeze()
     try:
-        carrier = batches._carrier_of(region)
-        assert batches._carrier_of(region) is carrier
+        carrier = batches._carrier_of(REGION)
+        assert batches._carrier_of(REGION) is carrier
         assert len(gc.get_objects()) < gc.get_freeze_count() // 10
         carrier.close()
     finally:
