@@ -3,6 +3,10 @@ graph in whose steps it was read, whatever is killed.
 """
 
 import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,6 +17,7 @@ import pytest
 from checkpoint.core.region import RegionState
 from checkpoint.errors import GraphChangeRefusedError
 from dataflow import Graph, InputSource, LogSink, Max, Sum, blocking, read_output
+from dataflow.errors import NoOutputError
 from dataflow.handle import RegionHandle
 from dos_client import Store
 from dos_client.blocking import BlockingStore
@@ -129,6 +134,79 @@ def test_a_running_region_is_handed_over_to_a_program_with_another_graph(
     # All of the rows before the change count, and half of those after it.
     assert 30 + sent // 2 + 5 <= sum(found.values()) <= 30 + sent + 5
     assert steps == sorted(set(steps)), "no step is shown twice"
+
+
+DRIVER = """
+import os, signal, sys
+from checkpoint.coordinator.shell import RegionShell
+from dataflow.local import run_local
+from tests.dataflow.test_changed_graphs import graph_of
+
+store, name, version, dies_at, folder = sys.argv[1:]
+perform = RegionShell._perform
+
+def perform_or_die(shell, effect):
+    inner = getattr(effect, "message", getattr(effect, "event", effect))
+    if type(inner).__name__ == dies_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    perform(shell, effect)
+
+RegionShell._perform = perform_or_die
+graph, options = graph_of(int(version), "step"), {"workers": 2, "checkpoint_interval": 0.2, "standby": 0}
+run_local(graph, name=name, store=store, logs=folder, hand_over=version == "2", **options).awaitTermination()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("forks")
+@pytest.mark.long
+@pytest.mark.parametrize("dies_at", ["Restore", "OpenManifest", "HandOverSettled"])
+def test_a_driver_that_is_killed_in_a_hand_over_leaves_the_region_to_the_other_one(
+    shared_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: str
+) -> None:
+    """The new one before its claim, and after its segment is open; the old one when it lends the region."""
+    monkeypatch.setattr("checkpoint.limits.lease_s", 5.0)
+    monkeypatch.setattr("checkpoint.limits.heir_commits_s", 5.0)
+    version = 1 if dies_at == "HandOverSettled" else 2
+    name, other = tmp_path.name, 3 - version
+    with open_blocking(shared_store) as client, ExitStack() as drivers:
+        shown = partial(client.portal.call, last_rows, client.store, name)
+
+        def killed() -> subprocess.Popen[bytes]:
+            logs = str(tmp_path / f"{version}")
+            command = [sys.executable, "-c", DRIVER, shared_store, name, f"{version}", dies_at, logs]
+            process = drivers.enter_context(subprocess.Popen(command))
+            drivers.callback(process.kill)
+            return process
+
+        def survivor() -> RegionHandle:
+            options = {"hand_over": other == 2, "workers": 2}
+            return drivers.enter_context(running(graph_of(other, "step"), shared_store, tmp_path, **options))[
+                0
+            ]
+
+        begin = (survivor, killed) if other == 1 else (killed, survivor)
+        first = begin[0]()
+        send(client, name, range(30))
+        until(lambda: is_shown(shown, 30), "the rows are shown", 90)
+        pair = (first, begin[1]())
+        process, control = pair[::-1] if other == 1 else pair
+        assert process.wait(90) == -signal.SIGKILL
+        send(client, name, range(30, 60))
+        until(lambda: is_shown(shown, 60 if other == 1 else 45), "the other driver runs the region", 90)
+        assert control.status.state is RegionState.RUNNING
+        blocking.close_input(client, name, "rows")
+        assert finished(control), control.status
+        found, steps = shown()
+    assert sum(found.values()) == (60 if other == 1 else 45)
+    assert steps == sorted(set(steps)), "no step is shown twice"
+
+
+def is_shown(shown: Callable[[], tuple[dict[str, int], list[int]]], rows: int) -> bool:
+    try:
+        return sum(shown()[0].values()) == rows
+    except NoOutputError:  # the region has just begun
+        return False
 
 
 @pytest.mark.process
