@@ -45,20 +45,20 @@ from dataflow.sources.formats import (
     OnBad,
     RecordFormat,
     csv_lexer,
+    end_of_lines,
     inferred_schema,
     nameable_schema,
 )
 from dataflow.sources.input_files import (
     COMPRESSED,
+    DecompressedBytes,
     FileBytes,
     FilePart,
     FileSeen,
-    GzipBytes,
     InputFiles,
     OpenInputs,
     Paths,
     PlainBytes,
-    StreamBytes,
     WatchedFiles,
     check_version,
     decompressed,
@@ -76,7 +76,6 @@ from dataflow.sources.lines import (
     RecordChunks,
     SplitChunk,
     check_errors,
-    end_of_lines,
     position_text,
     replay_lines,
     whole_lines,
@@ -287,7 +286,7 @@ def _inferred(
 ) -> pa.Schema:
     """Return the columns of the first file that has a record. Raises SchemaError."""
     # In every checkpoint, as columns of the source: another run that infers other ones is refused.
-    end_of = JsonFormat(pa.schema([])).whole if kind == "json" else csv_lexer(delimiter).whole
+    end_of = csv_lexer(delimiter).whole if kind == "csv" else end_of_lines
     for path in paths:
         try:
             file = files.open(path)
@@ -1027,7 +1026,7 @@ class WatchReader(FileReader):
                     assert isinstance(self._spec.records, GroupFormat)
                     whole = is_complete(self._spec.records.name, seen.size, file.read)
                 else:
-                    assert isinstance(file, GzipBytes | StreamBytes)
+                    assert isinstance(file, DecompressedBytes)
                     whole = file.is_complete()
             finally:
                 file.close()

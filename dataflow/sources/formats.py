@@ -41,6 +41,11 @@ FAULTS: Final = (pa.ArrowException, UnicodeDecodeError)
 """What pyarrow raises for bytes that do not fit; UnicodeDecodeError for an error text that is not UTF-8."""
 
 
+def end_of_lines(block: bytes) -> int:
+    """Return how many of the first bytes are whole lines."""
+    return block.rfind(b"\n") + 1
+
+
 class BadRecord(NamedTuple):
     """A record that is no row: bytes `begin` to `end` of the block."""
 
@@ -118,9 +123,9 @@ class RecordFormat:
         """
         return Head(len(BYTE_ORDER_MARK) if block.startswith(BYTE_ORDER_MARK) else 0)
 
-    @abstractmethod
     def whole(self, block: bytes) -> int:
-        """Return how many of the first bytes are whole records."""
+        """Return how many of the first bytes are whole records. Default: whole lines."""
+        return end_of_lines(block)
 
     @abstractmethod
     def rows_of(self, data: bytes, head: Head) -> pa.Table:
@@ -232,9 +237,6 @@ class JsonFormat(RecordFormat):
     @property
     def name(self) -> str:
         return "json"
-
-    def whole(self, block: bytes) -> int:
-        return block.rfind(b"\n") + 1
 
     def rows_of(self, data: bytes, head: Head) -> pa.Table:
         del head

@@ -12,7 +12,8 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -194,12 +195,11 @@ class PlainBytes:
         os.close(self._fd)
 
 
-class GzipBytes:
-    """Decompresses while reading. Invariant: `_decompressed` is the known content from position `_at` on."""
+class DecompressedBytes:
+    """Decompresses while reading. Invariant: `_ahead` is the known content from position `_at` on."""
 
     def __init__(self, path: str, file: FileBytes) -> None:
-        self._path = path
-        self._file = file
+        self._path, self._file = path, file
         self._rewind()
 
     @property
@@ -211,43 +211,81 @@ class GzipBytes:
         return self._file.version
 
     def _rewind(self) -> None:
+        self._at, self._ahead = 0, bytearray()
         self._consumed = 0
         """Number of compressed bytes consumed."""
-        self._at = 0
-        self._decompressed = bytearray()
+        self._begin()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Begin with the first stream of the file."""
+
+    @abstractmethod
+    def _decompress(self) -> bool:
+        """Decompress some more in bounded pieces, whatever the ratio. Return whether there was more. Raises
+        InputReadError.
+        """
+
+    def _unread(self, count: int) -> bytes:
+        data = self._file.read(self._consumed, count)
+        self._consumed += len(data)
+        return data
+
+    def read(self, position: int, count: int) -> bytes:
+        if position < self._at:
+            self._rewind()
+        while True:
+            skip = min(position - self._at, len(self._ahead))
+            del self._ahead[:skip]
+            self._at += skip
+            if self._at == position and len(self._ahead) >= count:
+                break
+            if not self._decompress():
+                break
+        return bytes(self._ahead[:count]) if self._at == position else b""
+
+    def is_complete(self) -> bool:
+        """Return whether the file ends at the end of a stream; decompresses all of it."""
+        # A damaged file counts as whole: reading it reports the damage.
+        try:
+            while self._decompress():
+                self._at += len(self._ahead)
+                self._ahead.clear()
+        except StreamCutShortError:
+            return False
+        except InputReadError:
+            return True
+        return self._consumed > 0
+
+    def size(self) -> None:
+        """Return None: only reading can determine the size."""
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class GzipBytes(DecompressedBytes):
+    """The content of a gzip file."""
+
+    def _begin(self) -> None:
         self._stream = zlib.decompressobj(_GZIP_WINDOW)
         self._in_stream = False
         """Whether the current stream has consumed any byte."""
         self._between = False
         """Whether a stream has ended and no further stream has started."""
 
-    def read(self, position: int, count: int) -> bytes:
-        if position < self._at:
-            self._rewind()
-        while True:
-            skip = min(position - self._at, len(self._decompressed))
-            del self._decompressed[:skip]
-            self._at += skip
-            if self._at == position and len(self._decompressed) >= count:
-                break
-            if not self._decompress():
-                break
-        return bytes(self._decompressed[:count]) if self._at == position else b""
-
     def _decompress(self) -> bool:
-        """Decompress some more in bounded pieces, whatever the ratio. Return whether there was more."""
         data = self._stream.unconsumed_tail or self._stream.unused_data
         if self._stream.eof:
             self._stream = zlib.decompressobj(_GZIP_WINDOW)
             self._in_stream, self._between = False, True
         while not (data := data.lstrip(b"\0") if self._between else data):  # zero padding may follow a stream
-            data = self._file.read(self._consumed, _block_bytes)
+            data = self._unread(_block_bytes)
             if not data:
                 return self._ended()
-            self._consumed += len(data)
         self._in_stream, self._between = True, False
         try:
-            self._decompressed += self._stream.decompress(data, _block_bytes)
+            self._ahead += self._stream.decompress(data, _block_bytes)
         except zlib.error as error:
             raise InputReadError(
                 f"input {self._path!r} is damaged gzip before byte {self._consumed} of the file: {error}",
@@ -262,79 +300,35 @@ class GzipBytes:
             )
         return False
 
-    def is_complete(self) -> bool:
-        """Return whether the file ends at the end of a stream; decompresses all of it."""
-        # A damaged file counts as whole: reading it reports the damage.
-        try:
-            while self._decompress():
-                self._at += len(self._decompressed)
-                self._decompressed.clear()
-        except StreamCutShortError:
-            return False
-        except InputReadError:
-            return True
-        return self._consumed > 0
 
-    def size(self) -> None:
-        """Return None: only reading can determine the size."""
+class _Compressed(io.RawIOBase):
+    """The bytes of a compressed file, as pyarrow reads them."""
 
-    def close(self) -> None:
-        self._file.close()
-
-
-class _Unread(io.RawIOBase):
-    """The bytes of a file from its beginning, as pyarrow reads them."""
-
-    def __init__(self, file: FileBytes) -> None:
-        self._file, self.consumed = file, 0
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self._read = read
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        data = self._file.read(self.consumed, size if size >= 0 else _block_bytes)
-        self.consumed += len(data)
-        return data
+        return self._read(size if size >= 0 else _block_bytes)
 
 
-class StreamBytes:
-    """Decompresses through pyarrow while reading. Invariant: `_ahead` is the known content from `_at` on."""
+class StreamBytes(DecompressedBytes):
+    """The content of a file that pyarrow decompresses."""
 
     def __init__(self, path: str, file: FileBytes, codec: str) -> None:
-        self._path, self._file, self._codec = path, file, codec
-        self._rewind()
+        self._codec = codec
+        super().__init__(path, file)
 
-    @property
-    def identity(self) -> tuple[int, int] | None:
-        return self._file.identity
+    def _begin(self) -> None:
+        self._stream = pa.CompressedInputStream(_Compressed(self._unread), self._codec)
 
-    @property
-    def version(self) -> str:
-        return self._file.version
-
-    def _rewind(self) -> None:
-        self._at, self._ahead, self._ended = 0, bytearray(), False
-        self._unread = _Unread(self._file)
-        self._stream = pa.CompressedInputStream(self._unread, self._codec)
-
-    def read(self, position: int, count: int) -> bytes:
-        if position < self._at:
-            self._rewind()
-        while not self._ended:
-            skip = min(position - self._at, len(self._ahead))
-            del self._ahead[:skip]
-            self._at += skip
-            if self._at == position and len(self._ahead) >= count:
-                break
-            self._decompress()
-        skip = min(position - self._at, len(self._ahead))
-        return bytes(self._ahead[skip : skip + count]) if self._at + skip == position else b""
-
-    def _decompress(self) -> None:
+    def _decompress(self) -> bool:
         try:
             data = self._stream.read(_block_bytes)
         except OSError as error:
-            at = f"before byte {self._unread.consumed} of the file"
+            at = f"before byte {self._consumed} of the file"
             if "Truncated" in str(error):
                 raise StreamCutShortError(
                     f"input {self._path!r} ends within its {self._codec} stream, {at}"
@@ -343,26 +337,8 @@ class StreamBytes:
                 f"input {self._path!r} is damaged {self._codec} {at}: {error}",
                 remedy="repair it, or rename it if it is not compressed",
             ) from error
-        self._ended = not data
         self._ahead += data
-
-    def is_complete(self) -> bool:
-        """As that of `GzipBytes`."""
-        try:
-            while not self._ended:
-                self._decompress()
-                self._ahead.clear()
-        except StreamCutShortError:
-            return False
-        except InputReadError:
-            return True
-        return self._unread.consumed > 0
-
-    def size(self) -> None:
-        """Return None: only reading can determine the size."""
-
-    def close(self) -> None:
-        self._file.close()
+        return bool(data)
 
 
 class WatchedFiles(NamedTuple):

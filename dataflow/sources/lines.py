@@ -25,6 +25,7 @@ from dataflow.sources.formats import (
     Head,
     OnBad,
     RecordFormat,
+    end_of_lines,
     no_rows,
 )
 from dataflow.sources.input_files import FileBytes
@@ -230,11 +231,6 @@ def replay_lines(
             batches.append(chunks.take())
     batches.append(chunks.take())
     return [batch for batch in batches if batch is not None]
-
-
-def end_of_lines(block: bytes) -> int:
-    """Return how many of the first bytes are whole lines."""
-    return block.rfind(b"\n") + 1
 
 
 def whole_lines(

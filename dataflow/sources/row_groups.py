@@ -11,8 +11,9 @@ Arrow (format of columnar data 1.0, "Serialization and Interprocess Communicatio
     file:      "ARROW1" 00 00, stream, footer (FlatBuffers, Footer), its length int32, "ARROW1"
 
 A file is valid if and only if (1) its footer is, (2) the record batches that the footer lists follow each
-other before it, (3) its stream begins with a schema. A stream is valid if and only if its messages end with
-the end of the stream, which is the end of the file: without that mark, one that was cut short looks whole.
+other before it, (3) its stream begins with the schema of the footer. A stream is valid if and only if its
+messages end with the end of the stream, which is the end of the file: without that mark, one that was cut
+short looks whole.
 """
 
 import errno
@@ -345,8 +346,8 @@ def _arrow_file(size: int, read: ReadAt) -> Head:
         _check_order("record batches", blocks, end)
     _check_dictionaries(sum(stop - at for at, stop in dictionaries))
     kind, message, _ = _message(read, 8)
-    if kind != _SCHEMA:
-        raise SchemaError("its stream does not begin with a schema")
+    if kind != _SCHEMA or not pa.ipc.open_stream(pa.BufferReader(message)).schema.equals(schema):
+        raise SchemaError("its stream does not begin with the schema of its footer")
     held = [(-1, read(at, stop - at)) for at, stop in dictionaries]  # any batch may use any of them
     ends = (*(stop for _, stop in spans[:-1]), size)
     return Head(0, (), digest64(footer), ends, ArrowFooter(schema, message, held, spans))

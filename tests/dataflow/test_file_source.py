@@ -304,7 +304,7 @@ def test_what_compresses_well_is_held_in_small_pieces(tmp_path: Path) -> None:
     held = GzipBytes(str(path), PlainBytes(str(path), os.open(path, os.O_RDONLY)))
     at, most = 0, 0
     while block := held.read(at, 11_000):
-        at, most = at + len(block), max(most, len(held._decompressed))
+        at, most = at + len(block), max(most, len(held._ahead))
     assert held.read(11, 11) == b"0123456789\n", "going back reads from the beginning"
     held.close()
     assert at == 300 * 11_000

@@ -665,6 +665,14 @@ def test_offsets_of_an_arrow_file_that_lead_out_of_it_are_damage(tmp_path: Path)
         reader_of(FileSource(tmp_path / "f", format="arrow", on_bad="side"), 0, 1).read(1)
 
 
+def test_an_arrow_file_whose_footer_has_other_columns_than_its_stream_is_refused(tmp_path: Path) -> None:
+    write_table("arrow", tmp_path / "f", pa.table({"column_x": [1]}), group=1)
+    head, _, tail = (tmp_path / "f").read_bytes().rpartition(b"column_x")
+    (tmp_path / "f").write_bytes(head + b"column_y" + tail)
+    with pytest.raises(InputReadError, match="does not begin with the schema of its footer"):
+        reader_of(FileSource(tmp_path / "f", format="arrow", schema="column_y bigint"), 0, 1).read(1)
+
+
 @settings(max_examples=200)
 @given(st.sampled_from(["arrow", "arrows"]), st.data())
 def test_damage_anywhere_in_arrow_is_an_error_of_the_input_or_changes_values_only(
