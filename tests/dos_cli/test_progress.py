@@ -85,8 +85,14 @@ def test_nothing_is_shown_of_a_quick_command_off_a_terminal_or_with_json(silent:
     with threaded_server() as server:
         quick, output = shown_on_terminal(["ls", server.url], "no such text")
     assert quick == output == ""
-    with_json, _ = shown_on_terminal(["ping", silent, "--json"], "no such text")
+    with_json, output = shown_on_terminal(["ping", silent, "--json"], "no such text")
     assert with_json == ""
+    assert "did not answer" in json.loads(output)[0]["error"]
+    shown, output = shown_on_terminal(["ping", silent], "no such text")
+    assert "dos ping" in shown
+    assert "did not answer" not in shown
+    assert "dos ping" not in output
+    assert "did not answer" in output
     done = subprocess.run(
         [sys.executable, "-m", "dos_cli", "ping", silent], capture_output=True, text=True, check=False
     )
