@@ -51,6 +51,10 @@ rewinds_kept_max: Final = 16
 """Lines of history whose beginnings a checkpoint states. A reader on an older one must begin anew."""
 savepoint_name_chars_max: Final = 64
 """Limits the size of checkpoints and manifest snapshots, which contain all savepoints."""
+replaced_graphs_max: Final = 1024
+"""Graphs that a region had before. A program with one of these is refused. Each is some 80 bytes."""
+upgrade_savepoints_max: Final = 3
+"""Checkpoints before the last changes of the graph, to which a region can be restored."""
 operator_uid_chars_max: Final = 88
 """Limits what an operator is stored as: it is part of the name of a chain."""
 chain_segments_max: Final = 64

@@ -391,7 +391,12 @@ async def run_region(
             host = StoreHost(store)
             begin = Begin(
                 await restore_stopped(
-                    host, spec.name, checkpoint_named(spec.restore), allow_republish=allowed, by_program=True
+                    host,
+                    spec.name,
+                    checkpoint_named(spec.restore),
+                    allow_republish=allowed,
+                    by_program=True,
+                    graph=spec.operators,
                 )
             )
         manifest = ManifestLog(StoreHost(store), spec.name, shell.post, driver=this_driver())

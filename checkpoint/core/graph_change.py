@@ -118,10 +118,22 @@ def stored_under(operators: Operators, uids: Mapping[str, str]) -> dict[str, str
     return {name: uids.get(name, name) for name, note in operators.items() if not note.is_stateless}
 
 
+def _change_after(region: str, checkpoint: int) -> str:
+    # Of the region, too: a fork inherits uids, and numbers its checkpoints from 1.
+    return f"{digest64(msgspec.json.encode([region, checkpoint])) >> 32:08x}"
+
+
 def born_with(region: str, checkpoint: int) -> str:
     """Return the prefix of the uids of operators that come with the checkpoint after this one."""
-    # Of the region, too: a fork inherits uids, and numbers its checkpoints from 1.
-    return f"_{digest64(msgspec.json.encode([region, checkpoint])) >> 32:08x}-"
+    return f"_{_change_after(region, checkpoint)}-"
+
+
+UPGRADE_PREFIX: Final = "upgrade-"
+
+
+def upgrade_savepoint(region: str, checkpoint: int) -> str:
+    """Return the name of the savepoint of the checkpoint after which the graph changed."""
+    return f"{UPGRADE_PREFIX}{_change_after(region, checkpoint)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +147,8 @@ class GraphOptions:
     begin anew. The state of one that fits is kept."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Name in the checkpoint -> name in the graph."""
+    graph_back: bool = False
+    """The graph may be one that another one has replaced."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "GraphOptions":
@@ -144,7 +158,9 @@ class GraphOptions:
             raise TypeError(f'drop_state must be the names of operators, ("a", "b"), got {drop!r:.60}')
         if not isinstance(renamed, Mapping) or not all(isinstance(one, str) for one in renamed.values()):
             raise TypeError(f'renamed must be {{"old name": "new name"}}, got {renamed!r:.60}')
-        return cls(tuple(drop), dict(renamed))
+        if not isinstance(back := given.get("graph_back") or False, bool):
+            raise TypeError(f"graph_back must be True or False, got {back!r:.60}")
+        return cls(tuple(drop), dict(renamed), back)
 
 
 NO_OPTIONS: Final = GraphOptions()

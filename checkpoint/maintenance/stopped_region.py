@@ -23,6 +23,7 @@ from checkpoint.core.coordination.vocabulary import (
     ManifestUnreadable,
     OpenManifest,
 )
+from checkpoint.core.graph_change import Operators
 from checkpoint.core.records.lines import (
     find_target,
     recorded_again,
@@ -106,13 +107,19 @@ def find_restored(
 
 
 async def restore_stopped(
-    host: ManifestHost, region: str, to: str, *, allow_republish: bool = False, by_program: bool = False
+    host: ManifestHost,
+    region: str,
+    to: str,
+    *,
+    allow_republish: bool = False,
+    by_program: bool = False,
+    graph: Operators | None = None,
 ) -> Checkpoint:
     """Record that a region that no driver runs continues from an older checkpoint (`lines.find_target`).
 
     allow_republish: also if rows come again that were shown. by_program: do nothing if the last restore was
-    the same request. Raises RestoreRefusedError, with nothing changed; RegionFencedError: it may be restored
-    or not, as when this is cancelled; and as `hold_manifest`.
+    the same request. graph: as for `restored`. Raises RestoreRefusedError, with nothing changed;
+    RegionFencedError: it may be restored or not, as when this is cancelled; and as `hold_manifest`.
     """
     async with hold_manifest(host, region) as held:
         kept = held.opened.kept
@@ -121,7 +128,7 @@ async def restore_stopped(
         )
         if target is None:
             return kept[-1]
-        record = restored(kept, target, held.opened.incarnation, by=to if by_program else "")
+        record = restored(kept, target, held.opened.incarnation, by=to if by_program else "", graph=graph)
         check_checkpoint(record, before=kept[-1])
         await append_record(held, region, record)
         return record

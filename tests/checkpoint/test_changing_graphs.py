@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from checkpoint import limits
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointWanted,
@@ -17,10 +18,10 @@ from checkpoint.core.coordination.vocabulary import (
     PauseWanted,
     StopWanted,
 )
-from checkpoint.core.graph_change import GraphOptions, born_with
+from checkpoint.core.graph_change import GraphOptions, OperatorNote, born_with, fingerprint, upgrade_savepoint
 from checkpoint.core.links.messages import Counters, Paused, RequestCheckpoint, Restore, Restored, Start
-from checkpoint.core.records.lines import republished, restored
-from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.core.records.lines import find_target, republished, restored
+from checkpoint.core.records.manifest import Checkpoint, ReplacedGraph, savepoint_name_problem
 from checkpoint.core.region import RegionSpec, RegionState, check_application
 from checkpoint.core.upgrades import plan_upgrade
 from checkpoint.errors import GraphChangeRefusedError
@@ -37,10 +38,12 @@ def last_of(*, shows_steps: bool = False) -> Checkpoint:
     return CoordinatorHarness(operators=BEFORE, shows_steps=shows_steps).run().commit(1, step=5)
 
 
-def started(last: Checkpoint, workers: int = 2, **fields: Any) -> CoordinatorHarness:
+def started(
+    last: Checkpoint, workers: int = 2, kept: tuple[Checkpoint, ...] = (), **fields: Any
+) -> CoordinatorHarness:
     """A program that has claimed the region, and whose workers have restored the checkpoint."""
     region = CoordinatorHarness(workers, seen=last, **{"operators": AFTER, **fields})
-    region.play(ManifestOpened(7, last, (last,)))
+    region.play(ManifestOpened(7, last, kept or (last,)))
     region.epoch = 7
     for worker in range(len(region.core.run.roster)):
         region.join(worker)
@@ -348,3 +351,67 @@ def test_a_restore_may_cross_a_change_of_stateless_operators() -> None:
     assert (record.operators, last.operators) == (BEFORE, AFTER)
     later = started(msgspec.structs.replace(record, retained=(record.number,)))
     assert all(order.moves for _, order in later.sent(Restore))
+
+
+def upgraded(
+    kept: tuple[Checkpoint, ...], graph: dict[str, OperatorNote], **fields: Any
+) -> tuple[Checkpoint, ...]:
+    """The checkpoints that are retained once a graph has begun after these."""
+    last = kept[-1]
+    region = started(last, kept=kept, operators=graph, **fields)
+    for worker in range(2):
+        region.receive(worker, Restored, last_step=last.step)
+    region.votes(last.number + 1, step=last.step)
+    region.appended()
+    return region.core.run.kept
+
+
+def test_a_graph_that_was_replaced_is_refused_until_its_program_says_that_it_means_it() -> None:
+    first, last = upgraded((last_of(),), AFTER)
+    last = msgspec.structs.replace(last, driver="host2:7")
+    region = CoordinatorHarness(seen=last, operators=BEFORE)
+    why = refused(region)
+    savepoint = upgrade_savepoint("region", first.number)
+    assert f"was replaced in region 'region' at checkpoint {last.number} by host2:7" in why
+    assert f"--to savepoint:{savepoint} --stopped" in why
+    back = upgraded((first, last), BEFORE, graph_options=GraphOptions(graph_back=True))[-1]
+    assert list(back.replaced) == [fingerprint(AFTER)], "they are exchanged"
+    assert "was replaced" in refused(CoordinatorHarness(seen=back, operators=AFTER))
+    later = started(last, kept=(first, last), operators=AFTER)
+    for worker in range(2):
+        later.receive(worker, Restored, last_step=5)
+    record = later.commit(last.number + 1, step=9)
+    assert record.replaced[fingerprint(BEFORE)] == ReplacedGraph(last.number, "host2:7")
+
+
+def test_a_restore_of_the_savepoint_before_a_change_exchanges_the_two_graphs() -> None:
+    kept = upgraded((last_of(),), AFTER)
+    target = find_target(kept, f"savepoint:{upgrade_savepoint('region', 1)}", region="region")
+    assert target.operators == BEFORE
+    back = restored(kept, target, 9)
+    assert list(back.replaced) == [fingerprint(AFTER)]
+    assert started(back, kept=(*kept, back), operators=BEFORE).sent(Restore)
+    assert "was replaced" in refused(CoordinatorHarness(seen=back, operators=AFTER))
+    mine = restored(kept, target, 9, graph=AFTER)
+    assert list(mine.replaced) == [fingerprint(BEFORE)], "the program that asks for it continues"
+    assert started(mine, kept=(*kept, mine), operators=AFTER).sent(Restore)
+
+
+def test_the_checkpoints_before_the_last_changes_of_a_graph_stay() -> None:
+    kept = (last_of(),)
+    versions = [BEFORE | notes(**{f"cheap{number}": "filter"}) for number in range(5)]
+    for graph in versions:
+        kept = upgraded(kept, graph)
+    last = kept[-1]
+    assert last.savepoints == {upgrade_savepoint("region", number): number for number in (3, 4, 5)}
+    assert list(last.replaced) == [fingerprint(graph) for graph in (BEFORE, *versions[:-1])]
+    assert set(last.notes) == set(last.savepoints)
+    assert "reserved" in savepoint_name_problem("upgrade-mine")
+
+
+def test_the_graphs_that_a_checkpoint_states_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "replaced_graphs_max", 2)
+    kept = (last_of(),)
+    for number in range(4):
+        kept = upgraded(kept, BEFORE | notes(**{f"cheap{number}": "filter"}))
+    assert len(kept[-1].replaced) == 2

@@ -275,9 +275,10 @@ def test_a_request_waits_for_an_append_that_would_undo_it() -> None:
 
 
 def test_names_of_the_projects_own_savepoints_are_refused_to_people_and_read_from_records() -> None:
-    for name in ("move-0a1b", "fork-70a1b2c3", "backup-deadbeef"):
-        assert f"are reserved for the savepoints that forks, backups and moves make, got {name!r}" in (
-            savepoint_name_problem(name)
+    for name in ("move-0a1b", "fork-70a1b2c3", "backup-deadbeef", "upgrade-0a1b2c3d"):
+        assert (
+            f"for the savepoints that forks, backups, moves and changes of the graph make, got {name!r}"
+            in (savepoint_name_problem(name))
         )
         check_checkpoint(a_checkpoint(retained=(2, 4, 5), savepoints={name: 2}))
         assert savepoint_problem(name, 2, {}, {2}) == "", "the project makes them itself"

@@ -12,9 +12,11 @@ is a request for a checkpoint. A request that no checkpoint has carried is known
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import msgspec
 
+from checkpoint import limits
 from checkpoint.core.coordination.run import CoordinatorPhase, RegionRun
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
@@ -25,7 +27,7 @@ from checkpoint.core.coordination.vocabulary import (
     SavepointWanted,
 )
 from checkpoint.core.coordination.workers import STARTED, Worker, WorkerEvent, WorkerState
-from checkpoint.core.graph_change import OperatorNote
+from checkpoint.core.graph_change import UPGRADE_PREFIX, OperatorNote, fingerprint, upgrade_savepoint
 from checkpoint.core.links.messages import (
     Committed,
     Finished,
@@ -43,12 +45,14 @@ from checkpoint.core.records.lines import (
     find_target,
     log_sizes,
     refuse_republishing,
+    replaced_graphs,
     restored,
     savepoint_problem,
 )
 from checkpoint.core.records.manifest import (
     BatchNote,
     Checkpoint,
+    ReplacedGraph,
     RetiredWorker,
     SavepointNote,
     check_checkpoint,
@@ -147,6 +151,7 @@ class PendingCheckpoint:
         irrevocable: Mapping[str, str],
         *,
         shows_steps: bool,
+        replaced: Mapping[str, ReplacedGraph] = MappingProxyType({}),
     ) -> Checkpoint:
         """Return the checkpoint of all votes. The wall time comes with the record."""
         assert not self.missing()
@@ -162,6 +167,7 @@ class PendingCheckpoint:
             layout=layout,
             operators=operators,
             uids=uids,
+            replaced=dict(replaced),
             parent=parent.number if parent else 0,
             retained=retained,
             savepoints=savepoints,
@@ -479,19 +485,38 @@ class Checkpoints:
         return None
 
     def _built(self, pending: PendingCheckpoint) -> Checkpoint:
-        run, savepoints = self._run, self.savepoints
+        run, last = self._run, self._run.last_checkpoint
+        savepoints, notes = self._with_upgrade(last)
         return pending.build(
-            run.last_checkpoint,
+            last,
             run.layout,
             run.spec.operators,
             run.uids,
             retained_with(run.kept, pending.number, run.spec.retain, set(savepoints.values())),
             savepoints,
             run.declared,
-            self._notes,
+            notes,
             run.spec.irrevocable,
             shows_steps=run.spec.shows_steps,
+            replaced={} if last is None else replaced_graphs(last, run.spec.operators),
         )
+
+    def _with_upgrade(self, last: Checkpoint | None) -> tuple[dict[str, int], dict[str, SavepointNote]]:
+        """Return the savepoints of the next vote, with their notes. If a graph begins with it, the checkpoint
+        before becomes one, and those of the last such changes stay.
+        """
+        savepoints, notes, spec = self.savepoints, self._notes, self._run.spec
+        if last is None or last.in_origin or last.operators == spec.operators:
+            return savepoints, notes
+        before = sorted((held, name) for name, held in savepoints.items() if name.startswith(UPGRADE_PREFIX))
+        for _, name in before[: len(before) + 1 - limits.upgrade_savepoints_max]:
+            del savepoints[name]
+        if len(savepoints) < limits.savepoints_max:  # otherwise a person wants others
+            name = upgrade_savepoint(spec.name, last.number)
+            savepoints[name] = last.number
+            was, now = fingerprint(last.operators), fingerprint(spec.operators)
+            notes[name] = SavepointNote(why=f"before graph {was} was replaced by {now}")
+        return savepoints, {name: note for name, note in notes.items() if name in savepoints}
 
     def _append(self, record: Checkpoint) -> None:
         self._appending = record
@@ -822,7 +847,8 @@ class Checkpoints:
         # After a fall back, the request of a program that was carried out before stays so (`Rewind.by`).
         rewinds = run.kept[-1].rewinds if self._falls_back is not None else ()
         by = rewinds[-1].by if rewinds else ""
-        self._append(restored(run.kept, target, run.incarnation, by=by))
+        record = restored(run.kept, target, run.incarnation, by=by, graph=run.spec.operators)
+        self._append(record)
 
     def is_restore(self, record: Checkpoint) -> bool:
         """Return whether an acknowledged record is that of the restore under way."""

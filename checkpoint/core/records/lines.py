@@ -18,6 +18,7 @@ history. Pure.
 | batch | of the last, or voted with it | of the last; none: released | of the target | none | its own |
 | operators | of the program | of the last | of the target | the original | its own |
 | uids | of the last, and who comes | of the last | of the target | the original | its own |
+| replaced | of the last, and its graph | of the last | of the last, and its graph | none | its own |
 | shows_on | of the program; no: it stops, paused | of the last | of the target | no | its own |
 | edit, phases_s | none, voted | none | none, or the edit | none | none |
 
@@ -41,12 +42,15 @@ from checkpoint.core.graph_change import (
     born_with,
     check_compatible,
     compare,
+    upgrade_savepoint,
 )
+from checkpoint.core.graph_change import fingerprint as fingerprint_of
 from checkpoint.core.records.layout import Layout
 from checkpoint.core.records.manifest import (
     Checkpoint,
     Edit,
     ForkOrigin,
+    ReplacedGraph,
     RetiredWorker,
     Rewind,
     SavepointNote,
@@ -58,6 +62,7 @@ from checkpoint.core.records.outputs import OUTPUT_CHAIN_PREFIX
 from checkpoint.errors import (
     EditRefusedError,
     ForkRefusedError,
+    GraphChangeRefusedError,
     ManifestError,
     RestoreRefusedError,
     SavepointRefusedError,
@@ -170,10 +175,18 @@ def refuse_republishing(last: Checkpoint, target: Checkpoint) -> None:
 # continue at the positions of the record, beside what they hold of the earlier line, which nothing reads any
 # more and retention deletes. No chain is truncated. But files are, so a checkpoint of the earlier line whose
 # output was taken back cannot be restored any more.
-def restored(kept: Sequence[Checkpoint], target: Checkpoint, incarnation: int, *, by: str = "") -> Checkpoint:
+def restored(
+    kept: Sequence[Checkpoint],
+    target: Checkpoint,
+    incarnation: int,
+    *,
+    by: str = "",
+    graph: Operators | None = None,
+) -> Checkpoint:
     """Return the record that restores `target`, one of the retained checkpoints `kept`, oldest first.
 
-    by: as `Rewind.by`. Everything that is retained stays retained, savepoints too. Workers that only later
+    by: as `Rewind.by`. graph: of the program that continues; None: that of the target, which replaces the
+    present one. Everything that is retained stays retained, savepoints too. Workers that only later
     checkpoints have become former workers without output.
     """
     last = kept[-1]
@@ -194,6 +207,7 @@ def restored(kept: Sequence[Checkpoint], target: Checkpoint, incarnation: int, *
         retained=(*(one.number for one in kept), last.number + 1),
         savepoints=last.savepoints,
         notes=last.notes,
+        replaced=replaced_graphs(last, target.operators if graph is None else graph),
         declared=last.workers_declared if last.workers_declared != len(target.workers) else 0,
         line=rewind.line,
         rewinds=(*last.rewinds, rewind)[-limits.rewinds_kept_max :],
@@ -315,6 +329,7 @@ def recorded_again(
         savepoints=savepoints,
         notes={name: note for name, note in {**last.notes, **notes}.items() if name in savepoints},
         batch=None if released else last.batch,
+        replaced=replaced_graphs(last, last.operators),
     )
 
 
@@ -372,6 +387,36 @@ def forked(source: Checkpoint, origin: ForkOrigin, incarnation: int) -> Checkpoi
     )
 
 
+def replaced_graphs(last: Checkpoint, graph: Operators) -> dict[str, ReplacedGraph]:
+    """Return `Checkpoint.replaced` of the record after `last`, with which a region has this graph."""
+    known = {
+        # The driver of a record is only known when it is written.
+        fingerprint: note if note.by else ReplacedGraph(note.checkpoint, last.driver)
+        for fingerprint, note in last.replaced.items()
+    }
+    if last.operators != graph and not last.in_origin:
+        known.pop(fingerprint_of(graph), None)
+        known.pop(before := fingerprint_of(last.operators), None)
+        known[before] = ReplacedGraph(last.number + 1)
+    return dict(list(known.items())[-limits.replaced_graphs_max :])
+
+
+def _refuse_replaced(checkpoint: Checkpoint, graph: Operators, region: str) -> None:
+    if graph == checkpoint.operators or (note := checkpoint.replaced.get(fingerprint_of(graph))) is None:
+        return
+    savepoint, back = upgrade_savepoint(region, note.checkpoint - 1), ""
+    if savepoint in checkpoint.savepoints:
+        command = f"dos region restore URL {region} --to savepoint:{savepoint} --stopped"
+        back = f"; to take back what followed: {command}"
+    raise GraphChangeRefusedError(
+        f"the graph of this program, {fingerprint_of(graph)}, was replaced in region {region!r} at checkpoint"
+        f" {note.checkpoint} by {note.by or checkpoint.driver or 'a driver'} (dos checkpoint ls shows when)",
+        operators=tuple(sorted(graph)),
+        remedy="run the program that replaced it. To use this graph again with the present state:"
+        f" graph_back=True{back}",
+    )
+
+
 def graph_change(
     checkpoint: Checkpoint,
     present: Mapping[str, OperatorNote],
@@ -382,6 +427,8 @@ def graph_change(
     """Return what a graph with these operators changes that continues from a checkpoint. Raises
     GraphChangeRefusedError if it cannot. In a fork, all sinks begin anew.
     """
+    if not options.graph_back:
+        _refuse_replaced(checkpoint, present, region)
     change = compared_with(checkpoint, present, region=region, options=options)
     check_compatible(change, region=region, checkpoint=checkpoint.number)
     return change

@@ -27,7 +27,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from checkpoint import limits
-from checkpoint.core.graph_change import OperatorNote, stored_under
+from checkpoint.core.graph_change import UPGRADE_PREFIX, OperatorNote, stored_under
 from checkpoint.core.records.layout import Layout, check_layout
 from checkpoint.core.records.outputs import OUTPUT_CHAIN_PREFIX
 from checkpoint.errors import ManifestError
@@ -70,7 +70,9 @@ what the field protects.
 _SAVEPOINT_NAME: Final = re.compile(
     rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.savepoint_name_chars_max - 1}}}", re.ASCII
 )
-_RESERVED_NAME: Final = re.compile(r"move-[0-9A-Fa-f]+|(?:fork|backup)-[0-9a-f]{8}", re.ASCII)
+_RESERVED_NAME: Final = re.compile(
+    rf"move-[0-9A-Fa-f]+|(?:fork|backup)-[0-9a-f]{{8}}|{UPGRADE_PREFIX}.*", re.ASCII
+)
 """Names of savepoints that the project makes for itself; a person may use others, such as `backup-2026`."""
 DIRECTORY_CHAIN_PREFIX: Final = "files-"
 """The chain of the files of an operator is named by this and the operator."""
@@ -215,6 +217,15 @@ class OutputIdentity(msgspec.Struct, frozen=True, kw_only=True):
     store: str
 
 
+class ReplacedGraph(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A graph that the region does not have any more."""
+
+    checkpoint: int
+    """With which another graph began."""
+    by: str = ""
+    """The driver of that checkpoint; "" in the checkpoint itself, which has its own."""
+
+
 class BatchNote(msgspec.Struct, frozen=True, kw_only=True):
     """The last micro-batch of a Spark query whose rows are in the state (`coordination/batches.py`)."""
 
@@ -251,6 +262,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The graph with which it continues: that of its votes, or of the checkpoint that it repeats."""
     uids: dict[str, str] = {}
     """Operator -> its uid, under which all of it is stored, if that is not its name (`graph_change.py`)."""
+    replaced: dict[str, ReplacedGraph] = {}
+    """Fingerprint -> a graph that another one has replaced, in that order, at most `replaced_graphs_max`. A
+    program that has it would undo the change, unless it says that it means to."""
     parent: int = 0
     """The checkpoint that this one continues, 0 for the first."""
     retained: tuple[int, ...]
@@ -396,9 +410,9 @@ def savepoint_name_problem(name: str, *, reserved: bool = False) -> str:
         )
     if not reserved and _RESERVED_NAME.fullmatch(name):
         return (
-            "savepoint names of 'fork-' or 'backup-' and 8 hexadecimal digits, or of 'move-' and any, are"
-            f" reserved for the savepoints that forks, backups and moves make, got {name!r}: use another"
-            f" name, such as 'my-{name}'"
+            "savepoint names of 'fork-' or 'backup-' and 8 hexadecimal digits, of 'move-' and any, or that"
+            " begin with 'upgrade-', are reserved for the savepoints that forks, backups, moves and changes"
+            f" of the graph make, got {name!r}: use another name, such as 'my-{name}'"
         )
     return ""
 
