@@ -51,7 +51,7 @@ FOUND: Final = {
     "not-decided-under-the-claim": ("races", 71),
     "decided-after-the-segment": ("races", 71),
     "superseded-driver-ends": ("all", 12),
-    "claims-without-lease": ("forks", 9),
+    "claims-without-lease": ("sources", 28),
     "rewind-forgets-new-logs": ("all", 3),
     "backup-without-ended-logs": ("outside", 0),
     "one-upgrade-savepoint": ("all", 0),

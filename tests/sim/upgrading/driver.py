@@ -11,6 +11,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from checkpoint.core.coordination.checkpoints import PendingCheckpoint
+from checkpoint.core.graph_change import Operators
 from checkpoint.core.links.messages import Vote
 from checkpoint.core.records.layout import even_layout, rebalanced
 from checkpoint.core.records.lines import (
@@ -18,6 +19,7 @@ from checkpoint.core.records.lines import (
     recorded_again,
     refuse_republishing,
     repeated,
+    replaced_graphs,
     restored,
 )
 from checkpoint.core.records.manifest import (
@@ -232,7 +234,7 @@ class Driver:
         """Whether the options of this program are for the graph of an older record: that of the last record,
         or the one from which it made the last change. Below another change, a name may be another operator.
         """
-        if record.checkpoint.operators == last.checkpoint.operators:
+        if (record.checkpoint.operators, record.uids) == (last.checkpoint.operators, last.uids):
             return True
         if self.without == "falls-back-below-changes":
             return True
@@ -271,7 +273,7 @@ class Driver:
             return
         target, last = self._target(), region.last
         if target is not last:
-            self._append(self._back_to(target))
+            self._append(self._back_to(target, self._operators))
             yield "went back"
             if without != "not-decided-under-the-claim":
                 self._change = self._fits(region.last)
@@ -579,22 +581,17 @@ class Driver:
             {},
             self._irrevocable(parent, retained),
             shows_steps=shows_steps(self.graph),
+            replaced=replaced_graphs(parent.checkpoint, self._operators) if parent else {},
         )
         mine = set(self.uids.values())
-        replaced = parent.replaced if parent else ()
-        if change is not None and parent is not None:
-            replaced = (*(one for one in replaced if one != parent.fingerprint), parent.fingerprint)
-        record = Record(
+        return Record(
             checkpoint,
             dict(self.uids),
             {uid: ends for uid, ends in self.ended_logs.items() if uid not in mine},
-            replaced,
             parent.taken_back - mine if parent else frozenset(),
             upgrades,
             "graph" if change is not None else "vote",
         )
-        present = record.fingerprint
-        return record.again(replaced=tuple(one for one in replaced if one != present))
 
     def _irrevocable(self, parent: Record | None, retained: tuple[int, ...]) -> dict[str, str]:
         """Return the sinks that cannot take rows back: the present ones, and removed ones that a retained
@@ -607,16 +604,14 @@ class Driver:
         before = parent.checkpoint.irrevocable.items()
         return {**{uid: kind for uid, kind in before if uid in known}, **mine}
 
-    def _back_to(self, target: Record) -> Record:
+    def _back_to(self, target: Record, graph: Operators | None = None) -> Record:
         """Return the record that restores a retained one: identities, ended logs and graph are its own."""
         region, last = self.region, self.region.last
         assert last is not None
-        checkpoint = restored(region.checkpoints, target.checkpoint, self.epoch)
+        checkpoint = restored(region.checkpoints, target.checkpoint, self.epoch, graph=graph)
         here = {*target.uids.values(), *target.ended}
         later = {uid for one in region.kept for uid in (*one.uids.values(), *one.ended)}
         taken = (later | last.taken_back) - here
-        replaced = dict.fromkeys((*last.replaced, *target.replaced, last.fingerprint))
-        replaced.pop(target.fingerprint, None)
         return Record(
             replace(
                 checkpoint,
@@ -624,7 +619,6 @@ class Driver:
             ),
             target.uids,
             target.ended,
-            tuple(replaced),
             frozenset() if self.without == "rewind-forgets-new-logs" else frozenset(taken),
             last.upgrades,
             "back",

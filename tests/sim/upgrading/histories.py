@@ -59,6 +59,8 @@ class History:
         self.live: Driver | None = None
         self.seen: Counter[str] = ideal.seen
         self.forks = 0
+        self.never_ran: Program | None = None
+        """In a fork, the program of the original, if the fork begins with another graph: it replaces none."""
 
     # --- drivers ------------------------------------------------------------------------------------------
 
@@ -327,6 +329,7 @@ class History:
         last = self.region.last
         assert last is not None
         olds = [one for one in self.programs if operators_of(one.graph) != last.checkpoint.operators]
+        olds = [one for one in olds if one is not self.never_ran]
         if not olds:
             return
         old = copy.copy(self.rng.choice(olds))
@@ -414,7 +417,7 @@ class History:
             other = self.new_program()
             if other is not None and not other.edit.refuse:
                 other.options.bootstrap_of = 1 if other.edit.boot else 0
-                program = other
+                self.never_ran, program = program, other
         self.start(program, after=self.rng.choice((None, 6, 12)))
         if self.live is None:
             self.start(program)

@@ -113,8 +113,6 @@ class Record:
     """Operator -> the name under which all of it is stored."""
     ended: dict[str, dict[int, int]] = field(default_factory=dict)
     """Log of a removed sink -> worker -> its end."""
-    replaced: tuple[str, ...] = ()
-    """Graphs that were replaced."""
     taken_back: frozenset[str] = frozenset()
     """Logs that this line does not have: later checkpoints than its target began them."""
     upgrades: tuple[int, ...] = ()
@@ -164,7 +162,8 @@ def decide(
     present = operators_of(graph)
     if present == last.checkpoint.operators and not last.checkpoint.in_origin:
         return _applied_again(last, graph, options, region) if without == "options-applied-again" else None
-    if fingerprint(present) in last.replaced and not options.graph_back and without != "old-program-accepted":
+    is_replaced = fingerprint(present) in last.checkpoint.replaced
+    if is_replaced and not options.graph_back and without != "old-program-accepted":
         raise RefusedError("replaced")
     made_of = options.bootstrap_of
     if made_of and made_of != last.checkpoint.voted_as and without != "bootstrap-of-another-checkpoint":
