@@ -177,7 +177,7 @@ def test_what_lies_between_two_calls_is_plain_or_refused_by_name(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     nothing_runs(monkeypatch)
-    (words,) = Streams(spark, tmp_path, ["word"]).given("memory://unused")
+    (words,) = Streams(spark, tmp_path, ["word"]).given("dos://127.0.0.1:9")
     counted = windowed(words)
     hour = F.window("window", "1 hour")
     calls: dict[str, Callable[[], Any]] = {
@@ -255,7 +255,7 @@ def test_a_join_of_streams_that_no_region_computes_is_refused_by_name(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing_runs(monkeypatch)
-    ads, clicks = Streams(spark, tmp_path, ["ad", "click"]).given("memory://unused")
+    ads, clicks = Streams(spark, tmp_path, ["ad", "click"]).given("dos://127.0.0.1:9")
     seen, clicked = ads.withWatermark("adAt", "1 hour"), clicks.withWatermark("clickAt", "2 hours")
     equal = "ad = click AND clickAt >= adAt"
 
@@ -295,7 +295,7 @@ def test_a_join_of_streams_that_no_region_computes_is_refused_by_name(
 def test_a_join_has_the_delay_of_each_stream_and_keys_that_are_named_by_content(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    (words,) = Streams(spark, tmp_path, ["word"]).given("memory://unused")
+    (words,) = Streams(spark, tmp_path, ["word"]).given("dos://127.0.0.1:9")
     left = words.withColumn("n", F.length("word")).withWatermark("wordAt", "1 hour")
     right = words.toDF("at", "term").withColumn("m", F.length("term")).withWatermark("at", "2 hours")
     conditions = ["word = term", "n = m", "at = wordAt"]

@@ -206,7 +206,7 @@ def test_what_a_mode_does_not_have_is_refused_before_anything_starts(
 ) -> None:
     nothing_runs(monkeypatch)
     (tmp_path / "in").mkdir()
-    words = words_of(Running(spark, tmp_path, "memory://unused").words)
+    words = words_of(Running(spark, tmp_path, "dos://127.0.0.1:9").words)
     counted = words.groupBy("word").count()
     timed = words.withWatermark("at", "1 hour")
 
