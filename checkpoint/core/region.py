@@ -2,7 +2,7 @@
 receive, and its directories. Plain values; nothing here decides anything but whether a region can continue.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from html import escape
@@ -805,6 +805,29 @@ def check_continues(spec: RegionSpec, checkpoint: Checkpoint) -> None:
             remedy="start the program that ran last, and stop it (a region that stops shows nothing after its"
             f" last checkpoint); or take back what it showed: dos region restore URL {spec.name} --to"
             f" checkpoint:{checkpoint.number} --stopped (its readers get OutputRewoundError, or follow)",
+        )
+
+
+def check_goes_back(spec: RegionSpec, kept: Sequence[Checkpoint], target: Checkpoint) -> None:
+    """Raise as `check_continues` unless a region that continues from the last of `kept` can go back to one of
+    them.
+    """
+    check_continues(spec, target)
+    last = kept[-1]
+    graphs = [(last.operators, last.uids)]
+    if spec.operators == last.operators:
+        # Also below the change with which this graph came. Not below another one: this program was never
+        # compared with that graph, and a name may have gone to another operator in between.
+        came = max((note.checkpoint for note in last.replaced.values()), default=0)
+        graphs += [(one.operators, one.uids) for one in kept if one.number == came - 1]
+        graphs += [(one.operators, one.uids) for one in kept if one.in_origin and not came]
+    if (target.operators, target.uids) not in graphs:
+        raise _another_graph(
+            spec,
+            target,
+            "more than one change of the graph is between it and the last checkpoint",
+            remedy=f"stop the region, go back with dos region restore URL {spec.name} --to"
+            f" checkpoint:{target.number} --stopped, and start the program that made it",
         )
 
 

@@ -16,13 +16,21 @@ from checkpoint.core.coordination.vocabulary import (
     ManifestOpened,
     OpenManifest,
     PauseWanted,
+    RestoreWanted,
     StopWanted,
 )
-from checkpoint.core.graph_change import GraphOptions, OperatorNote, born_with, fingerprint, upgrade_savepoint
+from checkpoint.core.graph_change import (
+    GraphOptions,
+    OperatorNote,
+    born_with,
+    compare,
+    fingerprint,
+    upgrade_savepoint,
+)
 from checkpoint.core.links.messages import Counters, Paused, RequestCheckpoint, Restore, Restored, Start
 from checkpoint.core.records.lines import find_target, republished, restored
 from checkpoint.core.records.manifest import Checkpoint, ReplacedGraph, savepoint_name_problem
-from checkpoint.core.region import RegionSpec, RegionState, check_application
+from checkpoint.core.region import RegionSpec, RegionState, RestoreSettled, check_application
 from checkpoint.core.upgrades import plan_upgrade
 from checkpoint.errors import GraphChangeRefusedError
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
@@ -395,6 +403,31 @@ def test_a_restore_of_the_savepoint_before_a_change_exchanges_the_two_graphs() -
     mine = restored(kept, target, 9, graph=AFTER)
     assert list(mine.replaced) == [fingerprint(BEFORE)], "the program that asks for it continues"
     assert started(mine, kept=(*kept, mine), operators=AFTER).sent(Restore)
+
+
+@pytest.mark.parametrize("other", [1, 2])
+def test_a_region_that_runs_goes_back_below_one_change_of_its_graph_and_not_below_two(other: int) -> None:
+    # The state of 'count' belongs to 'total' since: the last graph has another 'count', which is empty. So it
+    # fits the first graph, and would continue with rows that are not its own.
+    renamed = notes(rows="source", total="count", out="sink")
+    both = renamed | notes(count="count")
+    kept = upgraded((last_of(),), renamed, graph_options=GraphOptions(renamed={"count": "total"}))
+    kept = upgraded(kept, both)
+    first, second, last = kept
+    region = started(last, kept=kept, operators=both)
+    for worker in range(2):
+        region.receive(worker, Restored, last_step=last.step)
+    assert region.state is RegionState.RUNNING
+    region.take()
+    region.play(RestoreWanted(f"checkpoint:{other}"))
+    if other == second.number:
+        (append,) = region.take(AppendCheckpoint)
+        assert append.checkpoint.rolled_back_to == second.number
+        return
+    assert not compare(first.operators, both).refused
+    (settled,) = region.events(RestoreSettled)
+    assert "more than one change of the graph is between" in settled.error
+    assert "--to checkpoint:1 --stopped" in settled.error
 
 
 def test_the_checkpoints_before_the_last_changes_of_a_graph_stay() -> None:

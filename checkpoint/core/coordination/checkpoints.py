@@ -70,7 +70,7 @@ from checkpoint.core.region import (
     RegionState,
     RestoreSettled,
     SavepointSettled,
-    check_continues,
+    check_goes_back,
 )
 from checkpoint.errors import (
     GraphChangeRefusedError,
@@ -806,7 +806,7 @@ class Checkpoints:
         try:
             self._check_restore_possible()
             target = find_target(run.kept, event.to, region=run.spec.name)
-            check_continues(run.spec, target)
+            check_goes_back(run.spec, run.kept, target)
             if not event.allow_republish:
                 refuse_republishing(run.kept[-1], target)
         except (RestoreRefusedError, ManifestError, GraphChangeRefusedError) as error:

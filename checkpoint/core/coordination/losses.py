@@ -28,7 +28,7 @@ from checkpoint.core.links.messages import CompanionReport, Failed, Heartbeat, R
 from checkpoint.core.records.lines import refuse_republishing
 from checkpoint.core.records.manifest import Checkpoint, Examination
 from checkpoint.core.records.views import report_text, rewind_report
-from checkpoint.core.region import FellBack, RegionState, WorkerLost, check_continues
+from checkpoint.core.region import FellBack, RegionState, WorkerLost, check_goes_back
 from checkpoint.errors import (
     CheckpointDamagedError,
     GraphChangeRefusedError,
@@ -94,7 +94,7 @@ class FallingBack:
             self._fail(CheckpointDamagedError(found.text, remedy=self._remedy(found)), now)
             return
         try:
-            check_continues(run.spec, target)
+            check_goes_back(run.spec, run.kept, target)
         except (ManifestError, GraphChangeRefusedError) as error:
             text = f"{found.text}; checkpoint {target.number} is whole, but {error.args[0]}"
             remedy = f"run the program that made it, after {self._command(target.number)}"
