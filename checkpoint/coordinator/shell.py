@@ -63,7 +63,7 @@ from checkpoint.core.region import (
     RegionStatus,
     change_of,
     check_application,
-    check_continues,
+    when_restored,
 )
 from checkpoint.core.requests import Answer
 from checkpoint.errors import GraphChangeRefusedError, NoAnswerError, NoRegionError, NotHandedOverError
@@ -453,6 +453,7 @@ async def before_claim(store: Store, spec: RegionSpec) -> Begin:
             raise
         logger.info("the manifest of region %s cannot be read before it is claimed: %s", spec.name, error)
         return Begin(unread=True)
+    last = view.last
     if spec.restore and not view.unproved:
         target = find_restored(
             view.kept,
@@ -462,8 +463,8 @@ async def before_claim(store: Store, spec: RegionSpec) -> Begin:
             by_program=True,
         )
         if target is not None:
-            check_continues(spec, target)
-    check_application(spec, others | ({} if view.last is None else {spec.name: view.last}))
+            last = when_restored(spec, view.kept, target)
+    check_application(spec, others | ({} if last is None else {spec.name: last}))
     return Begin(view.last)
 
 

@@ -15,7 +15,7 @@ from checkpoint import limits
 from checkpoint.core.graph_change import NO_OPTIONS, GraphChange, GraphOptions, OperatorNote, fingerprint
 from checkpoint.core.links.messages import Counters
 from checkpoint.core.records.layout import workers_text
-from checkpoint.core.records.lines import check_places, graph_change
+from checkpoint.core.records.lines import check_places, graph_change, refuse_replaced
 from checkpoint.core.records.manifest import Checkpoint, Examination, OnDamaged, check_checkpoint
 from checkpoint.errors import GraphChangeRefusedError, ManifestError
 from dos_protocol.names import check_name
@@ -803,8 +803,10 @@ def check_continues(spec: RegionSpec, checkpoint: Checkpoint) -> None:
             "it may have shown steps after this checkpoint, which the new graph would make again with other"
             " rows",
             remedy="start the program that ran last, and stop it (a region that stops shows nothing after its"
-            f" last checkpoint); or take back what it showed: dos region restore URL {spec.name} --to"
-            f" checkpoint:{checkpoint.number} --stopped (its readers get OutputRewoundError, or follow)",
+            " last checkpoint); or take back what it showed:"
+            f' restore="checkpoint:{checkpoint.number}" in this program, or dos region'
+            f" restore URL {spec.name} --to checkpoint:{checkpoint.number} --stopped"
+            " (its readers get OutputRewoundError, or follow)",
         )
 
 
@@ -829,6 +831,20 @@ def check_goes_back(spec: RegionSpec, kept: Sequence[Checkpoint], target: Checkp
             remedy=f"stop the region, go back with dos region restore URL {spec.name} --to"
             f" checkpoint:{target.number} --stopped, and start the program that made it",
         )
+
+
+def when_restored(spec: RegionSpec, kept: Sequence[Checkpoint], target: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with which a program begins that asks for an older one (`RegionSpec.restore`).
+    Raises GraphChangeRefusedError; whether the program continues from it is not decided.
+    """
+    # An old program that is started again asks as it did the first time: that does not undo a later change.
+    if not spec.graph_options.graph_back:
+        refuse_replaced(kept[-1], spec.operators, spec.name)
+    # The record of the restore takes back what was shown since.
+    begins = replace(target, shows_on=False)
+    if spec.operators != target.operators:
+        check_goes_back(spec, kept, begins)
+    return begins
 
 
 def meanwhile_another_graph(spec: RegionSpec, checkpoint: Checkpoint) -> GraphChangeRefusedError:

@@ -30,7 +30,14 @@ from checkpoint.core.graph_change import (
 from checkpoint.core.links.messages import Counters, Paused, RequestCheckpoint, Restore, Restored, Start
 from checkpoint.core.records.lines import find_target, republished, restored
 from checkpoint.core.records.manifest import Checkpoint, ReplacedGraph, savepoint_name_problem
-from checkpoint.core.region import RegionSpec, RegionState, RestoreSettled, check_application
+from checkpoint.core.region import (
+    RegionSpec,
+    RegionState,
+    RestoreSettled,
+    check_application,
+    check_continues,
+    when_restored,
+)
 from checkpoint.core.upgrades import plan_upgrade
 from checkpoint.errors import GraphChangeRefusedError
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
@@ -428,6 +435,26 @@ def test_a_region_that_runs_goes_back_below_one_change_of_its_graph_and_not_belo
     (settled,) = region.events(RestoreSettled)
     assert "more than one change of the graph is between" in settled.error
     assert "--to checkpoint:1 --stopped" in settled.error
+
+
+def test_a_program_may_take_back_what_another_graph_has_shown_and_no_graph_that_was_replaced() -> None:
+    shown = last_of(shows_steps=True)
+    assert not shown.is_quiet
+    program = replace(spec(), operators=AFTER, restore="checkpoint:1")
+    with pytest.raises(GraphChangeRefusedError, match="shown steps after this checkpoint") as refusal:
+        check_continues(program, shown)
+    assert 'restore="checkpoint:1" in this program' in refusal.value.remedy
+    check_continues(program, when_restored(program, (shown,), shown))
+    # The old program, which a supervisor starts again, and which asked for the same checkpoint once.
+    first, last = upgraded((last_of(),), AFTER)
+    old = replace(program, operators=BEFORE)
+    with pytest.raises(GraphChangeRefusedError, match="was replaced"):
+        check_continues(old, when_restored(old, (first, last), first))
+    meant = replace(old, graph_options=GraphOptions(graph_back=True))
+    check_continues(meant, when_restored(meant, (first, last), first))
+    other = replace(program, operators=AFTER | notes(dear="map"))
+    with pytest.raises(GraphChangeRefusedError, match="more than one change"):
+        when_restored(other, (first, last), first)
 
 
 def test_the_checkpoints_before_the_last_changes_of_a_graph_stay() -> None:

@@ -286,13 +286,17 @@ def test_a_dry_run_shows_what_an_upgrade_would_change_and_claims_nothing(
 @pytest.mark.process
 @pytest.mark.usefixtures("forks")
 def test_a_program_that_does_not_fit_leaves_the_other_alone(shared_store: str, tmp_path: Path) -> None:
-    """Also one that would fit if the region showed no steps, and one whose state would begin anew."""
+    """Also one that would fit if the region showed no steps, and one whose state would begin anew. The former
+    continues if it takes back what was shown.
+    """
     name = tmp_path.name
     with open_blocking(shared_store) as client:
         shown = partial(client.portal.call, last_rows, client.store, name)
         with running(graph_of(1, "step"), shared_store, tmp_path) as (control, watch):
             send(client, name, range(3))
             watch.checkpoints(1)
+            until(lambda: sum(shown()[0].values()) == 3, "the first rows are shown", 60)
+            control.savepoint("good", timeout=60)
             for graph in (graph_of(2, "step"), by_number()):
                 with running(graph, shared_store, tmp_path) as (newcomer, _):
                     assert not finished(newcomer)
@@ -301,6 +305,11 @@ def test_a_program_that_does_not_fit_leaves_the_other_alone(shared_store: str, t
             until(lambda: sum(shown()[0].values()) == 9, "the first program runs on", 60)
             assert control.status.state is RegionState.RUNNING
             assert not control.status.resets
+        back = {"restore": "savepoint:good"}
+        with running(graph_of(2, "step"), shared_store, tmp_path, **back) as (control, _):
+            blocking.close_input(client, name, "rows")
+            assert finished(control), control.status
+        assert sum(shown()[0].values()) == 3 + 3, "all rows up to the savepoint, and the even ones after it"
 
 
 def with_totals(version: int) -> Graph:

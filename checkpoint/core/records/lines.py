@@ -401,7 +401,8 @@ def replaced_graphs(last: Checkpoint, graph: Operators) -> dict[str, ReplacedGra
     return dict(list(known.items())[-limits.replaced_graphs_max :])
 
 
-def _refuse_replaced(checkpoint: Checkpoint, graph: Operators, region: str) -> None:
+def refuse_replaced(checkpoint: Checkpoint, graph: Operators, region: str) -> None:
+    """Raise GraphChangeRefusedError if another graph has replaced this one, and is that of the checkpoint."""
     if graph == checkpoint.operators or (note := checkpoint.replaced.get(fingerprint_of(graph))) is None:
         return
     savepoint, back = upgrade_savepoint(region, note.checkpoint - 1), ""
@@ -428,7 +429,7 @@ def graph_change(
     GraphChangeRefusedError if it cannot. In a fork, all sinks begin anew.
     """
     if not options.graph_back:
-        _refuse_replaced(checkpoint, present, region)
+        refuse_replaced(checkpoint, present, region)
     change = compared_with(checkpoint, present, region=region, options=options)
     check_compatible(change, region=region, checkpoint=checkpoint.number)
     return change
