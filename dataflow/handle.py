@@ -433,6 +433,7 @@ class RegionOptions(TypedDict, total=False):
       fits is kept, so the option may stay in the program.
     - `renamed`: old name -> new name, of operators with a state, sources and sinks, if the graph is not that
       of the last checkpoint.
+    - `rewired`: operators that keep their state although no source above them is one whose rows made it.
     - `graph_back`: confirms that a graph is used again that another one has replaced in this region.
     - `on_damaged`: what follows if the last checkpoint is damaged on more members than the store tolerates.
       "fail", the default: the region fails, and names what is damaged and what is whole. "previous": it goes
@@ -465,6 +466,7 @@ class RegionOptions(TypedDict, total=False):
     allow_republish: bool
     drop_state: Sequence[str]
     renamed: Mapping[str, str]
+    rewired: Sequence[str]
     graph_back: bool
     on_damaged: OnDamaged
     scratch: "str | os.PathLike[str] | None"

@@ -599,6 +599,12 @@ async def upgrade(
         list[str] | None,
         typer.Option(help="Operator that has another name now, as in `run`.", metavar="OLD=NEW"),
     ] = None,
+    rewired: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Operator that keeps its state below other sources, as in `run`.", metavar="OPERATOR"
+        ),
+    ] = None,
 ) -> Report:
     """Show what a program with another graph would change in a region, and claim nothing.
 
@@ -623,7 +629,11 @@ async def upgrade(
             REFUSED,
         )
     options = GraphOptions.of(
-        {"drop_state": drop_state, "renamed": dict(_renamed(pair) for pair in renamed or ())}
+        {
+            "drop_state": drop_state,
+            "renamed": dict(_renamed(pair) for pair in renamed or ()),
+            "rewired": rewired,
+        }
     )
     found = plan_upgrade(_loaders[0](graph, name), regions, options)
     refused = [one.region for one in found if not one.fits]

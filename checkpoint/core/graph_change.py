@@ -147,20 +147,24 @@ class GraphOptions:
     begin anew. The state of one that fits is kept."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Name in the checkpoint -> name in the graph."""
+    rewired: tuple[str, ...] = ()
+    """Operators that may keep their state although its rows came from other sources."""
     graph_back: bool = False
     """The graph may be one that another one has replaced."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "GraphOptions":
         """Return the options among those of a program. Raises TypeError for one that has another form."""
-        drop, renamed = given.get("drop_state") or (), given.get("renamed") or {}
-        if isinstance(drop, str) or not all(isinstance(name, str) for name in drop):
-            raise TypeError(f'drop_state must be the names of operators, ("a", "b"), got {drop!r:.60}')
+        renamed = given.get("renamed") or {}
+        lists = {option: given.get(option) or () for option in ("drop_state", "rewired")}
+        for option, names in lists.items():
+            if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+                raise TypeError(f'{option} must be the names of operators, ("a", "b"), got {names!r:.60}')
         if not isinstance(renamed, Mapping) or not all(isinstance(one, str) for one in renamed.values()):
             raise TypeError(f'renamed must be {{"old name": "new name"}}, got {renamed!r:.60}')
         if not isinstance(back := given.get("graph_back") or False, bool):
             raise TypeError(f"graph_back must be True or False, got {back!r:.60}")
-        return cls(tuple(drop), dict(renamed), back)
+        return cls(tuple(lists["drop_state"]), dict(renamed), tuple(lists["rewired"]), back)
 
 
 NO_OPTIONS: Final = GraphOptions()
@@ -287,7 +291,7 @@ class _Comparing:
     def _decide(self, name: str) -> None:
         """Give an operator the uid of the one in the checkpoint that it continues, or a new one."""
         old = self._former.get(name)
-        why = "" if old is None else self._why_not(self._stored[old], self._present[name])
+        why = "" if old is None else self._why_not(old, name)
         if old is not None and not why:
             self._now[name] = self._was[old]
             return
@@ -315,27 +319,28 @@ class _Comparing:
             return "Give it its former name and settings"
         return f'To drop its state: drop_state=("{old}",)'
 
-    def _why_not(self, old: OperatorNote, new: OperatorNote) -> str:
+    def _why_not(self, was: str, name: str) -> str:
         """Return why an operator cannot continue what a checkpoint has of another one, empty if it can."""
+        old, new = self._stored[was], self._present[name]
         if self._outputs_begin and old.kind == new.kind == "sink":
             old, new = (msgspec.structs.replace(one, detail="") for one in (old, new))
         if old.meaning != new.meaning or (old.state is None) != (new.state is None):
             return _difference(_words(old), _words(new))
         if old.state is not None and new.state is not None and old.state not in (new.state, *new.takes):
             return _why_not_state(old.state, new.state)
-        return self._why_not_inputs(old, new)
+        return self._why_not_inputs(old, new, name)
 
-    def _why_not_inputs(self, old: OperatorNote, new: OperatorNote) -> str:
+    def _why_not_inputs(self, old: OperatorNote, new: OperatorNote, name: str) -> str:
         """Return why the rows of an operator would be others than those that made its state."""
         was = [{self._was.get(source, source) for source in above} for above in old.lineage]
         now = [{self._now.get(source, source) for source in above} for above in new.lineage]
         assert len(was) == len(now) or not new.stored, "stored columns are of each input"
         for port, above in enumerate(now[: len(was)]):
             reads, made_of = _listed(new.lineage[port]), _listed(old.lineage[port])
-            if not above & was[port]:
+            if not above & was[port] and name not in self._options.rewired:
                 return (
                     f"reads {reads}, and its state was made of {made_of}: rows of other sources do not"
-                    " continue it"
+                    f' continue it. If these do: rewired=("{name}",)'
                 )
             others = [one for index, one in enumerate(was) if index != port]
             # Which of two inputs is which: by their sources; if these do not tell, by the operators just

@@ -832,7 +832,12 @@ class Graph:
         return FORMS[form](self.plan())
 
     def compare(
-        self, before: "Graph", *, drop_state: Sequence[str] = (), renamed: Mapping[str, str] | None = None
+        self,
+        before: "Graph",
+        *,
+        drop_state: Sequence[str] = (),
+        renamed: Mapping[str, str] | None = None,
+        rewired: Sequence[str] = (),
     ) -> GraphChange:
         """Return what this graph changes in a region that ran the graph `before`, and for each operator that
         does not fit, why its state cannot be continued; `str` is a text of some lines. The options are those
@@ -840,7 +845,7 @@ class Graph:
 
             print(graph.compare(before, drop_state=("longest",)))
         """
-        options = GraphOptions.of({"drop_state": drop_state, "renamed": renamed})
+        options = GraphOptions.of({"drop_state": drop_state, "renamed": renamed, "rewired": rewired})
         return compare(before.plan().operators, self.plan().operators, options=options)
 
     def plan(self) -> GraphPlan:

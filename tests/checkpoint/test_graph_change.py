@@ -177,6 +177,21 @@ def test_what_is_above_an_operator_may_change(fields: dict[str, Any]) -> None:
     assert (change.refused, change.kept) == ((), ("op",))
 
 
+def test_rows_of_other_sources_continue_a_state_if_that_is_permitted_but_not_exchanged_inputs() -> None:
+    moved = msgspec.structs.replace(COUNT, lineage=(("sales",),))
+    ((_, why),) = compare({"op": COUNT}, {"op": moved}).refused
+    assert 'rewired=("op",)' in why
+    permitted = GraphOptions.of({"rewired": ["op"]})
+    change = compare({"op": COUNT}, {"op": moved}, options=permitted)
+    assert (change.refused, change.kept) == ((), ("op",))
+    for lineage in ((("prices",), ("orders",)), (("orders",), ("orders",))):
+        exchanged = msgspec.structs.replace(JOIN, lineage=lineage)
+        ((_, why),) = compare({"op": JOIN}, {"op": exchanged}, options=permitted).refused
+        assert "its inputs are exchanged" in why
+    with pytest.raises(TypeError, match="rewired must be the names of operators"):
+        GraphOptions.of({"rewired": "op"})
+
+
 def test_inputs_that_their_sources_do_not_tell_apart_are_told_apart_by_name() -> None:
     old = msgspec.structs.replace(JOIN, lineage=(("orders",), ("orders",)))
     assert compare({"op": old}, {"op": old}).refused == ()
