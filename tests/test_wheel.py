@@ -142,7 +142,7 @@ def test_every_command_explains_itself_in_the_core_environment(environment: Envi
         assert code == 0, words
         assert f"dos {words}" in text
     assert environment.run("dos", "--version").stdout == f"dos {environment.wheel.name.split('-')[1]}\n"
-    assert "in another terminal" in environment.run("dos", "--help").stdout
+    assert "In another terminal" in environment.run("dos", "--help").stdout
 
 
 def test_a_server_and_a_client_run_in_the_core_environment(environment: Environment, server: str) -> None:

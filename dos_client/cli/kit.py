@@ -232,7 +232,7 @@ def command(
             begin_command_log(as_json=given.pop("log_json", False))
             # Only what was added: a command may have a parameter of its own with the name of one of these.
             shared = {**_SHARED, **{one: given.pop(one) for one, *_ in added if one in _SHARED}}
-            display = ProgressDisplay(ctx.command_path, quiet=shared["as_json"] or not progress)
+            display = ProgressDisplay(ctx.command_path, quiet=shared["as_json"], on_terminal=progress)
             with errors_end_command(ends.code, also=ends.refused), display:
                 called = {"call": Call(display, **shared)} if takes_call else {}
                 begin: Callable[[], Any] = partial(function, **called, **given)
@@ -548,18 +548,18 @@ class _OfBytes(ProgressColumn):
 class ProgressDisplay:
     """Shows on standard error how far a command is while it is entered, unless `quiet`.
 
-    On a terminal, from the second `PROGRESS_AFTER_S` on: `text`, or what was last said or shown, bytes if
-    they are known, and the seconds since the command began. Elsewhere nothing, or lines after `show_lines`.
+    `on_terminal`, from the second `PROGRESS_AFTER_S` on: `text`, or what was last said or shown, bytes if
+    they are known, and the seconds since the command began. Otherwise nothing, or lines after `show_lines`.
     Lines are timed by trio's clock, so they need a trio run.
     """
 
-    def __init__(self, text: str, *, quiet: bool) -> None:
+    def __init__(self, text: str, *, quiet: bool, on_terminal: bool) -> None:
         self._text, self._quiet = text, quiet
         self._lines_from_s: float | None = None
         self._last = (-LINE_PAUSE_S, "")
         self._console = Console(stderr=True)
         self._bar: Progress | None = None
-        if self._console.is_terminal and not quiet:
+        if on_terminal and self._console.is_terminal and not quiet:
             self._bar = Progress(
                 TextColumn("{task.description}", markup=False),
                 *map(_OfBytes, (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())),

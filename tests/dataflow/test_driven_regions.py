@@ -49,7 +49,7 @@ def test_rows_that_are_shown_before_the_record_of_their_batch_are_refused() -> N
 
 def test_a_source_that_the_query_does_not_feed_is_refused(tmp_path: Path) -> None:
     graph = driven()
-    graph.source("files", FileSource(tmp_path)).sink("kept", LogSink())
+    graph.source("files", FileSource(tmp_path, watch=True)).sink("kept", LogSink())
     said = refusal(graph)
     assert "source 'files' is not fed by the query that feeds 'lines'" in said
 

@@ -118,15 +118,19 @@ def test_a_graph_says_what_it_changes_in_a_region_of_another_one() -> None:
 
     assert str(graph(even=True).compare(graph())).splitlines() == [
         "kept     counts, out, rows",
+        "renamed  -",
         "new      even",
         "gone     -",
+        "dropped  -",
         "refused  -",
     ]
     change = graph("n").compare(graph(even=True))
     assert [name for name, _ in change.refused] == ["counts", "out"]
-    assert str(change).splitlines()[2:4] == [
+    count = "was count of (key string) key (key), is count of (n int) key (n)"
+    assert str(change).splitlines()[3:6] == [
         "gone     even",
-        "refused  counts: was count of (key string) key (key), is count of (n int) key (n)",
+        "dropped  -",
+        f'refused  counts: {count}. To drop its state: drop_state=("counts",)',
     ]
 
 

@@ -41,9 +41,9 @@ def completes_at_once(self: s3.S3Output, transaction: str) -> Any:
     return receipt
 
 
-def without_the_remainder(self: s3._Parts) -> s3.Receipt:
+def without_the_remainder(self: s3._Parts) -> None:
     self._buffer.clear()
-    return _finish(self)
+    _end(self)
 
 
 def keys_by_number(bucket: Bucket, key: str, *others: Any) -> s3.RowUpload:
@@ -63,14 +63,14 @@ def of_everybody(self: Transactions, staged: Iterable[str]) -> list[str]:
 
 ZOMBIE = "rows prepare sync commit kill rows prepare sync commit publish zombies"
 """One that publishes its rows late, when its successor has published them, and its own."""
-_prepare, _finish, _RowUpload = s3.S3Output.prepare, s3._Parts.finish, s3.RowUpload
+_prepare, _end, _RowUpload = s3.S3Output.prepare, s3._Parts.end, s3.RowUpload
 
 
 @pytest.mark.parametrize(
     ("kind", "method", "fault", "story", "said"),
     [
         (s3.S3Output, "prepare", completes_at_once, "no failure", "visible too early: "),
-        (s3._Parts, "finish", without_the_remainder, "no failure", "lost: "),
+        (s3._Parts, "end", without_the_remainder, "no failure", "lost: "),
         (s3, "RowUpload", keys_by_number, "a zombie", "neither the object"),
         (TwoPhaseWriter, "voted", without_receipts, "a crash between commit and publish", "KeyError"),
         (Transactions, "left_over", of_everybody, "a superseded worker opens late", "was aborted"),
@@ -127,7 +127,7 @@ def whoever_wrote(self: Transactions, published: Iterable[str]) -> list[str]:
     return [name for name in published if self.newest and name > self.newest]
 
 
-def not_recorded(self: s3.S3Output, transaction: str) -> None:
+def not_recorded(self: s3._Newest, transaction: str) -> None:
     """An object that a reader has moved away cannot be distinguished from one that is lost."""
 
 
@@ -136,7 +136,7 @@ def not_recorded(self: s3.S3Output, transaction: str) -> None:
     [
         (Transactions, "to_take_back", nothing, OLDER, "the rows of checkpoint 3 come again"),
         (Transactions, "to_take_back", whoever_wrote, OLDER, "a worker that is left over takes nothing back"),
-        (s3.S3Output, "_record_shown", not_recorded, MOVED, "neither the object nor its upload exists"),
+        (s3._Newest, "raise_to", not_recorded, MOVED, "neither the object nor its upload exists"),
     ],
 )
 def test_each_rule_of_what_is_visible_is_needed(
@@ -180,7 +180,7 @@ def test_an_object_is_not_overwritten_even_by_an_upload_for_the_same_key(
 def unconditional(writer: Any) -> None:
     """Complete the only upload of a writer without the condition."""
     output = writer._output
-    (receipt,) = output._receipts.values()
+    ((receipt,),) = output._receipts.values()
     parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(receipt.etags, 1)]
     key = "/".join((*output._bucket.url.path, receipt.key))
     client().complete_multipart_upload(

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from dos_client import QuorumUnavailableError, Store, open_store
+from dos_client.cli.kit import Call, ProgressDisplay
 from dos_server.testing import memory_store, threaded_store
 from journal import UnsettledStateError
 from sites import cli, deploying
@@ -247,10 +248,11 @@ async def test_a_command_with_every_waits_between_its_runs(autojump_clock: trio.
         times.append(trio.current_time())
         await trio.lowlevel.checkpoint()
 
+    call = Call(ProgressDisplay("dos sites collect", quiet=True, on_terminal=False), None, False, 0.0, 0.0)
     with trio.move_on_after(650):
-        await cli._repeat(300.0, once)
+        await cli._repeat(call, 300.0, once)
     assert [time - times[0] for time in times] == [0, 300, 600]
-    await cli._repeat(None, once)
+    await cli._repeat(call, None, once)
     assert len(times) == 4
 
 
