@@ -492,7 +492,8 @@ async def lent_by_its_driver(store: Store, region: str) -> HandOverAnswered:
             )
             if reply.answer.verdict == "done":
                 return HandOverAnswered()
-            refused = reply.answer
+            # A driver that was reset meanwhile refuses what was asked of its former incarnation: ask again.
+            refused = reply.answer if reply.answer.incarnation == number else None
         except NoRegionError:
             return HandOverAnswered()
         except NoAnswerError as silence:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from dos_chaos.servers import hold_port
-from dos_tls.files import replace_durably
 from tests.support.dos_command import dos
 from tests.support.servers import ServerProcess, url_of
 
@@ -44,15 +43,6 @@ def contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "dos" / "contexts.toml"
     monkeypatch.setenv("DOS_CONTEXTS", str(path))
     return path
-
-
-def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
-    """Root would have made a file of the device /dev/null."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with pytest.raises(OSError, match="it is no file, and is not replaced by one"):
-        replace_durably(pipe, b"contexts")
-    assert pipe.is_fifo()
 
 
 def test_a_context_names_the_store_and_its_token(store: str, token: Path, contexts: Path) -> None:

@@ -1,4 +1,6 @@
-"""Secrets that every user of the machine can read: a warning, once for each file, and no refusal."""
+"""Secrets that every user of the machine can read: a warning, once for each file, and no refusal. And what is
+replaced durably is a file.
+"""
 
 import os
 import subprocess
@@ -9,6 +11,7 @@ import pytest
 
 from dos_chaos.servers import ServerProcess
 from dos_tls import warn_if_open
+from dos_tls.files import replace_durably
 from tests.support.certificates import Certificates, certificates
 from tests.support.dos_command import dos
 
@@ -86,3 +89,12 @@ def test_servers_and_commands_warn_of_their_tokens_and_keys(
         for path in secrets:
             path.chmod(0o600)
         assert ls() == ""
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    """Root would have made a file of the device /dev/null."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="it is no file, and is not replaced by one"):
+        replace_durably(pipe, b"contexts")
+    assert pipe.is_fifo()

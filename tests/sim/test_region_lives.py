@@ -199,7 +199,7 @@ def the_savepoint_is_dropped_as_soon_as_the_fork_exists() -> Planted:
     return mock.patch.object(users, "fork_needs", needs)
 
 
-@planted("forking", [243])
+@planted("forking", [381])
 def it_starts_without_a_checkpoint_of_its_own() -> Planted:
     return mock.patch.object(Checkpoint, "begins", lambda self, layout: self.rewound or self.layout != layout)
 
