@@ -865,7 +865,7 @@ class WatchReader(FileReader):
         super()._clear()
         self._seen: dict[str, FileSeen] = {}
         """This worker's files when they were listed last."""
-        self._whole_gzips: dict[str, tuple[int, bool]] = {}
+        self._whole_files: dict[str, tuple[int, bool]] = {}
         """Gzip file -> its size when it was last checked, and whether it was whole."""
         self._parts: dict[str, tuple[FileSeen, list[str]]] = {}
         self._incomplete_sizes: dict[str, int] = {}
@@ -954,7 +954,7 @@ class WatchReader(FileReader):
             )
         for name in [name for name in self._at if name not in found]:
             self._handle_missing(name, replaced=not self._input.versioned and self._path_of(name) in listed)
-        self._whole_gzips = {name: known for name, known in self._whole_gzips.items() if name in found}
+        self._whole_files = {name: known for name, known in self._whole_files.items() if name in found}
         self._list_at_s = self._clock() + self._spec.poll_s
         return found, ending
 
@@ -983,7 +983,7 @@ class WatchReader(FileReader):
     def _forget(self, path: str) -> None:
         """Forget a file; another file of this name is read from its beginning."""
         self._at.pop(path, None)
-        self._whole_gzips.pop(path, None)
+        self._whole_files.pop(path, None)
         self._incomplete_sizes.pop(path, None)
         self._drop(path)
 
@@ -1002,7 +1002,7 @@ class WatchReader(FileReader):
         if not self._grows(path):
             if at.done and last != seen:
                 _check_unchanged(self._path_of(path), seen, at)
-            return not at.done and (ending or self._is_whole_gzip(path, seen, last))
+            return not at.done and (ending or self._is_whole_file(path, seen, last))
         if seen.size < at.position:
             raise InputChangedError(path, at.position, f"at least {at.position} bytes", f"{seen.size}")
         return seen.size > (at.position if ending else max(at.position, self._incomplete_sizes.get(path, 0)))
@@ -1015,9 +1015,9 @@ class WatchReader(FileReader):
             check_version(path, at.position, at.version, version)
         return not at.done and seen.size > 0
 
-    def _is_whole_gzip(self, name: str, seen: FileSeen, last: FileSeen | None) -> bool:
+    def _is_whole_file(self, name: str, seen: FileSeen, last: FileSeen | None) -> bool:
         """Return whether a file is whole that is read from its end, once its size has stopped changing."""
-        size, whole = self._whole_gzips.get(name, (-1, False))
+        size, whole = self._whole_files.get(name, (-1, False))
         if size != seen.size and last in (None, seen):
             path = self._path_of(name)
             file = decompressed(path, PlainBytes(path, open_regular(path)))
@@ -1030,7 +1030,7 @@ class WatchReader(FileReader):
                     whole = file.is_complete()
             finally:
                 file.close()
-            self._whole_gzips[name] = (seen.size, whole)
+            self._whole_files[name] = (seen.size, whole)
         return whole
 
     # --- splits ---------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import io
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -237,9 +237,11 @@ class ParquetFooter:
         self._metadata = metadata
         self.schema: pa.Schema = metadata.schema.to_arrow_schema()
         self.count: int = metadata.num_row_groups
+        rows = (metadata.row_group(one).num_rows for one in range(self.count))
+        self._first_rows: list[int] = list(accumulate(rows, initial=0))
 
     def first_row(self, group: int) -> int:
-        return sum(self._metadata.row_group(one).num_rows for one in range(group))
+        return self._first_rows[group]
 
     def tables(
         self, groups: Sequence[int], data: bytes, begin: int, names: Sequence[str]

@@ -226,6 +226,15 @@ class Racer:
         await self.log.aclose()
 
 
+async def until_it_runs(store, driver, nursery):
+    """Start a driver, and deal it turns until it runs the region."""
+    nursery.start_soon(driver.run)
+    for _ in range(10):
+        await wait_all_tasks_blocked()
+        await store.deal(driver.name)
+    assert driver.runs
+
+
 async def raced(turns, *, old_wakes_after):
     """Deal these turns to the newcomers, and then to all until nothing changes; the old driver gets turns
     again after so many of them.
@@ -233,11 +242,7 @@ async def raced(turns, *, old_wakes_after):
     store = TurnStore()
     old, *newcomers = racers = [Racer(store, name) for name in GRAPHS]
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(old.run)
-        for _ in range(10):
-            await wait_all_tasks_blocked()
-            await store.deal("old")
-        assert old.runs
+        await until_it_runs(store, old, nursery)
         for one in newcomers:
             nursery.start_soon(one.run)
         await wait_all_tasks_blocked()
@@ -271,11 +276,7 @@ async def handed_over(turns, killed="", after=0):
             )
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(old.run)
-        for _ in range(10):
-            await wait_all_tasks_blocked()
-            await store.deal("old")
-        assert old.runs
+        await until_it_runs(store, old, nursery)
         store.check = nothing_is_shown_unstated
         nursery.start_soon(heir.run)
         await wait_all_tasks_blocked()
