@@ -43,6 +43,7 @@ from dataflow.graph.builder import GraphPart, check_places, part_options
 from dataflow.graph.pictures import svg
 from dataflow.graph.plan import GraphPlan
 from dataflow.limits import handle_poll_s, stop_timeout_s, workers_end_timeout_s
+from dataflow.sinks.base import SinkSpec
 from dataflow.sources.batches import LOCAL_RECOVERY_OF_BATCHES
 from dos_client import metrics, parse_url
 from dos_monitoring import (
@@ -434,6 +435,9 @@ class RegionOptions(TypedDict, total=False):
     - `renamed`: old name -> new name, of operators with a state, sources and sinks, if the graph is not that
       of the last checkpoint.
     - `rewired`: operators that keep their state although no source above them is one whose rows made it.
+    - `removed`: sources and sinks of the last checkpoint that the graph does not have any more, or at another
+      place, by name. The value is None; of a sink outside of the store the specification that the former
+      program has, because rows of the last checkpoint may have to be made visible.
     - `graph_back`: confirms that a graph is used again that another one has replaced in this region.
     - `on_damaged`: what follows if the last checkpoint is damaged on more members than the store tolerates.
       "fail", the default: the region fails, and names what is damaged and what is whole. "previous": it goes
@@ -467,6 +471,7 @@ class RegionOptions(TypedDict, total=False):
     drop_state: Sequence[str]
     renamed: Mapping[str, str]
     rewired: Sequence[str]
+    removed: Mapping[str, SinkSpec | None]
     graph_back: bool
     on_damaged: OnDamaged
     scratch: "str | os.PathLike[str] | None"

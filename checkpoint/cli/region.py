@@ -605,6 +605,13 @@ async def upgrade(
             help="Operator that keeps its state below other sources, as in `run`.", metavar="OPERATOR"
         ),
     ] = None,
+    removed: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Source or sink that is removed, as in `run`; the program gives its specification.",
+            metavar="OPERATOR",
+        ),
+    ] = None,
 ) -> Report:
     """Show what a program with another graph would change in a region, and claim nothing.
 
@@ -633,6 +640,8 @@ async def upgrade(
             "drop_state": drop_state,
             "renamed": dict(_renamed(pair) for pair in renamed or ()),
             "rewired": rewired,
+            "removed": dict.fromkeys(removed or ()),
+            "without_specs": True,
         }
     )
     found = plan_upgrade(_loaders[0](graph, name), regions, options)

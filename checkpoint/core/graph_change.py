@@ -24,7 +24,7 @@ an operator that comes never finds what another one of its name has left, and a 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -74,6 +74,9 @@ class OperatorNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Other declared states that it takes over, through its migrations."""
     gives: str = ""
     """The columns of its output, empty for a sink."""
+    removed_with: str = ""
+    """The class of a sink that may have left rows outside of the store which only its specification can make
+    visible or take back: without it, it is not removed. Empty for all others."""
 
     @property
     def is_stateless(self) -> bool:
@@ -136,6 +139,13 @@ def upgrade_savepoint(region: str, checkpoint: int) -> str:
     return f"{UPGRADE_PREFIX}{_change_after(region, checkpoint)}"
 
 
+class RemovedSink(Protocol):
+    """The specification of a sink of which a graph has no use any more."""
+
+    def detail(self) -> str:
+        """Return its settings and its place, as `OperatorNote.detail` has them."""
+
+
 @dataclass(frozen=True, slots=True)
 class GraphOptions:
     """What a program permits when its graph differs from that of the checkpoint. Names that do not matter for
@@ -151,6 +161,11 @@ class GraphOptions:
     """Operators that may keep their state although its rows came from other sources."""
     graph_back: bool = False
     """The graph may be one that another one has replaced."""
+    removed: Mapping[str, RemovedSink | None] = field(default_factory=dict)
+    """Sources and sinks, by their names in the checkpoint, that the graph may lack, or have at another place
+    -> the specification of one with `OperatorNote.removed_with`, None for all others."""
+    without_specs: bool = False
+    """Nobody has the specifications in `removed`, because nothing starts: they are not compared."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "GraphOptions":
@@ -164,7 +179,22 @@ class GraphOptions:
             raise TypeError(f'renamed must be {{"old name": "new name"}}, got {renamed!r:.60}')
         if not isinstance(back := given.get("graph_back") or False, bool):
             raise TypeError(f"graph_back must be True or False, got {back!r:.60}")
-        return cls(tuple(lists["drop_state"]), dict(renamed), tuple(lists["rewired"]), back)
+        removed = given.get("removed") or {}
+        if not isinstance(removed, Mapping) or not all(
+            one is None or callable(getattr(one, "detail", None)) for one in removed.values()
+        ):
+            raise TypeError(
+                'removed must be {"name": None}, or {"name": ParquetSink(...)} with the sink that is removed,'
+                f" got {removed!r:.60}"
+            )
+        return cls(
+            tuple(lists["drop_state"]),
+            dict(renamed),
+            tuple(lists["rewired"]),
+            back,
+            dict(removed),
+            bool(given.get("without_specs")),
+        )
 
 
 NO_OPTIONS: Final = GraphOptions()
@@ -183,6 +213,8 @@ class GraphChange:
     gone: tuple[str, ...]
     dropped: tuple[str, ...]
     """Operators of the checkpoint whose state is dropped."""
+    removed: tuple[str, ...]
+    """Sources and sinks of the checkpoint that end with it."""
     refused: tuple[tuple[str, str], ...]
     """(operator, why the graph cannot continue from the checkpoint)."""
     uids: Mapping[str, str] = field(default_factory=dict)
@@ -196,6 +228,7 @@ class GraphChange:
             ("new", self.new),
             ("gone", self.gone),
             ("dropped", self.dropped),
+            ("removed", self.removed),
         )
         refused = [f"refused  {name}: {why}" for name, why in self.refused] or ["refused  -"]
         return "\n".join([*(f"{what:<8} {', '.join(names) or '-'}" for what, names in rows), *refused])
@@ -217,7 +250,7 @@ def compare(
     """
     if stored == present:  # then the options are not looked at: they were carried out before
         kept = tuple(sorted(stored_under(stored, uids)))
-        return GraphChange(kept, (), (), (), (), (), dict(uids))
+        return GraphChange(kept, (), (), (), (), (), (), dict(uids))
     return _Comparing(stored, present, options, stored_under(stored, uids), born, outputs_begin).change()
 
 
@@ -276,14 +309,18 @@ class _Comparing:
         kept = {name: old for name, old in self._former.items() if self._now[name] == self._was[old]}
         ended = self._was.keys() - set(kept.values()) - refused.keys()
         dropped = {old for old in ended if stored[old].has_state}
+        removed = {
+            old for old in ended if stored[old].kind in ("source", "sink") and not self._is_of_original(old)
+        }
         fresh = present.keys() - stored.keys() - wanted.keys()
         fresh |= wanted.keys() - kept.keys() - refused.keys()
         return GraphChange(
             kept=tuple(sorted(kept)),
             renamed=tuple(sorted((old, name) for name, old in kept.items() if name != old)),
             new=tuple(sorted(fresh)),
-            gone=tuple(sorted(stored.keys() - present.keys() - set(kept.values()) - dropped)),
+            gone=tuple(sorted(stored.keys() - present.keys() - set(kept.values()) - dropped - removed)),
             dropped=tuple(sorted(dropped)),
+            removed=tuple(sorted(removed)),
             refused=tuple(sorted(refused.items())),
             uids={name: uid for name, uid in sorted(self._now.items()) if uid != name},
         )
@@ -296,8 +333,8 @@ class _Comparing:
             self._now[name] = self._was[old]
             return
         self._now[name] = uid = f"{self._born}{name}"
-        if old is not None and not self._may_drop(old):
-            self._refused[name] = f"{why}. {self._to_begin_anew(old)}"
+        if old is not None and (refused := self._why_not_ended(old, why)):
+            self._refused[name] = refused
         elif uid in self._was.values():
             self._refused[name] = f"would be stored as {uid!r}, as another operator is: rename it"
         elif len(uid) > limits.operator_uid_chars_max:
@@ -308,16 +345,49 @@ class _Comparing:
         return self._stored[old].has_state and old in self._options.drop_state
 
     def _check_gone(self, old: str) -> None:
-        kind = self._stored[old].kind
-        if not (self._may_drop(old) or kind == "event_time" or (kind == "sink" and self._outputs_begin)):
-            remedy = self._to_begin_anew(old)
-            self._refused[old] = f"is in the stored state and not in this graph. {remedy}"
+        # In a fork, output is the original's: it is neither continued nor completed.
+        if self._stored[old].kind == "event_time" or self._is_of_original(old):
+            return
+        if why := self._why_not_ended(old, "is in the stored state and not in this graph"):
+            self._refused[old] = why
+
+    def _is_of_original(self, old: str) -> bool:
+        return self._outputs_begin and self._stored[old].kind == "sink"
+
+    def _why_not_ended(self, old: str, why: str) -> str:
+        """Return why what is stored of an operator may not end here, empty if it may. why: it does not
+        continue.
+        """
+        if self._may_drop(old):
+            return ""
+        if old not in self._options.removed:
+            return f"{why}. {self._to_begin_anew(old)}"
+        return self._why_not_removed(old)
+
+    def _why_not_removed(self, old: str) -> str:
+        note, given = self._stored[old], self._options.removed[old]
+        if note.kind not in ("source", "sink"):
+            return f"is no source and no sink. {self._to_begin_anew(old)}"
+        if (why := _why_not_removable(note)) or not note.removed_with or self._options.without_specs:
+            return why
+        if given is None:
+            return (
+                "may have rows outside of the store that only its specification makes visible:"
+                f' removed={{"{old}": {how_removed(note)}}}, as the former program has it'
+            )
+        if given.detail() != note.detail:
+            was, named = note.detail or "without details", given.detail() or "without details"
+            return f"is {was}, and removed= has one that is {named}: give the sink that is removed"
+        return ""
 
     def _to_begin_anew(self, old: str) -> str:
         """Return what to do about an operator whose stored data does not continue."""
-        if not self._stored[old].has_state:
-            return "Give it its former name and settings"
-        return f'To drop its state: drop_state=("{old}",)'
+        note = self._stored[old]
+        if note.has_state:
+            return f'To drop its state: drop_state=("{old}",)'
+        how = how_removed(note)
+        removed = f', or remove it: removed={{"{old}": {how}}}' if how else ""
+        return f"Give it its former name and settings{removed}"
 
     def _why_not(self, was: str, name: str) -> str:
         """Return why an operator cannot continue what a checkpoint has of another one, empty if it can."""
@@ -355,6 +425,23 @@ class _Comparing:
         if len(was) != len(now):
             return f"had {len(was)} inputs and has {len(now)}"
         return ""
+
+
+def _why_not_removable(note: OperatorNote) -> str:
+    """Return why a source or sink of this kind cannot be removed at all, empty if it can."""
+    # The one place to open a kind: when what it leaves is released, stays readable, or is completed.
+    if note.kind == "source":
+        return "is a source, which cannot be removed yet"
+    if note.removed_with:
+        return "is a sink outside of the store, which cannot be removed yet"
+    return "is a sink, which cannot be removed yet"
+
+
+def how_removed(note: OperatorNote) -> str:
+    """Return with what a source or sink is removed, as a program writes it; "" if it cannot be."""
+    if note.kind not in ("source", "sink") or _why_not_removable(note):
+        return ""
+    return f"dos.{note.removed_with}(...)" if note.removed_with else "None"
 
 
 def _words(note: OperatorNote) -> list[str]:

@@ -13,6 +13,7 @@ from checkpoint.core.graph_change import (
     Operators,
     compare,
     fingerprint,
+    how_removed,
 )
 from checkpoint.core.records.lines import compared_with
 from checkpoint.core.records.manifest import Checkpoint
@@ -99,11 +100,17 @@ class RegionUpgrade:
             if len(like) == 1 and like[0] not in renamed.values():
                 renamed[old] = like[0]
         names = [name for name, _ in self.change.refused if name not in renamed]
-        drop = [name for name in names if (note := self.last.operators.get(name)) and note.has_state]
-        listed = ", ".join(f'"{name}"' for name in drop)
-        pairs = ", ".join(f'"{old}": "{new}"' for old, new in renamed.items())
-        given = [f"renamed={{{pairs}}}"] if renamed else []
-        return ", ".join([*given, f"drop_state=({listed},)"] if drop else given)
+        stored = {name: note for name in names if (note := self.last.operators.get(name))}
+        pairs = [f'"{old}": "{new}"' for old, new in renamed.items()]
+        given = [f"renamed={{{', '.join(pairs)}}}"] if renamed else []
+        if drop := [f'"{name}"' for name, note in stored.items() if note.has_state]:
+            given.append(f"drop_state=({', '.join(drop)},)")
+        # Also of those that are removed: a dry run has no specifications.
+        stored |= {name: self.last.operators[name] for name in self.change.removed}
+        if removed := {name: how for name, note in stored.items() if (how := how_removed(note))}:
+            listed = ", ".join(f'"{name}": {how}' for name, how in removed.items())
+            given.append(f"removed={{{listed}}}")
+        return ", ".join(given)
 
     def _rows(self) -> dict[str, tuple[str, ...]]:
         """Return kind of change -> operators, by their names in the new graph if it has them."""
@@ -115,6 +122,7 @@ class RegionUpgrade:
             "new": change.new,
             "gone": change.gone,
             "dropped": change.dropped,
+            "removed": change.removed,
         }
 
     def _kind(self, name: str) -> str:

@@ -838,6 +838,7 @@ class Graph:
         drop_state: Sequence[str] = (),
         renamed: Mapping[str, str] | None = None,
         rewired: Sequence[str] = (),
+        removed: Mapping[str, SinkSpec | None] | None = None,
     ) -> GraphChange:
         """Return what this graph changes in a region that ran the graph `before`, and for each operator that
         does not fit, why its state cannot be continued; `str` is a text of some lines. The options are those
@@ -845,7 +846,8 @@ class Graph:
 
             print(graph.compare(before, drop_state=("longest",)))
         """
-        options = GraphOptions.of({"drop_state": drop_state, "renamed": renamed, "rewired": rewired})
+        given = {"drop_state": drop_state, "renamed": renamed, "rewired": rewired, "removed": removed}
+        options = GraphOptions.of(given)
         return compare(before.plan().operators, self.plan().operators, options=options)
 
     def plan(self) -> GraphPlan:

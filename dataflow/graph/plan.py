@@ -220,6 +220,7 @@ def operator_notes(
             state=declared[0] if declared else None,
             takes=declared[1:],
             gives="" if output is None else schema_text(output),
+            removed_with=type(spec).__name__ if isinstance(spec, SinkSpec) and spec.leaves_rows else "",
         )
     return notes
 

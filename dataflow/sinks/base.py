@@ -113,6 +113,13 @@ class SinkSpec(OperatorSpec):
     """Whether it needs no checkpoints to make its output visible."""
 
     @property
+    def leaves_rows(self) -> bool:
+        """Whether rows of a checkpoint may be outside of the store that only this description can make
+        visible, or rows after it that only this can take back. Then the sink is removed with it.
+        """
+        return True
+
+    @property
     def shows_steps(self) -> bool:
         """Whether output becomes visible for good before a checkpoint covers it."""
         return False

@@ -38,6 +38,10 @@ class CallSink(SinkSpec):
         if self.takes not in ("row", "batch"):
             raise SchemaError(f"takes must be 'row' or 'batch', not {self.takes!r}")
 
+    @property
+    def leaves_rows(self) -> bool:
+        return False  # a call is over, and cannot be undone
+
     def check_input(self, schema: pa.Schema) -> None:
         """Accept any schema."""
 

@@ -46,6 +46,10 @@ class JournaledFileSink(SinkSpec):
             raise SchemaError(f"max_bytes must be above 0, got {self.max_bytes}")
 
     @property
+    def leaves_rows(self) -> bool:
+        return False  # they are in the store
+
+    @property
     def keeps_files(self) -> bool:
         return True
 

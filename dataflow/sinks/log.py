@@ -49,6 +49,10 @@ class LogSink(SinkSpec):
     time: tuple[str, ...]
 
     @property
+    def leaves_rows(self) -> bool:
+        return False  # they are in the store
+
+    @property
     def shows_steps(self) -> bool:
         return self.publish is Publish.STEP
 

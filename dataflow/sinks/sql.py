@@ -234,6 +234,10 @@ class SqlSink(SinkSpec):
             raise SchemaError(f"key= is supported for {known}, not for {dialect}; omit it")
         set_fields(self, url=url, table=table, key=keys, create=create, shared=shared, local=local)
 
+    @property
+    def leaves_rows(self) -> bool:
+        return not self.key  # with a key, rows are visible at once, and stay
+
     def host_path(self) -> str:
         url = sa.make_url(self.url)
         return (url.database or "") if url.get_backend_name() == "sqlite" and not self.local else ""

@@ -311,6 +311,7 @@ def test_a_dry_run_names_the_options_that_permit_what_is_refused() -> None:
         "new      cheap (filter)",
         "gone     -",
         "dropped  top (top_k)",
+        "removed  -",
         "refused  -",
     ]
     assert found.as_json()["renamed"] == {"count": "visits"}

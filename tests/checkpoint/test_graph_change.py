@@ -350,12 +350,23 @@ def test_a_uid_is_of_one_operator_and_fits_the_name_of_a_chain() -> None:
     )
 
 
+def test_a_source_or_sink_that_is_named_is_refused_as_long_as_its_kind_cannot_be_removed() -> None:
+    for gone in ("orders", "out"):
+        graph = {name: note for name, note in BY_ITEM.items() if name != gone}
+        assert "cannot be removed yet" in refused_of(BY_ITEM, graph, removed={gone: None})[gone]
+    assert refused_of(BY_ITEM, BY_ITEM | notes(a="map"), removed={"out": None, "counts": None}) == {}
+    graph = {name: note for name, note in BY_ITEM.items() if name != "top"}
+    assert "is no source and no sink" in refused_of(BY_ITEM, graph, removed={"top": None})["top"]
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
         ({"drop_state": "counts"}, "drop_state must be the names"),
         ({"renamed": ("a", "b")}, "renamed must be"),
         ({"renamed": {"a": 1}}, "renamed must be"),
+        ({"removed": ("a",)}, "removed must be"),
+        ({"removed": {"a": "/data/a"}}, "removed must be"),
     ],
 )
 def test_options_of_another_form_are_refused(given: dict[str, Any], problem: str) -> None:

@@ -122,14 +122,16 @@ def test_a_graph_says_what_it_changes_in_a_region_of_another_one() -> None:
         "new      even",
         "gone     -",
         "dropped  -",
+        "removed  -",
         "refused  -",
     ]
     change = graph("n").compare(graph(even=True))
     assert [name for name, _ in change.refused] == ["counts", "out"]
     count = "was count of (key string) key (key), is count of (n int) key (n)"
-    assert str(change).splitlines()[3:6] == [
+    assert str(change).splitlines()[3:7] == [
         "gone     even",
         "dropped  -",
+        "removed  -",
         f'refused  counts: {count}. To drop its state: drop_state=("counts",)',
     ]
 
