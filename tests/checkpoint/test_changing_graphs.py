@@ -28,8 +28,8 @@ from checkpoint.core.graph_change import (
     upgrade_savepoint,
 )
 from checkpoint.core.links.messages import Counters, Paused, RequestCheckpoint, Restore, Restored, Start
-from checkpoint.core.records.lines import find_target, republished, restored
-from checkpoint.core.records.manifest import Checkpoint, ReplacedGraph, savepoint_name_problem
+from checkpoint.core.records.lines import find_target, former_sinks, republished, restored
+from checkpoint.core.records.manifest import Checkpoint, FormerSink, ReplacedGraph, savepoint_name_problem
 from checkpoint.core.region import (
     RegionSpec,
     RegionState,
@@ -252,6 +252,40 @@ def test_rows_that_were_shown_after_the_last_checkpoint_come_again_if_it_is_rest
     shown = msgspec.structs.replace(last_of(shows_steps=True), irrevocable={"mail": "it is sent"})
     assert republished(shown, shown) == {"mail": "it is sent"}
     assert republished(msgspec.structs.replace(shown, shows_on=False), shown) == {}
+
+
+def test_rows_that_a_sink_has_shown_stay_when_it_is_gone() -> None:
+    """Otherwise a restore to a checkpoint from before makes them again, and nobody is asked."""
+    region = CoordinatorHarness(operators=BEFORE, irrevocable={"out": "it is sent"}).run()
+    first, second = region.commit(1, step=5), region.commit(2, step=9)
+    first = msgspec.structs.replace(first, retained=(1,), savepoints={"good": 1})
+    second = msgspec.structs.replace(second, retained=(1, 2), savepoints={"good": 1})
+    later = started(second, kept=(first, second), operators=BEFORE, irrevocable={})
+    for worker in range(2):
+        later.receive(worker, Restored, last_step=9)
+    for number in (3, 4, 5, 6):
+        last = later.commit(number, step=10 * number)
+        assert (last.irrevocable, last.former_sinks) == ({}, {"out": FormerSink("it is sent", 3)})
+    later.take()
+    later.play(RestoreWanted("savepoint:good"))
+    (settled,) = later.events(RestoreSettled)
+    assert "'out': it is sent" in settled.error
+    third = later.core.run.kept[-2]
+    assert third.number > 3
+    assert republished(last, third) == {}, "it was gone"
+    back = restored(later.core.run.kept, first, 9)
+    assert back.irrevocable == {"out": "it is sent"}
+    assert back.former_sinks == {"out": FormerSink("it is sent", 3)}
+    other = restored(later.core.run.kept, last, 9)
+    assert former_sinks(last, 7, (5, 6, 7), {}, {}) == {}, "no older checkpoint is retained"
+    assert other.former_sinks == last.former_sinks
+
+
+def test_a_sink_that_is_renamed_is_not_gone() -> None:
+    last = msgspec.structs.replace(last_of(), irrevocable={"out": "it is sent"})
+    irrevocable = {"post": "it is sent"}
+    assert former_sinks(last, 2, (1, 2), irrevocable, {"post": "out"}) == {}
+    assert former_sinks(last, 2, (1, 2), irrevocable, {}) == {"out": FormerSink("it is sent", 2)}
 
 
 def test_a_region_that_shows_no_steps_stops_as_soon_as_its_last_checkpoint_covers_all() -> None:

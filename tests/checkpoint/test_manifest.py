@@ -197,7 +197,7 @@ GOLDEN = (
     b'"detail":"key (word)","state":{"columns":"n int64","version":2},"takes":[{"columns":"n int64",'
     b'"version":2,"ttl":true},{"columns":"n int32"}],"gives":"word string"}},"uids":{"own":"_1f-own"},'
     b'"replaced":{"831154110e30ac6a":{"checkpoint":4,"by":"h:1"}},"parent":4,'
-    b'"retained":[4,5],"irrevocable":{"mail":"it is sent"},"savepoints":{"good":4},'
+    b'"retained":[4,5],"irrevocable":{"mail":"it is sent"},"former_sinks":{},"savepoints":{"good":4},'
     b'"notes":{"good":{"by":"ann@host","wall_time_ms":7,'
     b'"why":"before"}},"rolled_back_to":0,"phases_s":{},"driver":"","version":1,"retired":{"1":{"sinks":'
     b'{"out":{"epoch":2,"size":9,"digest":1}},"floors":{"out-out":[1,0]}}},"declared":2,"line":0,"rewinds":[],'

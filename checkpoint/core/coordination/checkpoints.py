@@ -43,6 +43,7 @@ from checkpoint.core.progress import end_text
 from checkpoint.core.records.layout import Layout
 from checkpoint.core.records.lines import (
     find_target,
+    former_sinks,
     log_sizes,
     refuse_republishing,
     replaced_graphs,
@@ -176,6 +177,9 @@ class PendingCheckpoint:
             declared=declared if declared != len(workers) else 0,
             notes=notes,
             irrevocable=dict(irrevocable),
+            former_sinks=(
+                {} if parent is None else former_sinks(parent, self.number, retained, irrevocable, uids)
+            ),
             shows_on=shows_steps and not self.quiet,
             line=0 if parent is None else parent.line,
             rewinds=() if parent is None else parent.rewinds,

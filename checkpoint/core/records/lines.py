@@ -11,6 +11,7 @@ history. Pure.
 | retired | of the last, and who leaves | of the last | of the target, and orphans | none | its own |
 | declared | asked for last | of the last | of the last | 0 | its own |
 | irrevocable | of the program | of the last | of the target | none | its own |
+| former_sinks | of the last, and who goes | of the last | of the last, and who goes | none | its own |
 | line, rewinds | of the last | of the last | one more | 0 | one more |
 | rewound, orphans | no | of the last | yes | no | yes |
 | origin, in_origin | of the last, no | of the last | of the target | the original, yes | its own |
@@ -50,6 +51,7 @@ from checkpoint.core.records.manifest import (
     Checkpoint,
     Edit,
     ForkOrigin,
+    FormerSink,
     ReplacedGraph,
     RetiredWorker,
     Rewind,
@@ -155,8 +157,32 @@ def republished(last: Checkpoint, target: Checkpoint) -> dict[str, str]:
     """Return the sinks that have shown rows since `target` which a restore cannot take back, so that they
     come again -> why. `last`: the region's last checkpoint.
     """
-    shown = target.step < last.step or not last.is_quiet
-    return last.irrevocable if shown else {}
+    if target.step >= last.step and last.is_quiet:
+        return {}
+    # A sink that went before the target has shown nothing since.
+    former = {sink: one.why for sink, one in last.former_sinks.items() if target.number < one.until}
+    return {**former, **last.irrevocable}
+
+
+def former_sinks(
+    last: Checkpoint,
+    number: int,
+    retained: Collection[int],
+    irrevocable: Mapping[str, str],
+    uids: Mapping[str, str],
+) -> dict[str, FormerSink]:
+    """Return `Checkpoint.former_sinks` of the record after `last`, which has this number and `irrevocable`.
+
+    uids: of its operators, if they are not their names.
+    """
+    names = {uids.get(sink, sink) for sink in irrevocable}
+    gone = {
+        sink: FormerSink(why, number)
+        for sink, why in last.irrevocable.items()
+        if last.uid_of(sink) not in names
+    }
+    oldest = min(retained)
+    return {sink: one for sink, one in {**last.former_sinks, **gone}.items() if oldest < one.until}
 
 
 def refuse_republishing(last: Checkpoint, target: Checkpoint) -> None:
@@ -190,7 +216,7 @@ def restored(
     checkpoints have become former workers without output.
     """
     last = kept[-1]
-    known = target.outputs().keys()
+    known, retained = target.outputs().keys(), (*(one.number for one in kept), last.number + 1)
     orphans = sorted({worker for checkpoint in kept for worker in checkpoint.outputs()} - known)
     rewind = Rewind(
         line=last.line + 1,
@@ -204,7 +230,8 @@ def restored(
         target,
         last,
         incarnation,
-        retained=(*(one.number for one in kept), last.number + 1),
+        retained=retained,
+        former_sinks=former_sinks(last, last.number + 1, retained, target.irrevocable, target.uids),
         savepoints=last.savepoints,
         notes=last.notes,
         replaced=replaced_graphs(last, target.operators if graph is None else graph),

@@ -226,6 +226,14 @@ class ReplacedGraph(msgspec.Struct, frozen=True, omit_defaults=True):
     """The driver of that checkpoint; "" in the checkpoint itself, which has its own."""
 
 
+class FormerSink(msgspec.Struct, frozen=True):
+    """A sink that is gone, or can take rows back now, and whose former rows stay."""
+
+    why: str
+    until: int
+    """The checkpoint with which it went: what it has shown after an older one stays if that is restored."""
+
+
 class BatchNote(msgspec.Struct, frozen=True, kw_only=True):
     """The last micro-batch of a Spark query whose rows are in the state (`coordination/batches.py`)."""
 
@@ -274,6 +282,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """
     irrevocable: dict[str, str]
     """Sink -> why a restore to an older checkpoint cannot take its rows back."""
+    former_sinks: dict[str, FormerSink] = {}
+    """Former ones of `irrevocable`, as long as a checkpoint is retained that is older than their end."""
     savepoints: dict[str, int] = {}
     """Savepoints: name -> the checkpoint retained until the savepoint is dropped."""
     notes: dict[str, SavepointNote] = {}

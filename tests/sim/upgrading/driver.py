@@ -579,10 +579,12 @@ class Driver:
             savepoints,
             0,
             {},
-            self._irrevocable(parent, retained),
+            irrevocable_of(self.graph),
             shows_steps=shows_steps(self.graph),
             replaced=replaced_graphs(parent.checkpoint, self._operators) if parent else {},
         )
+        if self.without == "irrevocable-of-present-sinks":
+            checkpoint = replace(checkpoint, former_sinks={})
         mine = set(self.uids.values())
         return Record(
             checkpoint,
@@ -593,17 +595,6 @@ class Driver:
             "graph" if change is not None else "vote",
         )
 
-    def _irrevocable(self, parent: Record | None, retained: tuple[int, ...]) -> dict[str, str]:
-        """Return the sinks that cannot take rows back: the present ones, and removed ones that a retained
-        checkpoint has, because a restore of it makes their rows again.
-        """
-        mine = irrevocable_of(self.graph, self.uids)
-        if parent is None or self.without == "irrevocable-of-present-sinks":
-            return mine
-        known = {uid for one in self.region.kept if one.number in retained for uid in one.names}
-        before = parent.checkpoint.irrevocable.items()
-        return {**{uid: kind for uid, kind in before if uid in known}, **mine}
-
     def _back_to(self, target: Record, graph: Operators | None = None) -> Record:
         """Return the record that restores a retained one: identities, ended logs and graph are its own."""
         region, last = self.region, self.region.last
@@ -613,10 +604,7 @@ class Driver:
         later = {uid for one in region.kept for uid in (*one.uids.values(), *one.ended)}
         taken = (later | last.taken_back) - here
         return Record(
-            replace(
-                checkpoint,
-                irrevocable={**last.checkpoint.irrevocable, **target.checkpoint.irrevocable},
-            ),
+            checkpoint,
             target.uids,
             target.ended,
             frozenset() if self.without == "rewind-forgets-new-logs" else frozenset(taken),

@@ -367,7 +367,8 @@ class History:
         last = self.region.last
         assert last is not None
         others = [one for one in self.region.kept if one.checkpoint.voted_as != last.checkpoint.voted_as]
-        if last.checkpoint.irrevocable or not others or others[-1].checkpoint.in_origin:
+        shown = last.checkpoint.irrevocable or last.checkpoint.former_sinks
+        if shown or not others or others[-1].checkpoint.in_origin:
             return
         program = self.program_of_last() if self.rng.random() < 0.6 else self.new_program()
         if program is None or (program.edit is not None and program.edit.refuse):

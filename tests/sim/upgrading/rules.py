@@ -148,8 +148,8 @@ def _operators(items: frozenset[tuple[str, Op]]) -> dict[str, OperatorNote]:
     return notes(graph, {name: name for name in sources_of(graph)})
 
 
-def irrevocable_of(graph: Graph, uids: Mapping[str, str]) -> dict[str, str]:
-    return {uids[name]: graph[name].kind for name in sinks_of(graph) if graph[name].kind in IRREVOCABLE}
+def irrevocable_of(graph: Graph) -> dict[str, str]:
+    return {name: graph[name].kind for name in sinks_of(graph) if graph[name].kind in IRREVOCABLE}
 
 
 def decide(
