@@ -16,6 +16,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -52,6 +53,7 @@ from spark_integration.sessions import (
     use_in_this_thread,
     use_this_python,
     use_tls_of_driver,
+    used_in_this_thread,
 )
 from spark_integration.spark_api import arrow_schema, spark_schema
 from spark_integration.versions import ADMISSION_CONTROL, FILTER_PUSHDOWN, need_pyspark, pyspark_has
@@ -61,30 +63,46 @@ NAME = "dos"
 PUSHDOWN_CONF = "spark.sql.python.filterPushdown.enabled"
 _registering = threading.Lock()
 """Held while sources are registered: Spark fails if two threads register a source at the same time."""
+_registered: "WeakKeyDictionary[SparkSession, type[DataSource]]" = WeakKeyDictionary()
+"""Session -> its data source `dos`."""
 
 
 def register(spark: SparkSession) -> None:
     """Enable `format("dos")`, `dos-merged`, `dos-journal`, `dos-checkpoints` and `dos-state` in this session.
-    Call it once per session, and in each thread that writes; repeated calls are harmless.
+    `run`, `through` and `frame` do so, too. Otherwise call it once per session, and in each thread that
+    writes; repeated calls are harmless.
 
     Filters of a DataFrame are pushed down to where the bytes are read if
     `spark.sql.python.filterPushdown.enabled` is set in the session. After a change of it, register again.
     Raises UnsupportedVersionError if it is set and this PySpark pushes no filters down.
     """
     check_session(spark)
-    pushes = str(spark.conf.get(PUSHDOWN_CONF, "false")).lower() == "true"
-    if pushes:
+    if _pushes_filters(spark):
         need_pyspark(FILTER_PUSHDOWN, f"{PUSHDOWN_CONF}=true", "unset it, and use the option 'filter'")
     if not is_connect(spark):  # a Connect server knows its Python
         use_this_python(spark, read_master(spark.sparkContext.master, cores=1))
         use_in_this_thread(spark)
     use_tls_of_driver(spark)
+    register_formats(spark)
+
+
+def register_formats(spark: SparkSession) -> None:
+    """As `register`, of a session that is prepared otherwise, whose Python and TLS settings are right."""
     from spark_integration.reading.inspection import SOURCES
     from spark_integration.reading.merged import MergedSource
 
+    pushes = _pushes_filters(spark) and pyspark_has(FILTER_PUSHDOWN)
+    own = PushingDosSource if pushes else DosSource
     with _registering:
-        for source in (PushingDosSource if pushes else DosSource, MergedSource, *SOURCES):
-            spark.dataSource.register(source)
+        if _registered.get(spark) is not own:  # Spark warns of a format that replaces another one
+            with used_in_this_thread(spark):  # where Spark looks for a format of this name
+                for source in (own, MergedSource, *SOURCES):
+                    spark.dataSource.register(source)
+            _registered[spark] = own
+
+
+def _pushes_filters(spark: SparkSession) -> bool:
+    return str(spark.conf.get(PUSHDOWN_CONF, "false")).lower() == "true"
 
 
 class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here

@@ -53,6 +53,7 @@ from spark_integration.core.session_checks import (
     judge_slots,
     standby_shortage,
 )
+from spark_integration.data_source import register_formats
 from spark_integration.errors import (
     ExecutorMismatchError,
     HostPathError,
@@ -214,6 +215,9 @@ def run(
         used = choose_store(store, one_machine=one_machine, master=url, data_dir=data_dir, token=token)
         undo.callback(used.close)
         handle = start_checked(checked, used.url, spare_slots=spare_slots, at_end=used.close)
+        undo.pop_all()
+        undo.callback(handle.stop)
+        register_formats(spark)  # what it writes is read next; Spark takes 2 s, in which the workers start
         undo.pop_all()
     return handle
 

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
@@ -84,6 +86,24 @@ def use_tls_of_driver(spark: SparkSession) -> None:
     for name in VARIABLES:
         environment.pop(name, None)
     environment.update(tls.as_variables())
+
+
+@contextmanager
+def used_in_this_thread(spark: SparkSession) -> Iterator[None]:
+    """As `use_in_this_thread`, until the block ends. No effect for Spark Connect."""
+    if is_connect(spark):
+        yield
+        return
+    sessions = SparkSession._get_j_spark_session_class(spark._jvm)  # noqa: SLF001  # no public API for this
+    before = sessions.getActiveSession()
+    use_in_this_thread(spark)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def use_in_this_thread(spark: SparkSession) -> None:

@@ -17,6 +17,7 @@ from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import Any, NamedTuple
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
@@ -329,6 +330,17 @@ def test_an_error_of_spark_read_ends_with_the_remedy(
     end = lines[-1] if output else lines[-2]  # whether a source reads or writes is not known without options
     assert all(one in end for one in words), str(refused.value)
     assert len(lines) < 12
+
+
+def test_a_session_that_ran_a_region_reads_it_without_a_call_of_register(here: FirstHour) -> None:
+    session = here.spark.newSession()
+    path = f"{here.store}/read_at_once"
+    with pytest.raises(Py4JJavaError, match="DATA_SOURCE_NOT_FOUND"):  # Spark's: nothing of ours was called
+        session.read.format("dos").option("output", "out").load(path)
+    here._replace(spark=session).ended(here.words("read_at_once"))
+    counts = session.read.format("dos").option("output", "out").load(path)
+    assert sorted(row["word"] for row in counts.collect()) == ["be", "to"]
+    dos.register(session)  # has no effect
 
 
 def test_a_machine_without_java_is_told_so_before_pyspark_gives_up(tmp_path: Path) -> None:
