@@ -160,6 +160,8 @@ class FileSource(base.SourceSpec):
     records: RecordFormat | GroupFormat | None
     """How records become rows; None for text."""
     on_bad: OnBad
+    sizes: tuple[int | None, ...] = ()
+    """Of `paths` that are objects, if a listing told any; None: not known."""
 
     def __init__(
         self,
@@ -204,6 +206,8 @@ class FileSource(base.SourceSpec):
         expanded = () if watch else _expanded(files.expand(given), given)
         patterns = tuple(map(files.watched, given)) if watch else ()
         end = None if until is None else end_path(until, given[0])
+        sizes = tuple(map(files.size_listed, expanded))
+        set_fields(self, sizes=sizes if any(sizes) else ())
         set_fields(self, paths=expanded, repeat=repeat, patterns=patterns, until=end, poll_s=poll_s)
         set_fields(self, gone=gone, errors=errors, local=local, verify=verify, endpoint=endpoint)
         records: RecordFormat | GroupFormat | None = None
@@ -686,7 +690,8 @@ class ListReader(FileReader):
         self._later_names = 0
         """The digests of their names, combined by XOR so that the order does not matter."""
         self._done_count = self._done_names = 0
-        self._sizes: dict[str, int | None] = {}
+        listed = zip(self._spec.paths, self._spec.sizes, strict=False)
+        self._sizes = {path: size for path, size in listed if size is not None}
 
     # --- position -------------------------------------------------------------------------------------------
 
@@ -766,20 +771,23 @@ class ListReader(FileReader):
 
     @property
     def backlog_bytes(self) -> int | None:
-        """Sizes that only reading or a request can tell are not known: those of gzip files, and of
-        objects."""
-        total = 0
+        """Not known of compressed files, and of an object while its size is requested."""
+        total, known = 0, True
         for index, (name, path) in enumerate(self._spec.splits_of(self._worker, self._workers)):
             if index == _splits_counted_max:
                 return None
             if index >= self._begun_count or name in self._begun:
-                if path not in self._sizes:
-                    self._sizes[path] = _size_of(path)
-                if (size := self._sizes[path]) is None:
+                if path.endswith(COMPRESSED):
                     return None
-                size = self._part_of(name).size(size)
+                if path not in self._sizes:
+                    size = self._input.size(path)
+                    if size is None:
+                        known = False  # goes on: all sizes are requested
+                        continue
+                    self._sizes[path] = size
+                size = self._part_of(name).size(self._sizes[path])
                 total += max(0, size - self._at.get(name, _BEGINNING).position)
-        return total
+        return total if known else None
 
     def time_now(self) -> SourceTime:
         return SourceTime(self.exhausted, unbegun=self._coming is not None, behind=self._begun)
@@ -1153,15 +1161,6 @@ def _mark_of(path: str) -> int:
 
 def _mark_in(file: FileBytes, size: int) -> int:
     return digest64(file.read(max(0, size - _mark_bytes), _mark_bytes), size)
-
-
-def _size_of(path: str) -> int | None:
-    if path.endswith(COMPRESSED) or is_url(path):
-        return None
-    try:
-        return os.stat(path).st_size  # noqa: PTH116
-    except OSError:
-        return None  # reading reports it
 
 
 def _text_of_ranges(numbers: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ one, which has another version (ETag). Each request after the first names the ve
 
 import glob
 import io
+import logging
 import os
 import re
 import stat
@@ -34,6 +35,8 @@ from dataflow.errors import (
 from dos_protocol.errors import encodable
 from journal import ArchiveNotFoundError, ArchiveUnavailableError
 from journal.archive.bucket import SCHEME, Bucket, ListedObject, ObjectPart, S3Url, parse_s3_url
+
+logger = logging.getLogger("dos.dataflow")
 
 Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 """One path, pattern or URL, or several."""
@@ -399,6 +402,16 @@ class InputFiles(Protocol):
         """Return the status of a file that `expand` returned; None if it does not exist here."""
         ...
 
+    def size_listed(self, path: str) -> int | None:
+        """Return the size of a file that `expand` listed; None if it did not tell sizes."""
+        ...
+
+    def size(self, path: str) -> int | None:
+        """Return the size of a file, None if it is not known, perhaps not yet. Does not wait for a service;
+        errors are left to what reads the file.
+        """
+        ...
+
     def watched(self, entry: str) -> WatchedFiles:
         """Parse a path or pattern; a directory means all files in it. Raises SchemaError."""
         ...
@@ -463,6 +476,15 @@ class LocalFiles:
 
     def examine(self, path: str) -> FileSeen | None:
         return _status_of(path)
+
+    def size_listed(self, path: str) -> None:
+        """Return None: a size is known on the hosts of workers."""
+
+    def size(self, path: str) -> int | None:
+        try:
+            return os.stat(path).st_size  # noqa: PTH116
+        except OSError:
+            return None
 
     def watched(self, entry: str) -> WatchedFiles:
         path = os.path.abspath(entry)  # noqa: PTH100 - text in, text out
@@ -566,7 +588,9 @@ class BucketFiles:
         self._endpoint = endpoint
         self._buckets: dict[str, Bucket] = {}
         self._expanded: dict[str, FileSeen] = {}
+        self._sizes: dict[str, Future[int | None]] = {}
         self._pool: ThreadPoolExecutor | None = None
+        self._sizing: ThreadPoolExecutor | None = None
         self.open_count = 0
 
     def expand(self, entries: Sequence[str]) -> list[str]:
@@ -589,6 +613,28 @@ class BucketFiles:
         with _requests_to(bucket.url):
             found = next(bucket.objects(key, most=1), None)
         return FileSeen(found.size, found.version) if found is not None and found.key == key else None
+
+    def size_listed(self, path: str) -> int | None:
+        return self._expanded[path].size if path in self._expanded else None
+
+    def size(self, path: str) -> int | None:
+        if path not in self._sizes:
+            # One thread of its own, and one request for each object: reading does not wait for them.
+            if self._sizing is None:
+                self._sizing = ThreadPoolExecutor(1, thread_name_prefix="dos-s3-size")
+            self._sizes[path] = self._sizing.submit(self._size_of, path)
+        asked = self._sizes[path]
+        return asked.result() if asked.done() else None
+
+    def _size_of(self, path: str) -> int | None:
+        bucket, key = self._located(path)
+        try:
+            with _requests_to(bucket.url):
+                head = bucket.head(key)
+        except (InputReadError, InputUnavailableError) as error:
+            logger.info("the backlog is not known: %s", error)
+            return None
+        return None if head is None else head[0]
 
     def watched(self, entry: str) -> WatchedFiles:
         root = entry.rstrip("/")
@@ -647,6 +693,10 @@ class BucketFiles:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
+        if self._sizing is not None:
+            self._sizing.shutdown(wait=False, cancel_futures=True)
+            self._sizing = None
+            self._sizes = {path: asked for path, asked in self._sizes.items() if not asked.cancelled()}
 
 
 class ObjectBytes:

@@ -39,6 +39,7 @@ from tests.dataflow.s3_sources import (
 from tests.dataflow.support import rows_of
 from tests.dataflow.test_formats import GROUPED, write_table
 from tests.support.examples import run_example
+from tests.support.polling import until
 from tests.support.s3 import FakeS3
 
 __all__ = ["bucket", "prefix", "service"]
@@ -47,6 +48,51 @@ KIB = 1024
 
 def lists(service: FakeS3) -> int:
     return sum("list-type=2" in path for _, path in service.seen)
+
+
+# --- how much waits -----------------------------------------------------------------------------------------
+
+
+def test_objects_of_a_pattern_are_known_without_a_request_and_those_by_name_when_they_were_asked_for(
+    bucket: FakeS3, prefix: str
+) -> None:
+    names = ("a", "b", "c")
+    for number, name in enumerate(names, 1):
+        put(f"{prefix}/{name}", "x" * 9 * number + "\n")
+    listed = FileSource(url(prefix, "/*"))
+    forget(bucket)
+    pattern = reader_of(listed, 0, 1)
+    assert pattern.backlog_bytes == 57
+    assert bucket.seen == []
+    named = reader_of(FileSource([url(prefix, f"/{name}") for name in names]), 0, 1)
+    assert named.backlog_bytes is None, "it does not wait for the service"
+    until(lambda: named.backlog_bytes == 57, "all sizes are known", 20)
+    assert [method for method, _ in bucket.seen] == ["HEAD"] * 3
+    for reader in (pattern, named):
+        left = 57
+        while (batch := reader.read(10)) is not None:
+            reader.take_division()
+            left -= batch.bytes_read
+            assert reader.backlog_bytes == left
+        assert left == 0
+        reader.reset_to({})
+        assert reader.backlog_bytes == 57
+        reader.close()
+
+
+def test_the_backlog_is_not_known_of_packed_objects_or_if_the_service_refuses(
+    bucket: FakeS3, prefix: str
+) -> None:
+    put(f"{prefix}/a.gz", gzip.compress(b"packed\n"))
+    put(f"{prefix}/b", "plain\n")
+    packed = reader_of(FileSource([url(prefix, "/b"), url(prefix, "/a.gz")]), 0, 1)
+    gone = reader_of(FileSource([url(prefix, "/b"), url(prefix, "/none")]), 0, 1)
+    forget(bucket)
+    assert gone.backlog_bytes is None
+    until(lambda: len(bucket.seen) == 2, "both objects were asked for", 20)
+    assert packed.backlog_bytes is gone.backlog_bytes is None
+    gone.close()
+    assert gone.backlog_bytes is None, "what is not known is asked for once"
 
 
 # --- every line once ----------------------------------------------------------------------------------------
