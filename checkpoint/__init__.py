@@ -104,7 +104,6 @@ if TYPE_CHECKING:
     from checkpoint.core.records.layout import even_layout as even_layout
     from checkpoint.core.records.layout import rebalanced as rebalanced
     from checkpoint.core.records.layout import state_parts as state_parts
-    from checkpoint.core.records.lines import check_log as check_log
     from checkpoint.core.records.lines import edit_target as edit_target
     from checkpoint.core.records.lines import graph_change as graph_change
     from checkpoint.core.records.lines import parting as parting

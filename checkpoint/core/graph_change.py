@@ -441,7 +441,7 @@ def how_removed(note: OperatorNote) -> str:
     """Return with what a source or sink is removed, as a program writes it; "" if it cannot be."""
     if note.kind not in ("source", "sink") or _why_not_removable(note):
         return ""
-    return f"dos.{note.removed_with}(...)" if note.removed_with else "None"
+    return f"{note.removed_with}(...)" if note.removed_with else "None"
 
 
 def _words(note: OperatorNote) -> list[str]:

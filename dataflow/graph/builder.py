@@ -1070,7 +1070,7 @@ def _part(
                 assert schema is not None, "what has consumers has columns"
                 reads.add(owner[above])
                 entries.append(above)
-                bridge = LogSource(above + BRIDGE_SUFFIX, schema, region=owner[above])
+                bridge = LogSource(above + BRIDGE_SUFFIX, schema).of_region(owner[above])
                 copies[above] = Node(above, bridge, ())
             inputs.append(above)
         operator = node.spec

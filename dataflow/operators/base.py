@@ -279,7 +279,9 @@ class OperatorSpec(ABC):
         return ""
 
     def detail(self) -> str:
-        """Return what else changes the meaning of its state: settings, without user code."""
+        """Return what else changes the meaning of what is stored of it: settings, without user code. Of a
+        source or sink its place, without what may change there, such as a password.
+        """
         return ""
 
     def stored_columns(self, inputs: Sequence[pa.Schema]) -> Sequence[pa.Schema]:

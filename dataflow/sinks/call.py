@@ -42,6 +42,9 @@ class CallSink(SinkSpec):
     def leaves_rows(self) -> bool:
         return False  # a call is over, and cannot be undone
 
+    def detail(self) -> str:
+        return "CallSink"
+
     def check_input(self, schema: pa.Schema) -> None:
         """Accept any schema."""
 

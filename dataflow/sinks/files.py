@@ -452,6 +452,9 @@ class FileSink(SinkSpec):
     def host_path(self) -> str:
         return "" if self.local else self.directory
 
+    def detail(self) -> str:
+        return f"FileSink {self.directory}"
+
     def check_input(self, schema: pa.Schema) -> None:
         check_text_columns(schema)
 

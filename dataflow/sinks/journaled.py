@@ -58,7 +58,7 @@ class JournaledFileSink(SinkSpec):
         return ""  # its destination belongs to the region
 
     def detail(self) -> str:
-        return "keeps files"
+        return "JournaledFileSink"
 
     def check_input(self, schema: pa.Schema) -> None:
         check_text_columns(schema)

@@ -98,7 +98,7 @@ class LogSink(SinkSpec):
     def detail(self) -> str:
         publish = "publish step" if self.shows_steps else ""
         time = f"time {', '.join(self.time)}" if self.time else ""
-        return " ".join(filter(None, (publish, time)))
+        return " ".join(filter(None, ("LogSink", publish, time)))
 
     def delivers(self, wanted: Delivery | None) -> Delivery:
         """Raise DeliveryError for at-most-once, which replays nothing, if publish="step", which compares

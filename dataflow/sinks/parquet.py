@@ -95,6 +95,9 @@ class ParquetSink(TwoPhaseSink):
     def host_path(self) -> str:
         return "" if self.local else self.directory
 
+    def detail(self) -> str:
+        return f"ParquetSink {self.directory}"
+
     def check_input(self, schema: pa.Schema) -> None:
         check_parquet_columns(columns_in_files(schema, self.partition_by))
 

@@ -204,6 +204,9 @@ class S3Sink(TwoPhaseSink):
     def _place(self) -> S3Url:
         return parse_s3_url(self.url, self.endpoint)
 
+    def detail(self) -> str:
+        return f"S3Sink {self._place()}"  # without the service, which may have another address
+
     def check_input(self, schema: pa.Schema) -> None:
         check = check_parquet_columns if self.format == "parquet" else check_text_columns
         check(columns_in_files(schema, self.partition_by))

@@ -9,6 +9,7 @@ Each database transaction checks and locks the row that holds the incarnation th
 earlier writers. `dos_sink_owners` has the owning sink of each target table.
 """
 
+import os
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -276,7 +277,13 @@ class SqlSink(SinkSpec):
         return TwoPhaseWriter(lambda: SqlOutput(_Database(self, context)), context)
 
     def detail(self) -> str:
-        return f"table {self.table}"
+        url = sa.make_url(self.url)
+        database = url.database or ""  # not the host and the user: a database may have others
+        if url.get_backend_name() == "sqlite" and database not in ("", ":memory:"):
+            database = os.path.abspath(database)  # noqa: PTH100 - as of files
+        # With a key, nothing is staged: rows that are would never be shown.
+        key = f" by key {', '.join(self.key)}" if self.key else ""
+        return f"SqlSink table {self.table} of {url.get_backend_name()} {database}{key}"
 
 
 def _check_owner(connection: sa.Connection, table: str, owner: OutputOwner) -> bool:

@@ -248,7 +248,9 @@ class FileSource(base.SourceSpec):
         return {BAD_PORT: BAD_SCHEMA} if self.on_bad == "side" else {}
 
     def detail(self) -> str:
-        return "" if self.records is None else f"reads {self.records.name}"
+        # A list may become longer, and other directories may be watched, too: it begins with the same one.
+        watches = "watches " if self.patterns else ""
+        return f"FileSource {watches}{self.place}{'' if self.records is None else f' as {self.records.name}'}"
 
     def open(self, context: OperatorContext) -> "FileReader":
         return reader_of(self, context.worker, context.workers, stop_after_file=context.triggers_checkpoints)

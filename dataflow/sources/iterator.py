@@ -74,6 +74,9 @@ class IteratorSource(base.SourceSpec):
         del inputs
         return self.schema
 
+    def detail(self) -> str:
+        return "IteratorSource"
+
     def redeal(self, positions: Sequence[base.Positions], worker: int, workers: int) -> base.Positions:
         for of_worker in positions:
             _check_splits(of_worker, self.splits, "the program")

@@ -67,7 +67,7 @@ class RateSource(base.SourceSpec):
         return own or {_NO_LANE: SplitPosition(0)}
 
     def detail(self) -> str:
-        return f"{self.rows_per_second:g} rows a second"
+        return f"RateSource {self.rows_per_second:g} rows a second"
 
 
 def wall_us() -> int:

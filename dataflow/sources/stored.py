@@ -115,7 +115,9 @@ class InputSource(PrefetchedSource):
         )
 
     def detail(self) -> str:
-        return f"input {self.name}"
+        of = f" of {self.application}" if self.application else ""
+        entries = " from entry points" if self.store_url else ""
+        return f"InputSource {self.name}{of}{entries}{' late rows' if self.late else ''}"
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -137,6 +139,8 @@ class LogSource(PrefetchedSource):
     region: str | None
     begin: str
     on_rewind: OnRewind
+    within: bool
+    """Whether the region is one of the same graph: its name then begins with that of the application."""
 
     def __init__(
         self,
@@ -153,11 +157,13 @@ class LogSource(PrefetchedSource):
         check_name(output_chain(sink))
         if region is not None:
             check_name(region)
-        set_fields(self, sink=sink, schema=parse_schema(schema), region=region)
+        set_fields(self, sink=sink, schema=parse_schema(schema), region=region, within=False)
 
     def of_region(self, region: str) -> "LogSource":
-        """Return a copy that reads the sink of this region."""
-        return LogSource(self.sink, self.schema, region=region, begin=self.begin, on_rewind=self.on_rewind)
+        """Return a copy that reads the sink of this region of the same graph."""
+        one = LogSource(self.sink, self.schema, region=region, begin=self.begin, on_rewind=self.on_rewind)
+        set_fields(one, within=True)
+        return one
 
     def origin(self, store: Store, reader: Reading) -> PublishedOutput:
         del reader
@@ -181,7 +187,7 @@ class LogSource(PrefetchedSource):
         )
 
     def detail(self) -> str:
-        return f"log {self.sink}"
+        return f"LogSource {self.sink}{'' if self.within or not self.region else f' of {self.region}'}"
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -270,7 +276,7 @@ class MergedLogSource(PrefetchedSource):
         del inputs  # all replicas read the same rows with the same times
 
     def detail(self) -> str:
-        return f"merged log {self.sink}"
+        return f"MergedLogSource {self.sink} of {self.region}"
 
 
 def handle_of(source: str) -> str:

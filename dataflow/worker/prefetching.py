@@ -9,12 +9,12 @@ from typing import TypeVar
 
 import trio
 
-from checkpoint import Checkpoint, InputPiece, SplitPosition, WorkerCheckpoint, check_log, limits
+from checkpoint import Checkpoint, InputPiece, SplitPosition, WorkerCheckpoint, limits
 from checkpoint.errors import InputTrimmedError
 from dataflow.errors import InputChangedError
 from dataflow.graph.plan import GraphPlan
 from dataflow.sources.prefetched import Follower, PrefetchBuffer, PrefetchedSource, Reading
-from dataflow.sources.stored import LogSource, MergedLogSource
+from dataflow.sources.stored import MergedLogSource
 from dataflow.worker.spec import WorkerSpec
 from dos_client import QuorumUnavailableError, Store, StoreNotReadyError, TokenRefusedError, open_store
 from dos_protocol.errors import BrokenConnectionError, CorruptDataError
@@ -222,14 +222,10 @@ def feeds_of(
     woken: Callable[[], None],
 ) -> dict[str, Prefetcher]:
     """Return a prefetcher of each source whose input is in the store, from the positions in `part`, which is
-    of this checkpoint, by the names of the graph. again: it is not the first incarnation. Raises
-    ManifestError if a source of a fork reads another region's output than in the original.
+    of this checkpoint, by the names of the graph. again: it is not the first incarnation.
     """
     origin = None if checkpoint is None else checkpoint.origin
     sources = {name: one for name, one in plan.specs.items() if isinstance(one, PrefetchedSource)}
-    for name, source in sources.items():
-        if isinstance(source, LogSource):
-            check_log(checkpoint, uids[name], str(source.region))
     return {
         name: Prefetcher(
             name,

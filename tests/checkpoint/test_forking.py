@@ -22,7 +22,6 @@ from checkpoint.core.links.messages import Restored
 from checkpoint.core.records.consumers import output_register
 from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.lines import (
-    check_log,
     check_places,
     forked,
     graph_change,
@@ -200,16 +199,6 @@ def test_a_sink_that_cannot_tell_who_else_writes_there_needs_a_word() -> None:
         check_places(first, {"mail": "it does not say", "out": "shared"})
     check_places(SOURCE, {"out": "shared"})
     check_places(msgspec.structs.replace(first, number=2, in_origin=False), {"out": "shared"})
-
-
-def test_a_source_of_a_fork_reads_the_output_of_the_same_region() -> None:
-    first = forked(SOURCE, origin(logs={"in": "sales"}), incarnation=1)
-    check_log(first, "in", "sales")
-    check_log(first, "new", "anything")
-    check_log(SOURCE, "in", "anything")
-    later = msgspec.structs.replace(first, number=2, in_origin=False)
-    with pytest.raises(ManifestError, match="region 'sales'; here it reads that of 'sold'"):
-        check_log(later, "in", "sold")
 
 
 def test_a_fork_needs_the_original_until_it_has_released_its_first_record() -> None:

@@ -266,7 +266,10 @@ def test_a_dry_run_shows_what_an_upgrade_would_change_and_claims_nothing(
         first, *rows = fits.stdout.splitlines()
         assert first.startswith(f"{name}: checkpoint "), fits.stdout
         assert "steps may be shown after it" in first
-        assert "kept     counts (count, key (key)), out (sink, publish step), rows (source" in fits.stdout
+        assert (
+            "kept     counts (count, key (key)), out (sink, LogSink publish step), rows (source"
+            in fits.stdout
+        )
         assert "even (filter)" in fits.stdout
         assert "refused  -" in rows
         assert "hand it over while it runs" in rows[-1]

@@ -492,21 +492,6 @@ def check_places(checkpoint: Checkpoint, unchecked: Mapping[str, str]) -> None:
         )
 
 
-def check_log(checkpoint: Checkpoint | None, source: str, reads: str) -> None:
-    """Raise ManifestError if a source of a fork reads the output of another region than in the original."""
-    if checkpoint is None or checkpoint.origin is None:
-        return
-    expected = checkpoint.origin.logs.get(source, reads)
-    if expected != reads:
-        raise ManifestError(
-            f"the region is a fork of {checkpoint.origin.region!r}, whose source {source!r} reads the"
-            f" output of region {expected!r}; here it reads that of {reads!r}, in which its position means"
-            " nothing",
-            checkpoint=checkpoint.number,
-            remedy=f"read LogSource(..., region={expected!r}), in an application of its own",
-        )
-
-
 def made_for_forks(checkpoint: Checkpoint | None) -> dict[str, SavepointNote]:
     """Return the savepoints in the last checkpoint of a region that were made for forks, with their notes."""
     notes = {} if checkpoint is None else checkpoint.notes
