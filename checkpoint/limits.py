@@ -55,6 +55,12 @@ replaced_graphs_max: Final = 1024
 """Graphs that a region had before. A program with one of these is refused. Each is some 80 bytes."""
 upgrade_savepoints_max: Final = 3
 """Checkpoints before the last changes of the graph, to which a region can be restored."""
+ended_logs_max: Final = 64
+"""Logs of removed sinks that can be read. Each record states their ends, some 100 bytes for each worker. One
+more sink is removed once a log was dropped.
+"""
+gone_logs_max: Final = 64
+"""Logs that were dropped or taken back: a reader of one of these fails, of any other waits."""
 operator_uid_chars_max: Final = 88
 """Limits what an operator is stored as: it is part of the name of a chain."""
 chain_segments_max: Final = 64

@@ -5,6 +5,7 @@
 | publish="checkpoint" | what the last committed checkpoint covers |
 | publish="step" | what a quorum holds, if it counts (`VisibleLog.counts`) |
 | either, while the last checkpoint begins a line of history | what that checkpoint covers |
+| either, of a sink that was removed | up to its end, which the last checkpoint states |
 """
 
 from collections.abc import AsyncGenerator, AsyncIterable
@@ -33,6 +34,8 @@ class VisibleLog:
     """The offset from which on it is retained: 0 if it was never trimmed."""
     line: int
     rewound: bool
+    ended: bool = False
+    """The sink was removed: nothing follows what is covered."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint | None, region: str, worker: int, sink: str) -> "VisibleLog":
@@ -44,13 +47,15 @@ class VisibleLog:
             return cls(directory, chain, None, 0, 0, rewound=False)
         covered = covered_in(checkpoint, sink).get(worker)
         begin = begin_in(checkpoint, worker, sink)
-        return cls(directory, chain, covered, begin, checkpoint.line, rewound=checkpoint.rewound)
+        ended = sink in checkpoint.ended
+        return cls(directory, chain, covered, begin, checkpoint.line, rewound=checkpoint.rewound, ended=ended)
 
     def ends_with_checkpoint(self, publish: Publish) -> bool:
         """Return whether nothing is visible that the checkpoint does not cover."""
         # After a restore, a checkpoint is committed before any step runs. Until then the workers may open
         # their logs again and again, each time at the same place: nothing there may be read.
-        return publish is Publish.CHECKPOINT or self.rewound
+        # After the end of a removed log, a worker that was superseded may have written more.
+        return publish is Publish.CHECKPOINT or self.rewound or self.ended
 
     def counts(self, end: int, of_line: int) -> bool:
         """Return whether the output that ends at `end` and states this line of history counts."""

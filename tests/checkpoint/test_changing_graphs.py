@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from checkpoint import limits
+from checkpoint.core.coordination.checkpoints import PendingCheckpoint
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointWanted,
@@ -27,9 +28,34 @@ from checkpoint.core.graph_change import (
     fingerprint,
     upgrade_savepoint,
 )
-from checkpoint.core.links.messages import Counters, Paused, RequestCheckpoint, Restore, Restored, Start
-from checkpoint.core.records.lines import find_target, former_sinks, republished, restored
-from checkpoint.core.records.manifest import Checkpoint, FormerSink, ReplacedGraph, savepoint_name_problem
+from checkpoint.core.links.messages import (
+    Counters,
+    Paused,
+    RequestCheckpoint,
+    Restore,
+    Restored,
+    Start,
+    Vote,
+)
+from checkpoint.core.records.backups import needed_chains
+from checkpoint.core.records.layout import even_layout
+from checkpoint.core.records.lines import (
+    find_target,
+    forked,
+    former_sinks,
+    recorded_again,
+    republished,
+    restored,
+)
+from checkpoint.core.records.manifest import (
+    Checkpoint,
+    ForkOrigin,
+    FormerSink,
+    ReplacedGraph,
+    RetiredWorker,
+    check_checkpoint,
+    savepoint_name_problem,
+)
 from checkpoint.core.region import (
     RegionSpec,
     RegionState,
@@ -41,7 +67,7 @@ from checkpoint.core.region import (
 from checkpoint.core.upgrades import plan_upgrade
 from checkpoint.errors import GraphChangeRefusedError
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
-from tests.checkpoint.manifest_samples import notes
+from tests.checkpoint.manifest_samples import notes, numbered_checkpoint, worker_checkpoint
 from tests.checkpoint.region_model import spec
 
 BEFORE = notes(rows="source", count="count", out="sink")
@@ -510,3 +536,37 @@ def test_the_graphs_that_a_checkpoint_states_are_bounded(monkeypatch: pytest.Mon
     for number in range(4):
         kept = upgraded(kept, BEFORE | notes(**{f"cheap{number}": "filter"}))
     assert len(kept[-1].replaced) == 2
+
+
+def test_a_log_ends_where_all_workers_have_it_also_those_that_leave_with_its_sink_and_those_that_left() -> (
+    None
+):
+    def part(size: int, **logs: int) -> dict[str, Any]:
+        sinks = {uid: {"epoch": 1, "size": at, "digest": 0} for uid, at in logs.items()}
+        return {"sinks": sinks, "floors": {f"out-{uid}": (1, size) for uid in logs}}
+
+    operators = BEFORE | notes(audit="sink")
+    workers = {one: worker_checkpoint(1, **part(one, _2_a=10 + one, out=20 + one)) for one in (0, 1)}
+    parent = numbered_checkpoint(
+        4,
+        operators=operators,
+        uids={"audit": "_2_a"},
+        workers=workers,
+        retired={5: RetiredWorker(**part(5, _2_a=15))},
+    )
+    pending = PendingCheckpoint(5, 7, 1, final=False, requested_at=0.0)
+    positions = worker_checkpoint(7, **part(0, out=20))
+    for_d = Vote(job="r", incarnation=7, checkpoint=5, worker=0, epoch=7, step=32, positions=positions)
+    assert pending.vote(for_d) is None
+    record = pending.build(parent, even_layout(1), BEFORE, {}, (4, 5), {}, 0, {}, {}, shows_steps=False)
+    check_checkpoint(record)
+    log = record.ended["_2_a"]
+    assert (log.sink, log.checkpoint, log.dropped_by) == ("audit", 5, "")
+    assert {worker: at.size for worker, at in log.ends.items()} == {0: 10, 1: 11, 5: 15}
+    assert log.floors == {0: (1, 0), 1: (1, 1), 5: (1, 5)}
+    # What is kept of those that left has the log of the present sink alone.
+    assert {worker: set(one.sinks) for worker, one in record.retired.items()} == {1: {"out"}, 5: set()}
+    assert {one.chain for one in needed_chains(record, "r")} == {"state", "steps", "out-out", "out-_2_a"}
+    next_vote = recorded_again((parent, record), 8, {})
+    assert next_vote.ended == record.ended
+    assert not forked(record, ForkOrigin(region="r", checkpoint=5, step=32, savepoint="s"), 1).ended

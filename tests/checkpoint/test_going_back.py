@@ -28,6 +28,7 @@ from checkpoint.core.records.manifest import (
     ChainDamage,
     Checkpoint,
     CheckpointDamage,
+    EndedLog,
     Examination,
     RetiredWorker,
     check_checkpoint,
@@ -36,6 +37,7 @@ from checkpoint.core.records.manifest import (
 )
 from checkpoint.core.region import FellBack, RegionState, ResetReport, RestoreSettled
 from checkpoint.errors import CheckpointDamagedError, ManifestError, RestoreRefusedError
+from journal import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.manifest_samples import notes
 from tests.checkpoint.test_taking_over import reports
@@ -196,9 +198,30 @@ def test_workers_that_the_checkpoint_does_not_know_lose_all_of_their_output() ->
         last.workers[0], sinks={"log": {"epoch": 1, "size": 9, "digest": 0}}, floors={"out-log": (1, 0)}
     )
     later = msgspec.structs.replace(last, workers={**last.workers, 2: part})
-    record = restored((first, later), first, 7)
+    has_log = msgspec.structs.replace(first, workers={**first.workers, 0: part})
+    record = restored((has_log, later), has_log, 7)
     assert record.orphans == (2,)
     assert record.retired == {2: RetiredWorker(sinks={"log": {"epoch": 0, "size": 0, "digest": 0}})}
+
+
+def test_a_log_that_only_later_checkpoints_have_is_taken_back_and_one_that_ended_later_continues() -> None:
+    first, last = running().core.run.kept[0], running().core.run.kept[-1]
+
+    def with_log(checkpoint: Checkpoint, log: str, **fields: Any) -> Checkpoint:
+        at = {"epoch": 1, "size": 9, "digest": 0}
+        part = msgspec.structs.replace(checkpoint.workers[0], sinks={log: at}, floors={f"out-{log}": (1, 0)})
+        return msgspec.structs.replace(checkpoint, workers={**checkpoint.workers, 0: part}, **fields)
+
+    ended = EndedLog(sink="old", checkpoint=2, ends={0: Position(1, 9, 0)}, floors={0: (1, 0)})
+    earlier = EndedLog(sink="was", checkpoint=1, ends={0: Position(1, 4, 0)}, floors={0: (1, 0)})
+    target = with_log(first, "old", ended={"was": earlier})
+    later = with_log(last, "new", ended={"was": earlier, "old": ended})
+    record = restored((target, later), target, 7)
+    assert record.ended == {"was": earlier, "new": EndedLog(sink="new", checkpoint=record.number)}
+    assert record.rewinds[-1].outputs == {0: {"old": 9, "was": 4}}
+    check_checkpoint(record)
+    # Another restore, to the checkpoint that has both: nothing is lost of either.
+    assert restored((target, later, record), later, 8).ended == later.ended
 
 
 def test_a_checkpoint_whose_output_was_taken_back_is_refused() -> None:

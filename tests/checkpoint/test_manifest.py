@@ -14,6 +14,7 @@ from checkpoint.core.records.layout import Layout, ShardRange, even_layout
 from checkpoint.core.records.manifest import (
     NO_NOTE,
     CheckpointFlag,
+    EndedLog,
     ForkOrigin,
     OutputIdentity,
     RetiredWorker,
@@ -203,7 +204,10 @@ GOLDEN = (
     b'{"out":{"epoch":2,"size":9,"digest":1}},"floors":{"out-out":[1,0]}}},"declared":2,"line":0,"rewinds":[],'
     b'"rewound":false,"shows_on":true,"orphans":[],"origin":{"region":"shop","checkpoint":41,"step":300,"savepoint":"fork-1f",'
     b'"application":"shop","logs":{},"same_place":[],"wall_time_ms":0},"in_origin":false,'
-    b'"identity":{"region":"shop","store":"5c"},"edit":null,"batch":{"query":"9f","number":7,"time_us":70,'
+    b'"identity":{"region":"shop","store":"5c"},"edit":null,'
+    b'"ended":{"_2e-gone":{"sink":"gone","checkpoint":5,"ends":{"0":{"epoch":2,"size":9,"digest":1}},'
+    b'"floors":{"0":[1,0]}},"cut":{"sink":"cut","checkpoint":4,"ends":{"1":{"epoch":2,"size":8,"digest":3}},'
+    b'"dropped_by":"ann@host"},"back":{"sink":"back","checkpoint":3}},"batch":{"query":"9f","number":7,"time_us":70,'
     b'"rows":3,"after_step":38,"step":40,"begins":{"0":{"out":5}},"ends":{"0":{"out":9}},"marks":{"at":60}}}'
 )
 """Every field of a record."""
@@ -220,6 +224,8 @@ def test_the_bytes_of_a_record_are_these() -> None:
     assert floors_of(keep((), checkpoint), 0) == {"state": (2, 60), "files-own": (2, 60)}
     assert checkpoint.retired[1].sinks == {"out": {"epoch": 2, "size": 9, "digest": 1}}
     assert (checkpoint.retired[1].floors, checkpoint.workers_declared) == ({"out-out": (1, 0)}, 2)
+    assert checkpoint.outputs()[0].floors["out-_2e-gone"] == (1, 0)
+    assert set(checkpoint.outputs()[1].sinks) == {"out"}
 
 
 @pytest.mark.parametrize("field", ["retained", "irrevocable"])
@@ -235,6 +241,42 @@ def test_a_former_worker_has_no_part() -> None:
         check_checkpoint(msgspec.structs.replace(checkpoint, retired={0: checkpoint.retired[1]}))
     with pytest.raises(ManifestError, match=r"invalid former workers \[-1\]"):
         check_checkpoint(msgspec.structs.replace(checkpoint, retired={-1: checkpoint.retired[1]}))
+
+
+@pytest.mark.parametrize(
+    ("uid", "log", "text"),
+    [
+        ("out", EndedLog(sink="out", checkpoint=5), "it has sink 'out', whose log has ended"),
+        ("_1f-own", EndedLog(sink="own", checkpoint=5), "it has sink '_1f-own', whose log has ended"),
+        ("x", EndedLog(sink="x", checkpoint=6), "invalid end of the log of sink 'x'"),
+        ("x", EndedLog(sink="x", checkpoint=5, floors={0: (1, 0)}), "invalid end of the log of sink 'x'"),
+        (
+            "x",
+            EndedLog(sink="x", checkpoint=5, ends={0: Position(2, 9, 1)}, floors={0: (1, 10)}),
+            "worker 0: the log of sink 'x' is retained from 1, 10 on, and ends at",
+        ),
+    ],
+)
+def test_a_log_that_ended_is_of_no_sink_and_ends_after_its_beginning(uid, log, text) -> None:
+    checkpoint = decode_checkpoint(0, (5, 40, 3), GOLDEN)
+    with pytest.raises(ManifestError, match=text):
+        check_checkpoint(msgspec.structs.replace(checkpoint, ended={uid: log}))
+
+
+def test_a_reader_of_a_name_gets_the_log_of_the_present_sink_and_else_the_one_that_ended_last() -> None:
+    checkpoint = a_checkpoint(
+        operators=notes(orders="sink", count="count"),
+        uids={"orders": "_2-orders"},
+        ended={
+            "orders": EndedLog(sink="orders", checkpoint=3),
+            "audit": EndedLog(sink="checks", checkpoint=4),
+            "_3-checks": EndedLog(sink="checks", checkpoint=5),
+        },
+    )
+    names = ("orders", "_2-orders", "checks", "audit", "none")
+    assert [checkpoint.log_of(name) for name in names] == [
+        "_2-orders", "_2-orders", "_3-checks", "audit", None
+    ]  # fmt: skip
 
 
 def test_a_split_may_stand_at_its_beginning_and_not_before() -> None:

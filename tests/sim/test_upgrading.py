@@ -44,6 +44,8 @@ FOUND: Final = {
     "removed-sink-leaves-transactions": ("outside", 122),
     "completes-unfenced": ("outside", 937),
     "removed-log-has-no-end": ("all", 3),
+    "ends-of-staying-workers": ("outside", 2),
+    "restore-keeps-ended-logs": ("all", 3),
     "quiet-asks-new-workers": ("forks", 8),
     "uid-without-region": ("forks", 81),
     "irrevocable-of-present-sinks": ("races", 420),

@@ -27,7 +27,13 @@ from checkpoint.core.coordination.vocabulary import (
     SavepointWanted,
 )
 from checkpoint.core.coordination.workers import STARTED, Worker, WorkerEvent, WorkerState
-from checkpoint.core.graph_change import UPGRADE_PREFIX, OperatorNote, fingerprint, upgrade_savepoint
+from checkpoint.core.graph_change import (
+    UPGRADE_PREFIX,
+    OperatorNote,
+    fingerprint,
+    stored_under,
+    upgrade_savepoint,
+)
 from checkpoint.core.links.messages import (
     Committed,
     Finished,
@@ -42,6 +48,7 @@ from checkpoint.core.links.messages import (
 from checkpoint.core.progress import end_text
 from checkpoint.core.records.layout import Layout
 from checkpoint.core.records.lines import (
+    ended_after,
     find_target,
     former_sinks,
     log_sizes,
@@ -56,6 +63,7 @@ from checkpoint.core.records.manifest import (
     ReplacedGraph,
     RetiredWorker,
     SavepointNote,
+    WorkerCheckpoint,
     check_checkpoint,
     floors_of,
     gaps_of,
@@ -158,6 +166,8 @@ class PendingCheckpoint:
         assert not self.missing()
         assert not self.disagreement()
         workers = {worker: self.votes[worker].positions for worker in range(self.workers)}
+        stored = stored_under(operators, uids).values()
+        ended = {} if parent is None else ended_after(parent, stored, self.number)
         record = Checkpoint(
             number=self.number,
             step=self.votes[0].step,
@@ -173,7 +183,8 @@ class PendingCheckpoint:
             retained=retained,
             savepoints=savepoints,
             phases_s={worker: vote.phases_s for worker, vote in sorted(self.votes.items())},
-            retired={} if parent is None else _retired(parent, workers),
+            retired={} if parent is None else _retired(parent, workers, ended),
+            ended=ended,
             declared=declared if declared != len(workers) else 0,
             notes=notes,
             irrevocable=dict(irrevocable),
@@ -207,17 +218,27 @@ def with_batch(record: Checkpoint, parent: Checkpoint | None, batch: BatchNote) 
     return msgspec.structs.replace(record, batch=note)
 
 
-def _retired(parent: Checkpoint, workers: Collection[int]) -> dict[int, RetiredWorker]:
-    """Return the former workers with output, of a checkpoint of these workers."""
-    leaving = {
+def _retired(
+    parent: Checkpoint, workers: Collection[int], ended: Collection[str]
+) -> dict[int, RetiredWorker]:
+    """Return the former workers with output, of a checkpoint of these workers. ended: the logs that it has in
+    `Checkpoint.ended`.
+    """
+    parts: dict[int, WorkerCheckpoint | RetiredWorker] = dict(parent.retired)
+    parts |= {worker: part for worker, part in parent.workers.items() if part.sinks}
+    return {
         worker: RetiredWorker(
-            sinks=part.sinks,
-            floors={chain: at for chain, at in part.floors.items() if chain.startswith(OUTPUT_CHAIN_PREFIX)},
+            sinks={uid: at for uid, at in part.sinks.items() if uid not in ended},
+            floors={
+                chain: at
+                for chain, at in part.floors.items()
+                if chain.startswith(OUTPUT_CHAIN_PREFIX)
+                and chain.removeprefix(OUTPUT_CHAIN_PREFIX) not in ended
+            },
         )
-        for worker, part in parent.workers.items()
-        if part.sinks
+        for worker, part in parts.items()
+        if worker not in workers
     }
-    return {worker: one for worker, one in {**parent.retired, **leaving}.items() if worker not in workers}
 
 
 class Checkpoints:

@@ -17,6 +17,7 @@ history. Pure.
 | origin, in_origin | of the last, no | of the last | of the target | the original, yes | its own |
 | identity | of the last | of the last | of the target | none | the owner's, or none |
 | batch | of the last, or voted with it | of the last; none: released | of the target | none | its own |
+| ended | of the last, and what goes | of the last | of the target, and what it lacks | none | its own |
 | operators | of the program | of the last | of the target | the original | its own |
 | uids | of the last, and who comes | of the last | of the target | the original | its own |
 | replaced | of the last, and its graph | of the last | of the last, and its graph | none | its own |
@@ -43,6 +44,7 @@ from checkpoint.core.graph_change import (
     born_with,
     check_compatible,
     compare,
+    stored_under,
     upgrade_savepoint,
 )
 from checkpoint.core.graph_change import fingerprint as fingerprint_of
@@ -50,6 +52,7 @@ from checkpoint.core.records.layout import Layout
 from checkpoint.core.records.manifest import (
     Checkpoint,
     Edit,
+    EndedLog,
     ForkOrigin,
     FormerSink,
     ReplacedGraph,
@@ -69,7 +72,7 @@ from checkpoint.errors import (
     RestoreRefusedError,
     SavepointRefusedError,
 )
-from journal import ORIGIN
+from journal import ORIGIN, Position
 
 
 def repeated(source: Checkpoint, after: Checkpoint, incarnation: int, **changes: Any) -> Checkpoint:
@@ -216,8 +219,9 @@ def restored(
     checkpoints have become former workers without output.
     """
     last = kept[-1]
-    known, retained = target.outputs().keys(), (*(one.number for one in kept), last.number + 1)
-    orphans = sorted({worker for checkpoint in kept for worker in checkpoint.outputs()} - known)
+    known, retained = {*target.workers, *target.retired}, (*(one.number for one in kept), last.number + 1)
+    orphans = sorted({worker for one in kept for worker in (*one.workers, *one.retired)} - known)
+    ended = _ended_on(kept, target)
     rewind = Rewind(
         line=last.line + 1,
         to=target.voted_as,
@@ -240,8 +244,61 @@ def restored(
         rewinds=(*last.rewinds, rewind)[-limits.rewinds_kept_max :],
         rewound=True,
         orphans=tuple(orphans),
-        retired={**target.retired, **{worker: _without_output(kept, worker) for worker in orphans}},
+        retired={
+            **target.retired,
+            **{worker: _without_output(kept, worker, ended) for worker in orphans},
+        },
+        ended=ended,
     )
+
+
+def _ended_on(kept: Sequence[Checkpoint], target: Checkpoint) -> dict[str, EndedLog]:
+    """Return `Checkpoint.ended` of the record that restores a target: its own, and all other logs that a
+    retained checkpoint has, which are taken back as a whole.
+    """
+    found = dict(target.ended)
+    present = {*_logs_of(target), *stored_under(target.operators, target.uids).values()}
+    for checkpoint in kept:
+        later = {uid: log.sink for uid, log in checkpoint.ended.items()} | _logs_of(checkpoint)
+        for uid in sorted(later.keys() - present - found.keys()):
+            found[uid] = EndedLog(sink=later[uid], checkpoint=kept[-1].number + 1)
+    return _limited(found)
+
+
+def ended_after(parent: Checkpoint, stored: Collection[str], number: int) -> dict[str, EndedLog]:
+    """Return `Checkpoint.ended` of the vote after a checkpoint, of a graph that stores its operators under
+    these uids. Logs of sinks that it does not have end where all workers of the parent, also former ones, and
+    those that leave with this vote, have them.
+    """
+    found, outputs = dict(parent.ended), parent.outputs()
+    for uid, sink in sorted(_logs_of(parent).items()):
+        if uid in stored:
+            continue
+        chain = f"{OUTPUT_CHAIN_PREFIX}{uid}"
+        parts = {
+            worker: part for worker, part in outputs.items() if uid in part.sinks and chain in part.floors
+        }
+        found[uid] = EndedLog(
+            sink=sink,
+            checkpoint=number,
+            ends={worker: msgspec.convert(part.sinks[uid], Position) for worker, part in parts.items()},
+            floors={worker: part.floors[chain] for worker, part in parts.items()},
+        )
+    return _limited(found)
+
+
+def _logs_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return uid -> sink, of the output logs that a checkpoint continues."""
+    parts: list[WorkerCheckpoint | RetiredWorker] = [*checkpoint.retired.values()]
+    parts += checkpoint.workers.values()
+    logs = {uid for part in parts for uid in part.sinks if f"{OUTPUT_CHAIN_PREFIX}{uid}" in part.floors}
+    names = {uid: name for name, uid in stored_under(checkpoint.operators, checkpoint.uids).items()}
+    return {uid: names.get(uid, uid) for uid in logs}
+
+
+def _limited(ended: dict[str, EndedLog]) -> dict[str, EndedLog]:
+    gone = [uid for uid, log in ended.items() if not log.floors][: -limits.gone_logs_max]
+    return {uid: log for uid, log in ended.items() if uid not in gone}
 
 
 def log_sizes(checkpoint: Checkpoint) -> dict[int, dict[str, int]]:
@@ -254,12 +311,11 @@ def log_sizes(checkpoint: Checkpoint) -> dict[int, dict[str, int]]:
     return found
 
 
-def _without_output(kept: Sequence[Checkpoint], worker: int) -> RetiredWorker:
+def _without_output(kept: Sequence[Checkpoint], worker: int, ended: Collection[str]) -> RetiredWorker:
     """Return a former worker that keeps no output: if it comes back, its logs begin anew."""
-    part = next(
-        checkpoint.outputs()[worker] for checkpoint in reversed(kept) if worker in checkpoint.outputs()
-    )
-    logs = {name for name in part.sinks if f"{OUTPUT_CHAIN_PREFIX}{name}" in part.floors}
+    parts = [one.workers.get(worker) or one.retired.get(worker) for one in reversed(kept)]
+    part = next(part for part in parts if part is not None)
+    logs = {name for name in part.sinks if f"{OUTPUT_CHAIN_PREFIX}{name}" in part.floors} - set(ended)
     return RetiredWorker(sinks={name: msgspec.to_builtins(ORIGIN) for name in sorted(logs)})
 
 

@@ -171,6 +171,21 @@ class RetiredWorker(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, sinks=_under(self.sinks, names))
 
 
+class EndedLog(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The output log of a sink that the graph does not have any more, or that this line does not have."""
+
+    sink: str
+    """The last name of the sink."""
+    checkpoint: int
+    """The first one without it."""
+    ends: dict[int, Position] = {}
+    """Worker, present or former -> the end of its log. Empty: a restore took all of the log back."""
+    floors: dict[int, Floor] = {}
+    """Worker -> the lowest segment of its log that is retained. Empty: nothing is, the log was dropped."""
+    dropped_by: str = ""
+    """user@host"""
+
+
 class Rewind(msgspec.Struct, frozen=True, kw_only=True):
     """A line of history began: the region was restored to an older checkpoint."""
 
@@ -328,14 +343,34 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """
     edit: Edit | None = None
     """Only in the record of an edit, and in the first checkpoint of a region whose state was given."""
+    ended: dict[str, EndedLog] = {}
+    """Uid -> the output log of a sink that the graph does not have any more, until a person drops it; then,
+    for the newest `gone_logs_max`, that it is gone."""
     batch: BatchNote | None = None
     """The last batch of the query that drives the region. None: no batch was processed, or the region was
     released from its query.
     """
 
     def outputs(self) -> "dict[int, WorkerCheckpoint | RetiredWorker]":
-        """Return worker -> `sinks` and `floors` of its output, of present and former workers."""
-        return {**self.retired, **self.workers}
+        """Return worker -> `sinks` and `floors` of its output, of former workers and removed sinks, too."""
+        found: dict[int, WorkerCheckpoint | RetiredWorker] = {**self.retired, **self.workers}
+        for uid, log in self.ended.items():
+            for worker, floor in log.floors.items():
+                part = found.get(worker, RetiredWorker())
+                floors = {**part.floors, f"{OUTPUT_CHAIN_PREFIX}{uid}": floor}
+                sinks = {**part.sinks, uid: msgspec.to_builtins(log.ends[worker])}
+                found[worker] = msgspec.structs.replace(part, sinks=sinks, floors=floors)
+        return found
+
+    def log_of(self, sink: str) -> str | None:
+        """Return the uid of the output log that a reader of this sink reads, None if there is none. A name
+        that the graph has comes first, then that of the log that ended last.
+        """
+        stored = stored_under(self.operators, self.uids)
+        if (uid := stored.get(sink, sink)) in stored.values():
+            return uid
+        ended = [(log.checkpoint, uid) for uid, log in self.ended.items() if sink in (uid, log.sink)]
+        return max(ended)[1] if ended else None
 
     def uid_of(self, operator: str) -> str:
         """Return under which name an operator is stored. A name that the graph does not have may be a uid: of
@@ -535,6 +570,7 @@ def check_checkpoint(checkpoint: Checkpoint, *, before: Checkpoint | None = None
         highest = None if checkpoint.in_origin else _last_term(checkpoint.incarnation)
         _check_worker(checkpoint.number, worker, part, checkpoint.incarnation, highest)
     _check_retired(checkpoint)
+    _check_ended(checkpoint)
     _check_line(checkpoint)
     _check_origin(checkpoint, before)
     check_layout(checkpoint.layout, workers, checkpoint=checkpoint.number)
@@ -566,6 +602,25 @@ def _check_retired(checkpoint: Checkpoint) -> None:
             f" {checkpoint.declared}",
             checkpoint=checkpoint.number,
         )
+
+
+def _check_ended(checkpoint: Checkpoint) -> None:
+    stored = set(stored_under(checkpoint.operators, checkpoint.uids).values())
+    voted = {uid for part in checkpoint.workers.values() for uid in part.sinks}
+    voted |= {uid for part in checkpoint.retired.values() for uid in part.sinks}
+    for uid, log in checkpoint.ended.items():
+        if uid in stored or uid in voted:
+            raise ManifestError(f"it has sink {uid!r}, whose log has ended", checkpoint=checkpoint.number)
+        if log.floors.keys() not in (log.ends.keys(), set()) or not 0 < log.checkpoint <= checkpoint.number:
+            raise ManifestError(f"invalid end of the log of sink {uid!r}", checkpoint=checkpoint.number)
+        for worker, end in log.ends.items():
+            epoch, base = log.floors.get(worker, (1, 0))
+            if worker < 0 or end.epoch < 1 or epoch < 1 or not 0 <= base <= end.size:
+                raise ManifestError(
+                    f"worker {worker}: the log of sink {uid!r} is retained from {epoch}, {base} on, and ends"
+                    f" at {end}",
+                    checkpoint=checkpoint.number,
+                )
 
 
 def _check_line(checkpoint: Checkpoint) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from checkpoint.core.coordination.checkpoints import PendingCheckpoint
@@ -297,7 +298,6 @@ class Driver:
         region = self.region
         self._set_layout(None, is_quiet=True)
         self.uids = {name: name for name in self.graph}
-        self.ended_logs: dict[str, dict[int, int]] = {}
         self.state = empty_state(self.graph)
         self.stored = copied(self.state)
         self.step, self.line = 0, 0
@@ -368,7 +368,6 @@ class Driver:
         region, checkpoint = self.region, last.checkpoint
         self._set_layout(checkpoint, is_quiet=is_quiet or change is not None)
         self.uids = self._uids_of(last, change)
-        self.ended_logs = dict(last.ended)
         self.step, self.line = checkpoint.step, checkpoint.line
         self._prepared = {}
         self.state = self._read(last, change)
@@ -475,10 +474,6 @@ class Driver:
             yield from self._void(last.checkpoint, step)
         if change is not None:
             self._bootstrap(change.new)
-            for name in change.gone:
-                uid = last.uids[name]
-                if region.modes.get(uid) in ("step", "cut") and self.without != "removed-log-has-no-end":
-                    self.ended_logs[uid] = region.ends(uid)
             if self.without == "drop-deletes-now":
                 for chain in region.chains.values():
                     chain.delete(last.uids[name] for name in change.gone)
@@ -548,8 +543,8 @@ class Driver:
                 }
                 for uid, splits in self.positions.items()
             },
-            sinks={uid: {"size": len(region.logs[uid, worker])} for uid in logs},
-            floors={f"out-{uid}": (0, 0) for uid in logs},
+            sinks={uid: to_builtins(Position(self.epoch, len(region.logs[uid, worker]), 0)) for uid in logs},
+            floors={f"out-{uid}": (1, 0) for uid in logs},
         )
         return Vote(
             job=region.name,
@@ -585,32 +580,39 @@ class Driver:
         )
         if self.without == "irrevocable-of-present-sinks":
             checkpoint = replace(checkpoint, former_sinks={})
-        mine = set(self.uids.values())
         return Record(
-            checkpoint,
+            self._without_ends(checkpoint, parent),
             dict(self.uids),
-            {uid: ends for uid, ends in self.ended_logs.items() if uid not in mine},
-            parent.taken_back - mine if parent else frozenset(),
             upgrades,
             "graph" if change is not None else "vote",
         )
+
+    def _without_ends(self, checkpoint: Checkpoint, parent: Record | None) -> Checkpoint:
+        """Return a vote without what an omission does not state of removed logs."""
+        new = checkpoint.ended.keys() - (parent.checkpoint.ended.keys() if parent else set())
+        ended = dict(checkpoint.ended)
+        if self.without == "removed-log-has-no-end":
+            ended = {uid: log for uid, log in ended.items() if uid not in new}
+        elif self.without == "ends-of-staying-workers":
+            for uid in new:
+                leaving = ended[uid].ends.keys() - checkpoint.workers.keys()
+                ends, floors = dict(ended[uid].ends), dict(ended[uid].floors)
+                for worker in leaving:
+                    del ends[worker], floors[worker]
+                ended[uid] = replace(ended[uid], ends=ends, floors=floors)
+        return replace(checkpoint, ended=ended)
 
     def _back_to(self, target: Record, graph: Operators | None = None) -> Record:
         """Return the record that restores a retained one: identities, ended logs and graph are its own."""
         region, last = self.region, self.region.last
         assert last is not None
         checkpoint = restored(region.checkpoints, target.checkpoint, self.epoch, graph=graph)
-        here = {*target.uids.values(), *target.ended}
-        later = {uid for one in region.kept for uid in (*one.uids.values(), *one.ended)}
-        taken = (later | last.taken_back) - here
-        return Record(
-            checkpoint,
-            target.uids,
-            target.ended,
-            frozenset() if self.without == "rewind-forgets-new-logs" else frozenset(taken),
-            last.upgrades,
-            "back",
-        )
+        ended = checkpoint.ended
+        if self.without == "rewind-forgets-new-logs":
+            ended = {uid: log for uid, log in ended.items() if log.ends}
+        elif self.without == "restore-keeps-ended-logs":
+            ended = last.checkpoint.ended
+        return Record(replace(checkpoint, ended=ended), target.uids, last.upgrades, "back")
 
     def _taken_back(self, last: Record) -> Record:
         """Return the last record again, on a new line: readers know that later steps are taken back."""

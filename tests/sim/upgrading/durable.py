@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from checkpoint.chains.visible_log import VisibleLog
 from checkpoint.core.records.consumers import need_of
 from checkpoint.core.records.lines import taken_back
 from checkpoint.core.records.manifest import Checkpoint, keep
+from checkpoint.core.records.outputs import Publish
 from journal import ORIGIN
 from journal.core.chain import Position
 from tests.sim.upgrading.graphs import Row
@@ -160,28 +162,18 @@ class Region:
             raise FencedError(uid)
         self.fences[uid] = max(self.fences[uid], epoch)
 
-    def ends(self, uid: str) -> dict[int, int]:
-        """Return where the last record lets a log end, by worker."""
-        assert self.last is not None
-        # First: where workers leave with the change, what it keeps of them has their part of the log, too.
-        if uid in self.last.ended:
-            return self.last.ended[uid]
-        return {
-            worker: int(part.sinks[uid]["size"])
-            for worker, part in self.last.checkpoint.outputs().items()
-            if uid in part.sinks and (uid in self.last.names or worker in self.last.checkpoint.workers)
-        }
-
     def visible(self, uid: str) -> list[Shown]:
         """Return what readers of a log can see now, by step."""
         assert self.last is not None
         if self.modes[uid] == "tx":
             return sorted(self.published[uid], key=lambda one: one.step)
-        ends, live = self.ends(uid), uid in self.last.names
+        publish = Publish.STEP if self.modes[uid] == "step" else Publish.CHECKPOINT
         found = []
         for (name, worker), log in list(self.logs.items()):
             if name == uid:
-                found += log if self.modes[uid] == "step" and live else log[: ends.get(worker, 0)]
+                seen = VisibleLog.of(self.last.checkpoint, self.name, worker, uid)
+                end = 0 if seen.covered is None else seen.covered.size
+                found += log[:end] if seen.ends_with_checkpoint(publish) else log
         return sorted((one for one in found if not self.is_taken_back(one)), key=lambda one: one.step)
 
     def is_taken_back(self, shown: Shown) -> bool:

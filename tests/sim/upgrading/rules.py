@@ -49,6 +49,8 @@ OMISSIONS: Final[dict[str, str]] = {
     "removed-sink-leaves-transactions": "transactions of a removed sink that no checkpoint has stay open",
     "completes-unfenced": "a driver that was superseded completes removed sinks",
     "removed-log-has-no-end": "records do not state where the log of a removed sink ends",
+    "ends-of-staying-workers": "of a removed log, the ends of workers that leave are not stated",
+    "restore-keeps-ended-logs": "a restore has the ended logs of the last record, instead of its target's",
     # Of its review, by number of the hole.
     "quiet-asks-new-workers": "1: the workers of the new layout are asked for the last shown step",
     "uid-without-region": "2: a uid has the number of a checkpoint, and not the region",
@@ -111,10 +113,6 @@ class Record:
     checkpoint: Checkpoint
     uids: dict[str, str]
     """Operator -> the name under which all of it is stored."""
-    ended: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Log of a removed sink -> worker -> its end."""
-    taken_back: frozenset[str] = frozenset()
-    """Logs that this line does not have: later checkpoints than its target began them."""
     upgrades: tuple[int, ...] = ()
     """The checkpoints of savepoints that changes left, newest last."""
     kind: str = "vote"
@@ -127,6 +125,16 @@ class Record:
     @property
     def number(self) -> int:
         return self.checkpoint.number
+
+    @property
+    def ended(self) -> set[str]:
+        """Logs of removed sinks that can be read."""
+        return {uid for uid, log in self.checkpoint.ended.items() if log.floors}
+
+    @property
+    def taken_back(self) -> set[str]:
+        """Logs that this line does not have: later checkpoints than its target began them."""
+        return self.checkpoint.ended.keys() - self.ended
 
     @cached_property
     def fingerprint(self) -> str:
