@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dataflow import limits
+from dataflow.core.partitions import PartitionBy, columns_in_files, partition_columns
 from dataflow.core.transactions import parse_name, writer_name
 from dataflow.errors import OutputLostError, SchemaError, SinkWriteError
 from dataflow.operators.base import OperatorContext, set_fields
@@ -35,7 +36,7 @@ from dataflow.sinks.files import (
     own_directory,
     refuse_url,
 )
-from dataflow.sinks.partitions import PartitionBy, PartitionFiles, columns_in_files, partition_columns
+from dataflow.sinks.partitions import PartitionFiles
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
 from dos_tls import make_durable_folders, replace_durably, sync_folder
 

@@ -1,60 +1,15 @@
-"""Directories of rows by the values of columns, COLUMN=VALUE/..., as Spark, Hive and Arrow read them. Pure.
+"""Rows by the directories that the values of their columns name (`core/partitions.py`)."""
 
-Names are escaped as Spark does (`ExternalCatalogUtils.escapePathName`). As in Spark, null and the empty
-string are both in the directory of `__HIVE_DEFAULT_PARTITION__`, which is read as null.
-"""
-
-import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dataflow import limits
-from dataflow.errors import SchemaError, UserFault, nearest
-
-PartitionBy: TypeAlias = "str | Sequence[str]"
-DEFAULT_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
-_ESCAPED: Final = re.compile(r"""[\x00-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
-_NAME_BYTES_MAX: Final = 255
-"""Of file systems."""
-
-
-def partition_columns(given: PartitionBy) -> tuple[str, ...]:
-    """Return the columns that name directories. Raises SchemaError if one is given twice, or hides them."""
-    columns = (given,) if isinstance(given, str) else tuple(given)
-    if len(set(columns)) != len(columns):
-        raise SchemaError(f"partition_by has a column twice: {', '.join(map(repr, columns))}")
-    for name in columns:
-        if not name or name.startswith(("_", ".")):
-            raise SchemaError(
-                f"partition_by has the column {name!r}: readers skip directories with such names",
-                remedy="rename the column with a map, or partition by another one",
-            )
-    return columns
-
-
-def columns_in_files(schema: pa.Schema, by: Sequence[str]) -> pa.Schema:
-    """Return the columns that are not in the names of directories. Raises SchemaError if rows of the schema
-    cannot be partitioned so.
-    """
-    for name in by:
-        if name not in schema.names:
-            similar = nearest(name, schema.names)
-            raise SchemaError(f"partition_by has the column {name!r}, which the rows do not have{similar}")
-        kind = schema.field(name).type
-        is_named = pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-        if not (is_named or pa.types.is_date32(kind)):
-            raise SchemaError(
-                f"partition_by has the column {name!r} of type {kind}, whose values do not name directories",
-                remedy="partition by strings, integers, booleans or dates; a map makes a date of a timestamp",
-            )
-    kept = pa.schema([field for field in schema if field.name not in by])
-    if by and not len(kept):
-        raise SchemaError("partition_by has all columns, so that none is left for the files")
-    return kept
+from dataflow.core.partitions import directory_of
+from dataflow.errors import UserFault
 
 
 def split_by(batch: pa.RecordBatch, by: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -77,25 +32,9 @@ def split_by(batch: pa.RecordBatch, by: Sequence[str]) -> Iterator[tuple[str, pa
     rows = batch.drop_columns(list(by))
     for part in np.split(order, begins[1:]):
         yield (
-            "/".join(_directory(name, batch.column(name)[int(part[0])]) for name in by),
+            "/".join(directory_of(name, batch.column(name)[int(part[0])]) for name in by),
             rows.take(pa.array(part)),
         )
-
-
-def _directory(name: str, value: pa.Scalar) -> str:
-    text = value.cast(pa.string()).as_py() or DEFAULT_PARTITION
-    found = f"{_escaped(name)}={_escaped(text)}"
-    if len(found.encode()) > _NAME_BYTES_MAX:
-        raise UserFault(
-            f"the directory of a partition would have a name of {len(found.encode())} bytes, of which the"
-            f" first are {found[:80]!r}; the maximum is {_NAME_BYTES_MAX}",
-            remedy="partition by a column with shorter values",
-        )
-    return found
-
-
-def _escaped(text: str) -> str:
-    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
 
 class RowFile(Protocol):

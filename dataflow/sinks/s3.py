@@ -22,13 +22,14 @@ import pyarrow as pa
 
 from dataflow import limits
 from dataflow.buckets import service_errors
+from dataflow.core.partitions import PartitionBy, columns_in_files, partition_columns
 from dataflow.core.transactions import writer_name
 from dataflow.errors import SchemaError, SinkOwnedError, SinkWriteError
 from dataflow.operators.base import OperatorContext, set_fields
 from dataflow.sinks.base import OutputOwner, other_owner, owner_of
 from dataflow.sinks.files import OWNER_FILE, check_text_columns, tsv_of
 from dataflow.sinks.parquet import Compression, ParquetRows, check_compression, check_parquet_columns
-from dataflow.sinks.partitions import PartitionBy, PartitionFiles, columns_in_files, partition_columns
+from dataflow.sinks.partitions import PartitionFiles
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
 from journal import ArchiveNotFoundError, ArchiveUnavailableError
 from journal.archive.bucket import Bucket, S3Url, parse_s3_url

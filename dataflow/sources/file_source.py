@@ -23,6 +23,7 @@ from checkpoint import SplitPosition
 from dataflow import limits
 from dataflow.core.event_time import SourceTime, Watermark
 from dataflow.core.file_digest import FileDigest, Verify, check_verify, resumed
+from dataflow.core.partitions import PartitionBy, PathColumns, columns_in_files, partition_columns
 from dataflow.errors import (
     InputChangedError,
     InputGoneError,
@@ -82,6 +83,7 @@ from dataflow.sources.lines import (
 )
 from dataflow.sources.row_groups import GroupFormat, group_head, is_complete
 from dos_protocol.digests import digest64
+from dos_protocol.errors import DosError
 
 Batches = TypeVar("Batches")
 Gone: TypeAlias = Literal["stop", "forget"]
@@ -162,6 +164,8 @@ class FileSource(base.SourceSpec):
     on_bad: OnBad
     sizes: tuple[int | None, ...] = ()
     """Of `paths` that are objects, if a listing told any; None: not known."""
+    in_path: PathColumns | None = None
+    """The columns that are in the paths of files."""
 
     def __init__(
         self,
@@ -181,6 +185,7 @@ class FileSource(base.SourceSpec):
         on_bad: OnBad = "error",
         delimiter: str | None = None,
         header: bool | None = None,
+        partition_by: PartitionBy = (),
     ) -> None:
         given, endpoint = input_paths(paths, endpoint)
         if not given:
@@ -207,22 +212,38 @@ class FileSource(base.SourceSpec):
         patterns = tuple(map(files.watched, given)) if watch else ()
         end = None if until is None else end_path(until, given[0])
         sizes = tuple(map(files.size_listed, expanded))
-        set_fields(self, sizes=sizes if any(sizes) else ())
+        set_fields(self, sizes=sizes if any(sizes) else (), in_path=None)
         set_fields(self, paths=expanded, repeat=repeat, patterns=patterns, until=end, poll_s=poll_s)
         set_fields(self, gone=gone, errors=errors, local=local, verify=verify, endpoint=endpoint)
         records: RecordFormat | GroupFormat | None = None
+        by, columns = partition_columns(partition_by), LINE_SCHEMA
+        if schema is not None:
+            columns = parse_schema(schema)
+        elif format != "text":
+            delimiter, header = delimiter or ",", header is None or header
+            found = list(files.listing(patterns)) if watch else expanded
+            columns = _inferred(files, found, format, delimiter, header=header)
+        if by:
+            columns = self._divide(columns, by, given=schema is not None)
         if format != "text":
             delimiter, header = delimiter or ",", header is None or header
-            columns = parse_schema(schema) if schema is not None else None
-            if columns is None:
-                found = list(files.listing(patterns)) if watch else expanded
-                columns = _inferred(files, found, format, delimiter, header=header)
             if format == "parquet" or format == "arrow":
                 records = GroupFormat(columns, format)
             else:
                 records = JsonFormat(columns) if format == "json" else CsvFormat(columns, delimiter, header)
         pieces = [part.name for path in expanded for part in _parts_of(files, path, None, records)]
         set_fields(self, records=records, on_bad=on_bad, pieces=tuple(pieces))
+
+    def _divide(self, columns: pa.Schema, by: tuple[str, ...], *, given: bool) -> pa.Schema:
+        """Note that the columns `by` are in the paths, and return the others. Raises SchemaError."""
+        if not given:  # a string is what each name is: one that comes later may be no number
+            others = [field for field in columns if field.name not in by]
+            columns = pa.schema([*others, *(pa.field(name, pa.string()) for name in by)])
+        in_files, in_path = columns_in_files(columns, by), PathColumns(columns, by)
+        for path in self.paths:
+            _values_in(path, in_path, SchemaError)
+        set_fields(self, in_path=in_path)
+        return in_files
 
     @property
     def place(self) -> str:
@@ -241,6 +262,8 @@ class FileSource(base.SourceSpec):
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         del inputs
+        if self.in_path is not None:
+            return self.in_path.schema
         return LINE_SCHEMA if self.records is None else self.records.schema
 
     def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
@@ -250,7 +273,9 @@ class FileSource(base.SourceSpec):
     def detail(self) -> str:
         # A list may become longer, and other directories may be watched, too: it begins with the same one.
         watches = "watches " if self.patterns else ""
-        return f"FileSource {watches}{self.place}{'' if self.records is None else f' as {self.records.name}'}"
+        records = "" if self.records is None else f" as {self.records.name}"
+        by = "" if self.in_path is None else f" partition_by {', '.join(self.in_path.by)}"
+        return f"FileSource {watches}{self.place}{records}{by}"
 
     def open(self, context: OperatorContext) -> "FileReader":
         return reader_of(self, context.worker, context.workers, stop_after_file=context.triggers_checkpoints)
@@ -344,6 +369,21 @@ def _parts_of(
     return [FilePart(path, number, count, mark) for number in range(count)]
 
 
+def _values_in(path: str, columns: PathColumns, error_type: type[DosError]) -> tuple[pa.Scalar, ...]:
+    """Return the values of the columns that are in the path of a file. Raises `error_type` if one is not."""
+    try:
+        return columns.values_of(path)
+    except SchemaError as error:
+        text = f"input {path!r} has no place in the partitions: {error.args[0]}"
+        raise error_type(text, remedy=_PARTITION_REMEDY) from error
+
+
+_PARTITION_REMEDY: Final = (
+    "move the file to a directory such as day=2026-01-31, name the files by a pattern without it, or correct"
+    " partition_by= or the type in schema="
+)
+
+
 def _expanded(found: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
     if not found:
         raise SchemaError(
@@ -385,6 +425,8 @@ class OpenSplit:
     line: int = 0
     """The number of lines before the position, for records."""
     head: Head = NO_HEAD
+    values: tuple[pa.Scalar, ...] = ()
+    """Of the columns that are in its path."""
 
 
 class FileReader(base.SourceReader):
@@ -476,6 +518,8 @@ class FileReader(base.SourceReader):
             whole = self._spec.verify == "whole" or path.endswith(COMPRESSED)
             begin = self._division[name].begin if name in self._division else at.position
             split = OpenSplit(name, path, resumed(at.resume, whole=whole), at.version, begin, line=at.line)
+            if self._spec.in_path is not None:
+                split.values = _values_in(path, self._spec.in_path, InputReadError)
             self._find_head(split, at)
             if at.position:
                 self._verify(split, at)
@@ -589,8 +633,8 @@ class FileReader(base.SourceReader):
     def _chunks(self) -> LineChunks | RecordChunks:
         spec = self._spec
         if spec.records is None:
-            return LineChunks(spec.errors, self._path_of)
-        return RecordChunks(spec.records, spec.on_bad, self._path_of)
+            return LineChunks(spec.errors, self._path_of, spec.in_path)
+        return RecordChunks(spec.records, spec.on_bad, self._path_of, spec.in_path)
 
     def _chunk(self, split: OpenSplit, data: bytes) -> SplitChunk:
         """Return the next bytes of a split, and move it behind them."""
@@ -599,7 +643,7 @@ class FileReader(base.SourceReader):
         if isinstance(self._spec.records, RecordFormat) and data:
             split.head = split.head if begin else self._head_of(split, data)
             split.line += data.count(b"\n")
-        return SplitChunk(split.name, begin, data, line, split.head)
+        return SplitChunk(split.name, begin, data, line, split.head, split.values)
 
     def _taken(self, chunks: LineChunks | RecordChunks, batches: Batches) -> Batches:
         """Count the records that are no rows, and return the batches."""

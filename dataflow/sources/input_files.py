@@ -507,7 +507,7 @@ class LocalFiles:
         for root, pattern in patterns:
             if not os.path.isdir(root):  # noqa: PTH112
                 raise InputReadError(f"input directory {root!r} no longer exists")
-            for path in glob.iglob(pattern, recursive=True):  # noqa: PTH207
+            for path in filter(_matching(pattern), glob.iglob(pattern, recursive=True)):  # noqa: PTH207
                 if path not in files and not os.path.basename(path).startswith((".", "_")):  # noqa: PTH119
                     status = _status_of(path)
                     if status is not None:
@@ -530,7 +530,9 @@ class LocalFiles:
 
 def _expanded(entry: str) -> list[str]:
     path = os.path.abspath(entry)  # noqa: PTH100 - a string in and out; the file need not exist here
-    found = glob.glob(path, recursive=True) if glob.has_magic(entry) else [path]  # noqa: PTH207
+    found = [path]
+    if glob.has_magic(entry):
+        found = [*filter(_matching(path), glob.iglob(path, recursive=True))]  # noqa: PTH207
     if not glob.has_magic(entry) and os.path.isdir(path):  # noqa: PTH112
         raise SchemaError(f"{path!r} is a directory; write '{path}/*' for its files, or pass watch=True")
     if bad := [path for path in found if encodable(path) != path]:
@@ -773,8 +775,15 @@ class ObjectBytes:
         self._files.open_count -= 1
 
 
+def _matching(pattern: str) -> Callable[[str], bool]:
+    parts = pattern.split("/")
+    return lambda path: _matches(path.split("/"), parts)
+
+
 def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Return whether the parts of a key match those of a pattern, as `glob` matches paths."""
+    """Return whether the parts of a path match those of a pattern, as `glob` matches them; also names that
+    begin with _ are matched only by a part that does.
+    """
     if not patterns:
         return not names
     if patterns[0] == "**" and len(patterns) == 1:
@@ -785,12 +794,13 @@ def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
         return False
     if patterns[0] == "**":
         return _is_shown(names[0]) and _matches(names[1:], patterns)
-    shown = _is_shown(names[0]) or patterns[0].startswith(".") or names[0] == patterns[0]
+    shown = _is_shown(names[0]) or patterns[0].startswith((".", "_")) or names[0] == patterns[0]
     return shown and fnmatchcase(names[0], patterns[0]) and _matches(names[1:], patterns[1:])
 
 
 def _is_shown(name: str) -> bool:
-    return bool(name) and not name.startswith(".")
+    # As in Spark: a directory _NAME has files that are not committed, _NAME=VALUE is a partition.
+    return bool(name) and not (name[0] == "." or (name[0] == "_" and "=" not in name))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ not part of the first line. An end is added to a last line without one, so that 
 file.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dataflow import limits
+from dataflow.core.partitions import PathColumns
 from dataflow.errors import InputEncodingError, InputReadError, InputRowError, SchemaError
 from dataflow.sources.base import BatchPiece, SourceBatch, SourceDivision, SplitDivision
 from dataflow.sources.formats import (
@@ -72,13 +73,17 @@ class SplitChunk(NamedTuple):
     data: bytes
     line: int = 0
     head: Head = NO_HEAD
+    values: Sequence[pa.Scalar] = ()
+    """Of the columns that are in the path of the file."""
 
 
 class LineChunks:
     """Collects chunks of whole lines. `size` is the number of input bytes since the last batch."""
 
-    def __init__(self, errors: Errors, path_of: Callable[[str], str]) -> None:
-        self._errors = errors
+    def __init__(
+        self, errors: Errors, path_of: Callable[[str], str], columns: PathColumns | None = None
+    ) -> None:
+        self._errors, self._columns = errors, columns
         self._path_of = path_of
         """Return the file of a split, for error messages."""
         self._empty()
@@ -87,6 +92,7 @@ class LineChunks:
         self.size = self._joined_bytes = 0
         self._chunks: list[bytes] = []
         self._pieces: list[BatchPiece] = []
+        self._files: list[tuple[int, Sequence[pa.Scalar]]] = []
 
     def add(self, added: SplitChunk) -> None:
         """Add bytes of a split."""
@@ -98,12 +104,15 @@ class LineChunks:
             self._pieces.append(BatchPiece(split, end - len(text), end, self._joined_bytes))
             self._chunks.append(text if text.endswith(b"\n") or not text else text + b"\n")
             self._joined_bytes += len(self._chunks[-1])
+            if self._columns is not None:
+                self._files.append((self._chunks[-1].count(b"\n"), added.values))
 
     def take(self) -> SourceBatch | None:
         """Remove and return the collected lines, or None if there are none. Raises InputEncodingError."""
         if not self._chunks:
             return None
         data, pieces, size = b"".join(self._chunks), tuple(self._pieces), self.size
+        files = self._files
         self._empty()
         try:
             lines = lines_of(data, self._errors)
@@ -112,7 +121,10 @@ class LineChunks:
             found = data[error.start : error.end].hex()
             at = piece.begin + error.start - piece.at
             raise InputEncodingError(self._path_of(piece.split), at, found) from error
-        return SourceBatch(pa.RecordBatch.from_arrays([lines], schema=LINE_SCHEMA), pieces, size, data)
+        rows = pa.RecordBatch.from_arrays([lines], schema=LINE_SCHEMA)
+        if self._columns is not None:
+            rows = self._columns.extended(rows, files)
+        return SourceBatch(rows, pieces, size, data)
 
 
 _Bad: TypeAlias = tuple[str, int, int, str, bytes]
@@ -132,9 +144,13 @@ class RecordChunks:
     """Collects the rows of chunks of whole records. `size` is as that of `LineChunks`."""
 
     def __init__(
-        self, records: RecordFormat | GroupFormat, on_bad: OnBad, path_of: Callable[[str], str]
+        self,
+        records: RecordFormat | GroupFormat,
+        on_bad: OnBad,
+        path_of: Callable[[str], str],
+        columns: PathColumns | None = None,
     ) -> None:
-        self._records, self._on_bad, self._path_of = records, on_bad, path_of
+        self._records, self._on_bad, self._path_of, self._columns = records, on_bad, path_of, columns
         self._unit = records.unit if isinstance(records, GroupFormat) else "byte"
         self.bad_count = 0
         """The number of records that are no rows, since the beginning."""
@@ -154,8 +170,11 @@ class RecordChunks:
         self.size += len(added.data)
         parts = self._groups(added) if isinstance(self._records, GroupFormat) else [self._decoded(added)]
         for part in parts:
+            rows = part.rows
+            if self._columns is not None:
+                rows = self._columns.extended(rows, [(rows.num_rows, added.values)])
             self._pieces.append(part.piece)
-            self._rows.append(part.rows)
+            self._rows.append(rows)
             self._begins.append(part.begins)
             self._row_count += part.rows.num_rows
             if part.bad:
@@ -205,7 +224,8 @@ class RecordChunks:
         if not self.size:
             return None
         if not self._rows:  # a file without a row group
-            self._rows, self._begins = [no_rows(self._records.schema)], [np.zeros(0, np.int64)]
+            schema = self._records.schema if self._columns is None else self._columns.schema
+            self._rows, self._begins = [no_rows(schema)], [np.zeros(0, np.int64)]
         rows, begins = pa.concat_batches(self._rows), np.concatenate(self._begins)
         made = SourceBatch(
             rows, tuple(self._pieces), self.size, begins=begins, bad=self._bad, unit=self._unit

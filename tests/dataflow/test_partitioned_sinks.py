@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataflow import ParquetSink, S3Sink, SchemaError, limits
+from dataflow.core.partitions import DEFAULT_PARTITION
 from dataflow.errors import SinkOwnedError, UserFault
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter
-from dataflow.sinks.partitions import DEFAULT_PARTITION, split_by
+from dataflow.sinks.partitions import split_by
 from dataflow.testing.sink_check import check_sink
 from journal.archive.bucket import Bucket
 from tests.dataflow.s3_sinks import bucket, prefix, service

@@ -39,7 +39,16 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
     "docs/operators.md": {MANUAL: ()},
     "docs/sources-and-sinks.md": {
         MANUAL: (
-            *("directory", "formats", "entry_point", "iterator", "parquet", "partitioned", "journaled"),
+            *(
+                "directory",
+                "formats",
+                "entry_point",
+                "iterator",
+                "parquet",
+                "partitioned",
+                "partition_columns",
+            ),
+            "journaled",
             *("sql", "own_sink", "wrong_sink"),
         ),
         "tests/dataflow/test_s3_source.py": ("s3_source",),
