@@ -207,9 +207,11 @@ def operator_notes(
         if kind not in STATELESS:
             columns = [schema for one in inputs if (schema := schemas[one]) is not None]
             # An operator that was made for rows keeps too little of them for changes: its results would stay.
-            changes = ["changes " if one in updates else "" for one in inputs]
+            changes = ["changes" if one in updates else "" for one in inputs]
             texts = [schema_text(one) for one in spec.stored_columns(columns)]
-            stored = [f"{change}{text}" for change, text in zip(changes, texts, strict=False)]
+            if any(changes):  # it may store no columns, and its own state is of these rows
+                texts += [""] * (len(changes) - len(texts))
+            stored = [f"{change} {text}".strip() for change, text in zip(changes, texts, strict=False)]
         declared = spec.declared_states()
         notes[name] = OperatorNote(
             kind=kind,

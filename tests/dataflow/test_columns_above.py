@@ -17,8 +17,9 @@ import pytest
 
 from checkpoint.core.graph_change import OperatorNote, compare
 from dataflow import Count, CountWindow, Graph, InputSource, KeyedStream, LogSink, Stream, Sum, Tumbling
-from dataflow.graph.plan import GraphPlan
+from dataflow.graph.plan import GraphPlan, operator_notes
 from dataflow.operators.base import OperatorContext
+from tests.dataflow.every_kind import GRAPHS, graph_of
 
 COLUMNS: Final = "at timestamp, item string, price bigint"
 MINUTE: Final = timedelta(minutes=1)
@@ -117,6 +118,26 @@ def test_every_state_continues_below_a_filter_that_comes_or_goes(kind: str) -> N
         assert change.refused == ()
         assert {"op", "timed_orders", "orders", "out"} <= set(change.kept)
     assert stored(before, "op") == stored(after, "op")
+
+
+@pytest.mark.parametrize("spec", [one for one in GRAPHS if "Source" not in one])
+def test_what_was_made_of_rows_does_not_continue_with_changes(spec: str, tmp_path: Path) -> None:
+    """Changes replace rows: what an operator keeps of rows is too little for them, or means something else.
+    Also of kinds that take no changes today.
+    """
+    whole = graph_of(spec, tmp_path).plan()
+
+    def with_changes(updates: set[str]) -> dict[str, OperatorNote]:
+        return operator_notes(whole.plan, whole.specs, whole.schemas, updates)
+
+    inputs = whole.operators["made"].inputs
+    for above in () if whole.operators["made"].is_stateless else inputs:
+        rows, changes = with_changes(set()), with_changes({above})
+        for change in (compare(rows, changes), compare(changes, rows)):
+            assert "made" in [name for name, _ in change.refused]
+        if len(inputs) > 1:  # which one is it?
+            others = with_changes({*inputs} - {above})
+            assert "made" in [name for name, _ in compare(changes, others).refused]
 
 
 def test_the_notes_of_operators_are_those_of_former_programs(pytestconfig: pytest.Config) -> None:
