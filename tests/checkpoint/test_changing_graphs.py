@@ -324,11 +324,28 @@ def test_a_region_that_shows_no_steps_stops_as_soon_as_its_last_checkpoint_cover
     assert region.core.run.outcome is not None
 
 
-def test_a_region_with_replicas_elsewhere_keeps_its_graph() -> None:
-    region = CoordinatorHarness(
-        seen=last_of(), operators=AFTER, keeps_graph="its replicas run the former one"
-    )
-    assert "its replicas run the former one" in refused(region)
+@pytest.mark.parametrize(
+    ("graph", "options"),
+    [
+        (AFTER, GraphOptions()),
+        (BEFORE | notes(other="source"), GraphOptions()),
+        (notes(rows="source", tallies="count", out="sink"), GraphOptions(renamed={"count": "tallies"})),
+        (notes(rows="source", out="sink"), GraphOptions(drop_state=("count",))),
+    ],
+    ids=["a filter", "a source", "renamed", "dropped"],
+)
+def test_a_region_with_replicas_elsewhere_keeps_its_graph(
+    graph: dict[str, OperatorNote], options: GraphOptions
+) -> None:
+    """With any difference its rows differ from those of the others, of which the fewer are detached."""
+    fields: dict[str, Any] = {"operators": graph, "graph_options": options}
+    assert not compare(BEFORE, graph, options=options).refused
+    assert started(last_of(), **fields).sent(Restore), "without replicas it fits"
+    fields["keeps_graph"] = "its replicas run the former one"
+    assert "its replicas run the former one" in refused(CoordinatorHarness(seen=last_of(), **fields))
+    late = CoordinatorHarness(unread=True, **fields)
+    late.opened(last_of())
+    assert late.sent(Restore) == [], "it is decided under the claim, too"
 
 
 def shop(**parts: dict[str, Any]) -> RegionSpec:

@@ -394,7 +394,9 @@ def test_watermarks_are_taken_from_rows_only_where_these_are_in_the_order_of_the
     ):
         reading(merged, lateness=micro(0)).plan()
     assert late_by_steps(reading(merged, CallSink(print), lateness=micro(0)))
-    assert reading(merged, punctuation="mark").plan().is_replica
+    replica = reading(merged, punctuation="mark").plan()
+    assert replica.is_replica
+    assert "stop all of them" in replica.stored()["keeps_graph"], "no other graph continues its state"
     assert reading(entered("a"), lateness=micro(0)).plan().is_replica, "entry points stamp the rows"
 
 
@@ -465,6 +467,7 @@ def test_a_region_that_is_not_exactly_once_is_refused(delivery: Any) -> None:
     timed(graph, "a").sink("out", LogSink())
     graph.annotate("a", consistent(delivery=delivery))
     assert not graph.plan().is_replica
+    assert graph.plan().stored()["keeps_graph"] == ""
     graph = Graph("g")
     timed(graph, "a").sink("out", timed_log("t"))
     graph.annotate("a", consistent(delivery=delivery))
