@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from checkpoint.core.graph_change import GraphChange as GraphChange
     from checkpoint.core.graph_change import GraphOptions as GraphOptions
     from checkpoint.core.graph_change import OperatorNote as OperatorNote
+    from checkpoint.core.graph_change import ResultNote as ResultNote
+    from checkpoint.core.graph_change import born_with as born_with
     from checkpoint.core.graph_change import check_compatible as check_compatible
     from checkpoint.core.graph_change import compare as compare
     from checkpoint.core.graph_change import fingerprint as fingerprint
+    from checkpoint.core.graph_change import result_uids as result_uids
     from checkpoint.core.graph_change import stored_under as stored_under
     from checkpoint.core.links.barrier import Alignment as Alignment
     from checkpoint.core.links.barrier import CompleteStep as CompleteStep

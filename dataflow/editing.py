@@ -10,6 +10,7 @@ must have the same rows then. Everything is validated before anything is claimed
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -18,7 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import trio
 
-from checkpoint import Checkpoint, Edit, Layout, SplitPosition, edit_target, even_layout, graph_change
+from checkpoint import (
+    Checkpoint,
+    Edit,
+    Layout,
+    SplitPosition,
+    edit_target,
+    even_layout,
+    graph_change,
+    result_uids,
+)
 from checkpoint.chains.manifest_log import ManifestView, StoreHost, read_manifest
 from checkpoint.chains.state_blocks import StateFold, encode_block, make_block, newest_rows, state_version_of
 from checkpoint.chains.state_store import blocks_at
@@ -245,8 +255,10 @@ _TABLES: Final = {
 class EditedTable:
     """The table of an operator into which a person writes, and the operator's rules."""
 
-    def __init__(self, plan: GraphPlan, name: str, region: str) -> None:
-        """Raises EditRefusedError if the state of this operator of the graph cannot be edited."""
+    def __init__(self, plan: GraphPlan, name: str, region: str, uids: Mapping[str, str]) -> None:
+        """Raises EditRefusedError if the state of this operator of the graph cannot be edited. uids: as
+        `Checkpoint.uids`.
+        """
         operator, tilde, table = name.partition("~")
         editable = [one for one, spec in plan.specs.items() if not spec.not_edited]
         known = f"operators whose state can be edited: {', '.join(editable) or 'none'}"
@@ -264,7 +276,17 @@ class EditedTable:
         """Whether every worker has all rows."""
         self._spec = spec
         inputs, output = plan.inputs_of(operator), plan.schemas[operator]
-        self._context = OperatorContext(region, operator, 0, 1, bytes(16), inputs, output, broadcast={})
+        self._context = OperatorContext(
+            region,
+            operator,
+            0,
+            1,
+            bytes(16),
+            inputs,
+            output,
+            broadcast={},
+            result_uids=result_uids(operator, uids),
+        )
         self.schema = self._through_the_operator([]).schema
         """Of its blocks."""
 
@@ -343,9 +365,14 @@ def _same_table(one: pa.RecordBatch, other: pa.RecordBatch, ignored: Collection[
     return bool(same_rows(left.select(names), right.select(names)).all())
 
 
-def edited_tables(plan: GraphPlan, region: str, tables: Mapping[str, GivenTable]) -> dict[str, EditedTable]:
-    """Return the table of each operator of an edit. Raises EditRefusedError."""
-    return {name: EditedTable(plan, name, region) for name in tables}
+def edited_tables(
+    plan: GraphPlan,
+    region: str,
+    tables: Mapping[str, GivenTable],
+    uids: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, EditedTable]:
+    """Return the table of each operator of an edit. uids: as `Checkpoint.uids`. Raises EditRefusedError."""
+    return {name: EditedTable(plan, name, region, uids) for name in tables}
 
 
 async def stored_state(
@@ -416,7 +443,7 @@ async def plan_edit(
     EditRefusedError, and what reading a chain raises.
     """
     change = graph_change(checkpoint, plan.operators, region=region)
-    edited = edited_tables(plan, region, tables)
+    edited = edited_tables(plan, region, tables, change.uids)
     if new := sorted(edited.keys() & set(change.new)):
         raise EditRefusedError(
             f"operator {new[0]!r} is not in checkpoint {checkpoint.number}, so that has no state to edit",

@@ -431,9 +431,12 @@ class RegionOptions(TypedDict, total=False):
       restore` for that. `allow_republish` confirms that rows of sinks come again that cannot be taken back.
     - `drop_state`: operators whose state may be dropped if the graph is not that of the last checkpoint:
       those that it does not have any more, or whose stored state does not fit. They begin anew. State that
-      fits is kept, so the option may stay in the program.
-    - `renamed`: old name -> new name, of operators with a state, sources and sinks, if the graph is not that
-      of the last checkpoint.
+      fits is kept, so the option may stay in the program. `OPERATOR:RESULT` names one result of an
+      aggregation that keeps its others.
+    - `new_aggregates`: `OPERATOR:RESULT` of results that an aggregation with a state gains: they are of the
+      rows after the change only.
+    - `renamed`: old name -> new name, of operators with a state, results of aggregations
+      (`OPERATOR:RESULT`), sources and sinks, if the graph is not that of the last checkpoint.
     - `rewired`: operators that keep their state although no source above them is one whose rows made it.
     - `removed`: sources and sinks of the last checkpoint that the graph does not have any more, or at another
       place, by name. The value is None; of a sink outside of the store the specification that the former
@@ -469,6 +472,7 @@ class RegionOptions(TypedDict, total=False):
     restore: str | None
     allow_republish: bool
     drop_state: Sequence[str]
+    new_aggregates: Sequence[str]
     renamed: Mapping[str, str]
     rewired: Sequence[str]
     removed: Mapping[str, SinkSpec | None]

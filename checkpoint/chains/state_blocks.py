@@ -36,13 +36,15 @@ DELETED_COLUMN: Final = "_deleted"
 _VERSION_KEY: Final = b"dos.block"
 _KEYS_KEY: Final = b"dos.keys"
 _STATE_KEY: Final = b"dos.state"
+_UID_KEY: Final = b"dos.uid"
 _stream_overhead_bytes: Final = 16 * 1024
 _false: Final = pa.array([False])[0]
 
 
 # The metadata makes a block self-describing: `dos.block` is the version of this layout, `dos.keys` the number
 # of key columns. A state that its user declared with a version above 1 carries it as `dos.state`, for a later
-# version to migrate from.
+# version to migrate from. A value column whose identity is not its name carries that as `dos.uid`: after a
+# change of the graph, older blocks may have another column of that name (`stored_names`).
 def block_schema(keys: Any, values: Any, *, state_version: int = 1) -> Any:
     """Return the Arrow schema of an operator's blocks, from those of its key and value columns.
 
@@ -60,13 +62,29 @@ def block_schema(keys: Any, values: Any, *, state_version: int = 1) -> Any:
     fields = [
         *keys,
         pa.field(HASH_COLUMN, pa.uint64(), nullable=False),
-        *(pa.field(field.name, field.type) for field in values),
+        *(_value_field(field) for field in values),
         pa.field(DELETED_COLUMN, pa.bool_(), nullable=False),
     ]
     metadata = {_VERSION_KEY: str(BLOCK_VERSION).encode(), _KEYS_KEY: str(len(keys.names)).encode()}
     if state_version != 1:
         metadata[_STATE_KEY] = str(state_version).encode()
     return pa.schema(fields, metadata=metadata)
+
+
+def _value_field(field: Any) -> Any:
+    uid = (field.metadata or {}).get(_UID_KEY)
+    return pa.field(field.name, field.type, metadata=None if uid is None else {_UID_KEY: uid})
+
+
+def with_uid(field: Any, uid: str) -> Any:
+    """Return the field of a value column that is identified by a uid, which may be its name."""
+    return field if uid == field.name else field.with_metadata({_UID_KEY: uid.encode()})
+
+
+def stored_names(schema: Any) -> dict[str, str]:
+    """Return the uid of each column of a block -> its name there."""
+    uids = [(field.metadata or {}).get(_UID_KEY, field.name.encode()).decode() for field in schema]
+    return dict(zip(uids, schema.names, strict=True))
 
 
 def state_version_of(schema: Any) -> int:

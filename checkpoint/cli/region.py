@@ -595,6 +595,10 @@ async def upgrade(
         list[str] | None,
         typer.Option(help="Operator whose state may be dropped, as in `run`.", metavar="OPERATOR"),
     ] = None,
+    new_aggregates: Annotated[
+        list[str] | None,
+        typer.Option(help="Result that an aggregation gains, as in `run`.", metavar="OPERATOR:RESULT"),
+    ] = None,
     renamed: Annotated[
         list[str] | None,
         typer.Option(help="Operator that has another name now, as in `run`.", metavar="OLD=NEW"),
@@ -638,6 +642,7 @@ async def upgrade(
     options = GraphOptions.of(
         {
             "drop_state": drop_state,
+            "new_aggregates": new_aggregates,
             "renamed": dict(_renamed(pair) for pair in renamed or ()),
             "rewired": rewired,
             "removed": dict.fromkeys(removed or ()),

@@ -9,6 +9,7 @@ user code: a function may change, and the state stays.
 | stateless: a function, a filter, a union, an exchange | comes, goes, is renamed, has another input |
 | a clock (`event_time`) | comes, without a watermark; goes; is kept as one of a state |
 | of a state | comes, empty; is kept: kind, keys, details, stored columns, states; goes if it is named |
+| a result of an aggregation | is kept: aggregate, column and type; comes, empty, and goes, if it is named |
 | a source, a sink | comes, at its beginning; is kept: its details and columns; goes if it is named |
 | a declared state | may have another version, for which the graph has a migration |
 
@@ -18,7 +19,9 @@ inputs.
 
 What is stored of an operator is stored under its *uid*, which it keeps for life: its name in the first graph
 of the region, or `_HEX-NAME` if it came later. HEX is of the checkpoint with which it came (`born_with`). So
-an operator that comes never finds what another one of its name has left, and a rename moves nothing.
+an operator that comes never finds what another one of its name has left, and a rename moves nothing. The
+same holds for each result of an aggregation, whose name here is OPERATOR:RESULT: a result that comes does not
+find the columns that another one of its name has left in stored blocks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,6 +61,14 @@ class DeclaredState(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"state {version}({self.columns}){' ttl' if self.ttl else ''}"
 
 
+class ResultNote(msgspec.Struct, frozen=True):
+    """What a checkpoint stores of one result of an aggregation."""
+
+    name: str
+    made_by: str
+    """The aggregate, its column, and the type of that: another text is another result."""
+
+
 class OperatorNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a checkpoint stores of one operator of its graph. `str` is its description for people."""
 
@@ -72,6 +83,8 @@ class OperatorNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     state: DeclaredState | None = None
     takes: tuple[DeclaredState, ...] = ()
     """Other declared states that it takes over, through its migrations."""
+    results: tuple[ResultNote, ...] = ()
+    """Of an aggregation."""
     gives: str = ""
     """The columns of its output, empty for a sink."""
     removed_with: str = ""
@@ -96,10 +109,12 @@ class OperatorNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def text_of_state(self) -> str:
-        """Its details, its declared state and its output, for people."""
+        """Its details, its results, its declared state and its output, for people."""
+        results = ", ".join(f"{one.name} {one.made_by}" for one in self.results)
+        results = f"results ({results})" if results else ""
         state = "" if self.state is None else str(self.state)
         gives = f"gives ({self.gives})" if self.gives else ""
-        return " ".join(filter(None, [self.detail, state, gives]))
+        return " ".join(filter(None, [self.detail, results, state, gives]))
 
     def __str__(self) -> str:
         return f"{self.kind} from ({', '.join(self.inputs)}) {self.text_of_state}".rstrip()
@@ -119,6 +134,17 @@ def stored_under(operators: Operators, uids: Mapping[str, str]) -> dict[str, str
     uid is not the name.
     """
     return {name: uids.get(name, name) for name, note in operators.items() if not note.is_stateless}
+
+
+def result_name(operator: str, result: str) -> str:
+    """Return the name of a result of an aggregation in options and in `Checkpoint.uids`."""
+    return f"{operator}:{result}"  # no operator has a name with a colon
+
+
+def result_uids(operator: str, uids: Mapping[str, str]) -> dict[str, str]:
+    """Return result -> its uid, of the results of an operator whose uid is not their name."""
+    begin = result_name(operator, "")
+    return {name.removeprefix(begin): uid for name, uid in uids.items() if name.startswith(begin)}
 
 
 def _change_after(region: str, checkpoint: int) -> str:
@@ -154,7 +180,7 @@ class GraphOptions:
 
     drop_state: tuple[str, ...] = ()
     """Operators whose state may be dropped: those that the graph lacks, or whose state does not fit it. They
-    begin anew. The state of one that fits is kept."""
+    begin anew. The state of one that fits is kept. OPERATOR:RESULT: the same of one result."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Name in the checkpoint -> name in the graph."""
     rewired: tuple[str, ...] = ()
@@ -166,12 +192,14 @@ class GraphOptions:
     -> the specification of one with `OperatorNote.removed_with`, None for all others."""
     without_specs: bool = False
     """Nobody has the specifications in `removed`, because nothing starts: they are not compared."""
+    new_aggregates: tuple[str, ...] = ()
+    """OPERATOR:RESULT of results that may begin at the change, in an operator that keeps its state."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "GraphOptions":
         """Return the options among those of a program. Raises TypeError for one that has another form."""
         renamed = given.get("renamed") or {}
-        lists = {option: given.get(option) or () for option in ("drop_state", "rewired")}
+        lists = {option: given.get(option) or () for option in ("drop_state", "new_aggregates", "rewired")}
         for option, names in lists.items():
             if isinstance(names, str) or not all(isinstance(name, str) for name in names):
                 raise TypeError(f'{option} must be the names of operators, ("a", "b"), got {names!r:.60}')
@@ -194,6 +222,7 @@ class GraphOptions:
             back,
             dict(removed),
             bool(given.get("without_specs")),
+            new_aggregates=tuple(lists["new_aggregates"]),
         )
 
 
@@ -202,7 +231,9 @@ NO_OPTIONS: Final = GraphOptions()
 
 @dataclass(frozen=True, slots=True)
 class GraphChange:
-    """What differs between the graph of a checkpoint and another one. Names are sorted."""
+    """What differs between the graph of a checkpoint and another one. Names are sorted. `renamed`, `new` and
+    `dropped` also name results, as OPERATOR:RESULT, of aggregations that are kept.
+    """
 
     kept: tuple[str, ...]
     """Operators whose state, positions or output continue, by their names in the new graph."""
@@ -218,7 +249,9 @@ class GraphChange:
     refused: tuple[tuple[str, str], ...]
     """(operator, why the graph cannot continue from the checkpoint)."""
     uids: Mapping[str, str] = field(default_factory=dict)
-    """Operator of the new graph -> its uid, if that is not its name."""
+    """Operator of the new graph, or OPERATOR:RESULT -> its uid, if that is not its name."""
+    permitted_by: tuple[tuple[str, str], ...] = ()
+    """(option, OPERATOR:RESULT) with which results that are refused would be permitted."""
 
     def __str__(self) -> str:
         renamed = [f"{old} -> {new}" for old, new in self.renamed]
@@ -251,7 +284,7 @@ def compare(
     if stored == present:  # then the options are not looked at: they were carried out before
         kept = tuple(sorted(stored_under(stored, uids)))
         return GraphChange(kept, (), (), (), (), (), (), dict(uids))
-    return _Comparing(stored, present, options, stored_under(stored, uids), born, outputs_begin).change()
+    return _Comparing(stored, present, options, uids, born, outputs_begin).change()
 
 
 class _Comparing:
@@ -262,13 +295,16 @@ class _Comparing:
         stored: Operators,
         present: Operators,
         options: GraphOptions,
-        was: Mapping[str, str],
+        uids: Mapping[str, str],
         born: str,
         outputs_begin: bool,
     ) -> None:
         self._stored, self._present, self._options = stored, present, options
-        self._was, self._born, self._outputs_begin = was, born, outputs_begin
+        self._uids, self._was = uids, stored_under(stored, uids)
+        self._born, self._outputs_begin = born, outputs_begin
         self._now: dict[str, str] = {}
+        self._results: list[_ResultChange] = []
+        self._permitted_by: list[tuple[str, str]] = []
         self._refused: dict[str, str] = {}
         self._former = self._names_before()
 
@@ -314,32 +350,91 @@ class _Comparing:
         }
         fresh = present.keys() - stored.keys() - wanted.keys()
         fresh |= wanted.keys() - kept.keys() - refused.keys()
+        renamed = [(old, name) for name, old in kept.items() if name != old]
+        uids = {name: uid for name, uid in self._now.items() if uid != name}
+        for one in self._results:
+            renamed += one.renamed
+            uids |= one.uids
         return GraphChange(
             kept=tuple(sorted(kept)),
-            renamed=tuple(sorted((old, name) for name, old in kept.items() if name != old)),
-            new=tuple(sorted(fresh)),
+            renamed=tuple(sorted(renamed)),
+            new=tuple(sorted([*fresh, *(name for one in self._results for name in one.new)])),
             gone=tuple(sorted(stored.keys() - present.keys() - set(kept.values()) - dropped - removed)),
-            dropped=tuple(sorted(dropped)),
+            dropped=tuple(sorted([*dropped, *(name for one in self._results for name in one.dropped)])),
             removed=tuple(sorted(removed)),
             refused=tuple(sorted(refused.items())),
-            uids={name: uid for name, uid in sorted(self._now.items()) if uid != name},
+            permitted_by=tuple(sorted(self._permitted_by)),
+            uids=dict(sorted(uids.items())),
         )
 
     def _decide(self, name: str) -> None:
         """Give an operator the uid of the one in the checkpoint that it continues, or a new one."""
         old = self._former.get(name)
         why = "" if old is None else self._why_not(old, name)
+        results: _ResultChange | None = None
         if old is not None and not why:
-            self._now[name] = self._was[old]
-            return
+            results = self._compare_results(old, name)
+            why = "; ".join(results.refused)
+            if not why:
+                self._now[name] = self._was[old]
+                self._results.append(results)
+                return
         self._now[name] = uid = f"{self._born}{name}"
         if old is not None and (refused := self._why_not_ended(old, why)):
             self._refused[name] = refused
+            if results is not None and len(results.permitted_by) == len(results.refused):
+                self._permitted_by += results.permitted_by
         elif uid in self._was.values():
             self._refused[name] = f"would be stored as {uid!r}, as another operator is: rename it"
         elif len(uid) > limits.operator_uid_chars_max:
             most = limits.operator_uid_chars_max - len(self._born)
             self._refused[name] = f"comes later, so its name has at most {most} characters: shorten it"
+
+    def _compare_results(self, old: str, name: str) -> "_ResultChange":
+        """Compare the results of an aggregation that is otherwise kept. By name: their order is free."""
+        found, options = _ResultChange(), self._options
+        stored = {one.name: one.made_by for one in self._stored[old].results}
+        present = {one.name: one.made_by for one in self._present[name].results}
+        former = self._former_results(old, name, found)
+        uids = {one: self._uids.get(result_name(old, one), one) for one in stored}
+        kept = {now: was for now, was in former.items() if stored[was] == present[now]}
+        for now, made_by in present.items():
+            # Another uid, also for a name that was there: old blocks have the values of that one.
+            uid = uids[kept[now]] if now in kept else f"{self._born}{now}"
+            if uid != now:
+                found.uids[result_name(name, now)] = uid
+            if now in kept:
+                continue
+            found.new.append(result_name(name, now))
+            if uid in uids.values():
+                found.refused.append(f"would store the result {now!r} as another one: rename it")
+            elif now not in former and found.new[-1] not in options.new_aggregates:
+                why = f"has the new result {now!r}, {made_by}, which would be of later rows only"
+                found.refuse(why, "new_aggregates", found.new[-1])
+        for was in sorted(stored.keys() - set(kept.values())):
+            found.dropped.append(result_name(old, was))
+            if found.dropped[-1] not in options.drop_state:
+                other = [present[now] for now, one in former.items() if one == was]
+                why = f"and has {other[0]}" if other else "which this graph lacks"
+                found.refuse(f"had the result {was!r}, {stored[was]}, {why}", "drop_state", found.dropped[-1])
+        return found
+
+    def _former_results(self, old: str, name: str, found: "_ResultChange") -> dict[str, str]:
+        """Return result of the graph -> its name in the checkpoint, as far as it is in both."""
+        stored = {one.name for one in self._stored[old].results}
+        present = {one.name for one in self._present[name].results}
+        former = {one: one for one in present & stored}
+        for was in sorted(stored):
+            if (given := self._options.renamed.get(result_name(old, was))) is None:
+                continue  # it was renamed before, or keeps its name
+            now = given.removeprefix(result_name(name, ""))
+            if was in present or now not in present or now in former or now == given:
+                pair = f'renamed={{"{result_name(old, was)}": "{given}"}}'
+                found.refused.append(f"has {pair}: of the same operator, one name goes and the other comes")
+            else:
+                former[now] = was
+                found.renamed.append((result_name(old, was), given))
+        return former
 
     def _may_drop(self, old: str) -> bool:
         return self._stored[old].has_state and old in self._options.drop_state
@@ -442,6 +537,22 @@ def how_removed(note: OperatorNote) -> str:
     if note.kind not in ("source", "sink") or _why_not_removable(note):
         return ""
     return f"{note.removed_with}(...)" if note.removed_with else "None"
+
+
+@dataclass(slots=True)
+class _ResultChange:
+    """What changes among the results of one aggregation. Names are OPERATOR:RESULT."""
+
+    renamed: list[tuple[str, str]] = field(default_factory=list)
+    new: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    permitted_by: list[tuple[str, str]] = field(default_factory=list)
+    uids: dict[str, str] = field(default_factory=dict)
+
+    def refuse(self, why: str, option: str, name: str) -> None:
+        self.refused.append(f'{why}: {option}=("{name}",) permits it')
+        self.permitted_by.append((option, name))
 
 
 def _words(note: OperatorNote) -> list[str]:

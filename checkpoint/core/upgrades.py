@@ -95,21 +95,30 @@ class RegionUpgrade:
         renamed: dict[str, str] = {}
         for old in gone:  # the one new operator that could continue its state
             like = [
-                name for name in self.change.new if present[name].meaning == self.last.operators[old].meaning
+                name
+                for name in self.change.new
+                if name in present and present[name].meaning == self.last.operators[old].meaning
             ]
             if len(like) == 1 and like[0] not in renamed.values():
                 renamed[old] = like[0]
-        names = [name for name, _ in self.change.refused if name not in renamed]
+        permitted = self.change.permitted_by
+        kept = {result.partition(":")[0] for _, result in permitted}
+        names = [name for name, _ in self.change.refused if name not in {*renamed, *kept}]
         stored = {name: note for name in names if (note := self.last.operators.get(name))}
         pairs = [f'"{old}": "{new}"' for old, new in renamed.items()]
         given = [f"renamed={{{', '.join(pairs)}}}"] if renamed else []
-        if drop := [f'"{name}"' for name, note in stored.items() if note.has_state]:
-            given.append(f"drop_state=({', '.join(drop)},)")
+        drop = [name for name, note in stored.items() if note.has_state]
+        drop += [result for option, result in permitted if option == "drop_state"]
+        new = [result for option, result in permitted if option == "new_aggregates"]
+        for option, listed in (("drop_state", drop), ("new_aggregates", new)):
+            if listed:
+                texts = ", ".join(f'"{name}"' for name in listed)
+                given.append(f"{option}=({texts},)")
         # Also of those that are removed: a dry run has no specifications.
         stored |= {name: self.last.operators[name] for name in self.change.removed}
         if removed := {name: how for name, note in stored.items() if (how := how_removed(note))}:
-            listed = ", ".join(f'"{name}": {how}' for name, how in removed.items())
-            given.append(f"removed={{{listed}}}")
+            texts = ", ".join(f'"{name}": {how}' for name, how in removed.items())
+            given.append(f"removed={{{texts}}}")
         return ", ".join(given)
 
     def _rows(self) -> dict[str, tuple[str, ...]]:
@@ -126,8 +135,12 @@ class RegionUpgrade:
         }
 
     def _kind(self, name: str) -> str:
+        """Return the kind of an operator, or what makes a result."""
         stored = {} if self.last is None else self.last.operators
-        return (self.present.get(name) or stored[name]).kind
+        operator, _, result = name.partition(":")
+        notes = [graph[operator] for graph in (self.present, stored) if operator in graph]
+        made = [one.made_by for note in notes for one in note.results if one.name == result]
+        return made[0] if made else notes[0].kind
 
     def _described(self, name: str) -> str:
         text, note = self._kind(name), self.present.get(name)

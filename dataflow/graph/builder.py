@@ -836,6 +836,7 @@ class Graph:
         before: "Graph",
         *,
         drop_state: Sequence[str] = (),
+        new_aggregates: Sequence[str] = (),
         renamed: Mapping[str, str] | None = None,
         rewired: Sequence[str] = (),
         removed: Mapping[str, SinkSpec | None] | None = None,
@@ -846,8 +847,8 @@ class Graph:
 
             print(graph.compare(before, drop_state=("longest",)))
         """
-        given = {"drop_state": drop_state, "renamed": renamed, "rewired": rewired, "removed": removed}
-        options = GraphOptions.of(given)
+        given = {"drop_state": drop_state, "new_aggregates": new_aggregates, "renamed": renamed}
+        options = GraphOptions.of({**given, "rewired": rewired, "removed": removed})
         return compare(before.plan().operators, self.plan().operators, options=options)
 
     def plan(self) -> GraphPlan:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from checkpoint import STATELESS, OperatorNote, fingerprint
+from checkpoint import STATELESS, OperatorNote, ResultNote, fingerprint
 from dataflow.core.plan import CircuitPlan, OperatorKind, PendingTables, find_waiting
 from dataflow.core.regions import Choice, Consistent, Delivery
 from dataflow.errors import GraphError, OperatorError
@@ -204,6 +204,7 @@ def operator_notes(
     for name, spec in specs.items():
         inputs, kind, output = plan.node(name).inputs, spec.kind.value, schemas[name]
         stored: list[str] = []
+        results: tuple[ResultNote, ...] = ()
         if kind not in STATELESS:
             columns = [schema for one in inputs if (schema := schemas[one]) is not None]
             # An operator that was made for rows keeps too little of them for changes: its results would stay.
@@ -212,6 +213,7 @@ def operator_notes(
             if any(changes):  # it may store no columns, and its own state is of these rows
                 texts += [""] * (len(changes) - len(texts))
             stored = [f"{change} {text}".strip() for change, text in zip(changes, texts, strict=False)]
+            results = spec.results(columns)
         declared = spec.declared_states()
         notes[name] = OperatorNote(
             kind=kind,
@@ -221,6 +223,7 @@ def operator_notes(
             detail=spec.detail(),
             state=declared[0] if declared else None,
             takes=declared[1:],
+            results=results,
             gives="" if output is None else schema_text(output),
             removed_with=type(spec).__name__ if isinstance(spec, SinkSpec) and spec.leaves_rows else "",
         )

@@ -11,11 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from types import MappingProxyType
 from typing import ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
 
+from checkpoint import ResultNote
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import kind_of
 from dataflow.core.event_time import Watermark
@@ -297,13 +299,29 @@ def result_fields(aggregates: Mapping[str, Aggregate], columns: pa.Schema) -> li
     return [pa.field(name, one.result_type(_type_of(one, columns))) for name, one in aggregates.items()]
 
 
-def columns_of(aggregates: Sequence[tuple[str, Aggregate]]) -> list[str]:
-    """Return the columns that aggregates read."""
-    return [one.column for _, one in aggregates if one.column is not None]
-
-
 def open_all(aggregates: Mapping[str, Aggregate], columns: pa.Schema) -> list[Accumulator]:
     return [one.open(name, _type_of(one, columns)) for name, one in aggregates.items()]
+
+
+def column_uids(
+    aggregates: Mapping[str, Aggregate], columns: pa.Schema, uids: Mapping[str, str]
+) -> dict[str, str]:
+    """Return stored column -> its uid, of the results whose uid is not their name."""
+    found: dict[str, str] = {}
+    for name, uid in uids.items():
+        one, kind = aggregates[name], _type_of(aggregates[name], columns)
+        fields, under = one.open(name, kind).fields(), one.open(uid, kind).fields()
+        found |= {field.name: other.name for field, other in zip(fields, under, strict=True)}
+    return found
+
+
+def result_notes(aggregates: Mapping[str, Aggregate], columns: pa.Schema) -> tuple[ResultNote, ...]:
+    """Return what a checkpoint stores of the results."""
+    types = {name: _type_of(one, columns) for name, one in aggregates.items()}
+    return tuple(
+        ResultNote(name, f"{one}" if types[name] is None else f"{one} {type_text(types[name])}")
+        for name, one in aggregates.items()
+    )
 
 
 def _type_of(aggregate: Aggregate, columns: pa.Schema) -> pa.DataType | None:
@@ -337,12 +355,14 @@ class AggregateSpec(OperatorSpec):
         return pa.schema([*keys, *results])
 
     def stored_columns(self, inputs: Sequence[pa.Schema]) -> Sequence[pa.Schema]:
-        return [columns_named(inputs[0], (*self.keys, *columns_of(self.aggregates)))]
+        return [columns_named(inputs[0], self.keys)]
+
+    def results(self, inputs: Sequence[pa.Schema]) -> tuple[ResultNote, ...]:
+        return result_notes(dict(self.aggregates), inputs[0])
 
     def detail(self) -> str:
-        results = ", ".join(f"{name} {aggregate}" for name, aggregate in self.aggregates)
         mode = " emit (table)" if self.emit == "table" else ""
-        return f"key ({', '.join(self.keys)}) results ({results}){mode}"
+        return f"key ({', '.join(self.keys)}){mode}"
 
     def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem:
         del inputs
@@ -353,7 +373,13 @@ class AggregateSpec(OperatorSpec):
 
     def open(self, context: OperatorContext) -> "AggregateOperator":
         assert context.output is not None
-        return AggregateOperator(self, context.inputs[0], context.output, by_batches=context.by_batches)
+        return AggregateOperator(
+            self,
+            context.inputs[0],
+            context.output,
+            by_batches=context.by_batches,
+            uids=context.result_uids,
+        )
 
     def edited(self, rows: GivenRows, context: OperatorContext, watermark: Watermark) -> dict[str, pa.Array]:
         del watermark
@@ -430,7 +456,13 @@ class AggregateOperator(Operator):
     """Runs the aggregates. All state per key is in the keyed table."""
 
     def __init__(
-        self, spec: AggregateSpec, columns: pa.Schema, output: pa.Schema, *, by_batches: bool = False
+        self,
+        spec: AggregateSpec,
+        columns: pa.Schema,
+        output: pa.Schema,
+        *,
+        by_batches: bool = False,
+        uids: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._keys = spec.keys
         self._output = output
@@ -438,7 +470,11 @@ class AggregateOperator(Operator):
         self._sorts = by_batches or self._emits_table
         self._aggregated_columns = [aggregate.column for _, aggregate in spec.aggregates]
         self._accumulators: Sequence[Accumulator] = open_all(dict(spec.aggregates), columns)
-        self._table = KeyedTable(pa.schema([columns.field(name) for name in spec.keys]), self._accumulators)
+        self._table = KeyedTable(
+            pa.schema([columns.field(name) for name in spec.keys]),
+            self._accumulators,
+            uids=column_uids(dict(spec.aggregates), columns, uids),
+        )
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         slots = self._table.find_or_add([batch.column(name) for name in self._keys], hashes_of(batch))
@@ -464,6 +500,10 @@ class AggregateOperator(Operator):
 
     def tables(self) -> Mapping[str, StateTable]:
         return {"": self._table}
+
+    @property
+    def wants_snapshot(self) -> bool:
+        return self._table.upgraded
 
     def counters(self) -> dict[str, int]:
         held = sum(accumulator.bytes_held for accumulator in self._accumulators)

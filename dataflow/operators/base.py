@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import pyarrow as pa
 
-from checkpoint import DeclaredState, OutputIdentity
+from checkpoint import DeclaredState, OutputIdentity, ResultNote
 from checkpoint.chains.state_blocks import DELETED_COLUMN
 from checkpoint.key_hash import HASH_COLUMN
 from dataflow.core.event_time import Watermark
@@ -74,6 +74,8 @@ class OperatorContext:
     """Whether the micro-batches of a query feed the region: `end_batch` does not follow every step then."""
     uid: str = ""
     """Under which name sinks own output outside of the store; "": that of the operator."""
+    result_uids: Mapping[str, str] = field(default_factory=dict)
+    """Result of an aggregation -> what identifies it in stored blocks, if that is not its name."""
     waits: Callable[[str], None] = field(default=lambda _: None, compare=False)
     """Shows in the status of the region what the operator waits for outside of it; "": it continues."""
 
@@ -289,6 +291,11 @@ class OperatorSpec(ABC):
         default all of them, as an operator needs that stores rows.
         """
         return inputs
+
+    def results(self, inputs: Sequence[pa.Schema]) -> tuple[ResultNote, ...]:
+        """Return the results of an aggregation, each of which has columns of its own in the state."""
+        del inputs
+        return ()
 
     def declared_states(self) -> tuple[DeclaredState, ...]:
         """Return the state that it declares, and after it the others that it takes over; () for none."""

@@ -9,13 +9,14 @@ are over.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from types import MappingProxyType
 from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from checkpoint import TakenPart
+from checkpoint import ResultNote, TakenPart
 from dataflow.core.event_time import END, FIRST_TIME, LAST_TIME, UNKNOWN, Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
@@ -25,9 +26,10 @@ from dataflow.operators.aggregates import (
     check_are_aggregates,
     check_emit,
     check_none_touched,
-    columns_of,
+    column_uids,
     open_all,
     result_fields,
+    result_notes,
 )
 from dataflow.operators.base import Emit, OperatorContext, ReplicaProblem, StateTable
 from dataflow.operators.event_time import TimedOperator, TimedSpec, check_time_column, micros_of, times_of
@@ -103,9 +105,14 @@ class WindowKeys(StateTable):
     """A state table of keys by window, with `values` for each."""
 
     def __init__(
-        self, keys: Sequence[str], window: Window, columns: pa.Schema, values: Sequence[SlotValues]
+        self,
+        keys: Sequence[str],
+        window: Window,
+        columns: pa.Schema,
+        values: Sequence[SlotValues],
+        uids: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Raises ValueError if two columns of the state have one name."""
+        """uids: as for `KeyedTable`. Raises ValueError if two columns of the state have one name."""
         self._keys = tuple(keys)
         self.size = micros_of(window.size, "size")
         self._slide = micros_of(window.slide, "slide") if isinstance(window, Sliding) else self.size
@@ -115,6 +122,7 @@ class WindowKeys(StateTable):
         self.table = KeyedTable(
             pa.schema([*fields, (START, self.start_type)]),
             values,
+            uids=uids,
             salt_of=lambda block: _starts_in(block) // self._slide,
         )
         self._first_end = END
@@ -279,12 +287,14 @@ class WindowSpec(TimedSpec):
         return [pa.field(START, kind), pa.field(STOP, kind)]
 
     def stored_columns(self, inputs: Sequence[pa.Schema]) -> Sequence[pa.Schema]:
-        return [columns_named(inputs[0], (*self.keys, self.window.time, *columns_of(self.aggregates)))]
+        return [columns_named(inputs[0], (*self.keys, self.window.time))]
+
+    def results(self, inputs: Sequence[pa.Schema]) -> tuple[ResultNote, ...]:
+        return result_notes(dict(self.aggregates), inputs[0])
 
     def detail(self) -> str:
-        results = ", ".join(f"{name} {aggregate}" for name, aggregate in self.aggregates)
         mode = "" if self.emit == "final" else f" emit ({self.emit})"
-        return f"key ({', '.join(self.keys)}) window ({self.window}) results ({results}){mode}"
+        return f"key ({', '.join(self.keys)}) window ({self.window}){mode}"
 
     @property
     def needs_time(self) -> bool:
@@ -304,19 +314,26 @@ class WindowSpec(TimedSpec):
 
     def open(self, context: OperatorContext) -> "WindowOperator":
         assert context.output is not None
-        return WindowOperator(self, context.inputs[0], context.output)
+        return WindowOperator(self, context.inputs[0], context.output, context.result_uids)
 
 
 class WindowOperator(TimedOperator):
     """Computes the aggregates. State: intermediate results by key and window, and the watermark."""
 
-    def __init__(self, spec: WindowSpec, columns: pa.Schema, output: pa.Schema) -> None:
+    def __init__(
+        self,
+        spec: WindowSpec,
+        columns: pa.Schema,
+        output: pa.Schema,
+        uids: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         super().__init__(columns)
         self._time_name = spec.window.time
         self._output = output
         self._aggregated_columns = [aggregate.column for _, aggregate in spec.aggregates]
         self._accumulators = open_all(dict(spec.aggregates), columns)
-        self._keys = WindowKeys(spec.keys, spec.window, columns, self._accumulators)
+        uids = column_uids(dict(spec.aggregates), columns, uids)
+        self._keys = WindowKeys(spec.keys, spec.window, columns, self._accumulators, uids)
         self._emit = spec.emit
 
     def watermark(self, index: int = 0) -> Watermark:
@@ -370,6 +387,10 @@ class WindowOperator(TimedOperator):
 
     def own_tables(self) -> Mapping[str, StateTable]:
         return {"": self._keys}
+
+    @property
+    def wants_snapshot(self) -> bool:
+        return self._keys.table.upgraded
 
     def counters(self) -> dict[str, int]:
         held = sum(accumulator.bytes_held for accumulator in self._accumulators)
@@ -444,9 +465,11 @@ class CountWindowSpec(TimedSpec):
             raise SchemaError(str(error)) from None
         return schema
 
+    def results(self, inputs: Sequence[pa.Schema]) -> tuple[ResultNote, ...]:
+        return result_notes(dict(self.aggregates), inputs[0])
+
     def detail(self) -> str:
-        results = ", ".join(f"{name} {aggregate}" for name, aggregate in self.aggregates)
-        return f"key ({', '.join(self.keys)}) window ({self.window}) results ({results})"
+        return f"key ({', '.join(self.keys)}) window ({self.window})"
 
     def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem:
         del inputs
@@ -457,13 +480,19 @@ class CountWindowSpec(TimedSpec):
 
     def open(self, context: OperatorContext) -> "CountWindowOperator":
         assert context.output is not None
-        return CountWindowOperator(self, context.inputs[0], context.output)
+        return CountWindowOperator(self, context.inputs[0], context.output, context.result_uids)
 
 
 class CountWindowOperator(TimedOperator):
     """State: the waiting rows, the number of counted rows per key, and the windows that are not full."""
 
-    def __init__(self, spec: CountWindowSpec, columns: pa.Schema, output: pa.Schema) -> None:
+    def __init__(
+        self,
+        spec: CountWindowSpec,
+        columns: pa.Schema,
+        output: pa.Schema,
+        uids: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         super().__init__(columns)
         self._spec = spec
         self._output = output
@@ -475,6 +504,7 @@ class CountWindowOperator(TimedOperator):
         self._windows = KeyedTable(
             pa.schema([*keys, (NUMBER, pa.int64())]),
             self._accumulators,
+            uids=column_uids(dict(spec.aggregates), columns, uids),
             salt_of=lambda block: block.column(NUMBER).to_numpy(),
         )
 
@@ -528,6 +558,10 @@ class CountWindowOperator(TimedOperator):
 
     def own_tables(self) -> Mapping[str, StateTable]:
         return {"": self._windows, "~counts": self._counted, "~rows": self._rows}
+
+    @property
+    def wants_snapshot(self) -> bool:
+        return self._windows.upgraded
 
     def counters(self) -> dict[str, int]:
         held = sum(accumulator.bytes_held for accumulator in self._accumulators)

@@ -9,7 +9,8 @@ A checkpoint contains the changed slots that are live, and tombstones of stored 
 Slots of a `KeyIndex` are never freed, so when most of them are dead, a new index is built from the others.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -18,7 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint import TakenPart
-from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, key_columns, make_block
+from checkpoint.chains.state_blocks import (
+    DELETED_COLUMN,
+    block_schema,
+    key_columns,
+    make_block,
+    stored_names,
+    with_uid,
+)
 from dataflow.state.base import Share, StateTable
 from dataflow.state.key_index import Hashes, KeyIndex, SlotArray, Slots, TouchedSlots, hashes_of, in_pieces
 from dataflow.state.row_table import order_columns
@@ -67,18 +75,25 @@ class KeyedTable(StateTable):
         *,
         version: int = 1,
         upgrade: Upgrade | None = None,
+        uids: Mapping[str, str] = MappingProxyType({}),
         salt_of: Callable[[pa.RecordBatch], Slots] | None = None,
     ) -> None:
         """version: of the values, as the user declares it. upgrade: converts blocks of another version, or
-        with other columns, to this one. salt_of: returns the `salt` of `find_or_add` for the rows of a block.
-        Raises UnsupportedKeyTypeError, and ValueError for duplicate column names.
+        with other columns, to this one. uids: column of a value -> what identifies it in blocks, if that is
+        not its name; one that begins with "_" came later, so older blocks lack it. salt_of: returns the
+        `salt` of `find_or_add` for the rows of a block. Raises UnsupportedKeyTypeError, and ValueError for
+        duplicate column names.
         """
         self._values = tuple(values)
         self._keys = keys
         self._upgrade = upgrade
         self._salt_of = salt_of
-        fields = pa.schema([field for one in values for field in one.fields()])
-        self._blocks = block_schema(keys, fields, state_version=version)
+        self._columns = [[uids.get(field.name, field.name) for field in one.fields()] for one in values]
+        """The columns of each value, by what identifies them in blocks."""
+        self._later = {uid for uid in uids.values() if uid.startswith("_")}
+        fields = [field for one in values for field in one.fields()]
+        fields = [with_uid(field, uids.get(field.name, field.name)) for field in fields]
+        self._blocks = block_schema(keys, pa.schema(fields), state_version=version)
         self.upgraded = False
         """Whether blocks of another form were restored, so that a snapshot should follow soon."""
         self._clear_index()
@@ -237,9 +252,13 @@ class KeyedTable(StateTable):
         deleted = block.column(DELETED_COLUMN).to_numpy(zero_copy_only=False)
         self._of(self._live)[slots] = ~deleted
         kept = pa.array(np.flatnonzero(~deleted))
-        for one in self._values:
-            stored = [block.column(field.name).take(kept) for field in one.fields()]
-            one.load(slots[~deleted], stored)
+        names = stored_names(block.schema)
+        if names.keys() != stored_names(self._blocks).keys():
+            self.upgraded = True
+        for one, columns in zip(self._values, self._columns, strict=True):
+            if any(uid not in names and uid in self._later for uid in columns):
+                continue  # it came after the block was written, and begins empty
+            one.load(slots[~deleted], [block.column(names[uid]).take(kept) for uid in columns])
         return slots
 
 

@@ -17,7 +17,9 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from checkpoint import (
+    GraphOptions,
     SplitPosition,
+    born_with,
     check_compatible,
     compare,
     even_layout,
@@ -315,6 +317,8 @@ class Trial:
         self._checkpoint_step = 0
         self._checkpoints = 0
         self._checkpoint_operators = self._plan.operators
+        self._uids: dict[str, str] = {}
+        self._checkpoint_uids: dict[str, str] = {}
         self._sink_batches: dict[str, list[tuple[int, pa.RecordBatch]]] = {
             name: [] for name, spec in self._plan.specs.items() if isinstance(spec, TrialSink)
         }
@@ -411,18 +415,34 @@ class Trial:
         specs = {name: stand_in(spec, plan.schemas[name]) for name, spec in plan.specs.items()}
         self._plan = replace(plan, specs=specs)
 
-    def go_on_with(self, graph: Graph) -> int:
+    def go_on_with(
+        self,
+        graph: Graph,
+        *,
+        drop_state: Collection[str] = (),
+        new_aggregates: Collection[str] = (),
+        renamed: Mapping[str, str] | None = None,
+    ) -> int:
         """Crash, and continue with another graph, with corrected functions or a newer version of a state.
-        Raises GraphChangeRefusedError if the checkpoint does not fit it, or operators with a state come or
-        go, and changes nothing then.
+        drop_state, new_aggregates, renamed: as for `run`, of OPERATOR:RESULT. Raises GraphChangeRefusedError
+        if the checkpoint does not fit it, or operators with a state come or go, and changes nothing then.
         """
         plan = graph.plan()
         if self._checkpoints:
-            change = compare(self._checkpoint_operators, plan.operators)
+            results = [name for name in drop_state if ":" in name]
+            options = GraphOptions(tuple(results), renamed or {}, new_aggregates=tuple(new_aggregates))
+            change = compare(
+                self._checkpoint_operators,
+                plan.operators,
+                options=options,
+                uids=self._checkpoint_uids,
+                born=born_with("trial", self._checkpoints),
+            )
             comes = sorted(stored_under(plan.operators, {}).keys() - {*change.kept, *dict(change.refused)})
             refused = [(name, "has a state, or is a source or a sink, and comes later") for name in comes]
             change = replace(change, refused=(*change.refused, *refused))
             check_compatible(change, region="trial", checkpoint=self._checkpoints)
+            self._uids = {name: uid for name, uid in change.uids.items() if ":" in name}
         self._use_plan(plan)
         return self.crash()
 
@@ -551,6 +571,7 @@ class Trial:
                 workers=self._workers,
                 store_id=bytes(16),
                 layout=self._layout,
+                uids=self._uids,
             )
             for worker in range(self._workers)
         ]
@@ -599,6 +620,7 @@ class Trial:
     def _commit(self, taken: Sequence[OwnPart]) -> None:
         self._checkpoints += 1
         self._checkpoint_operators = self._plan.operators
+        self._checkpoint_uids = self._uids
         self._checkpoint_step = self._step
         self._checkpoint_unfinished = {name: set(left) for name, left in self._unfinished.items()}
         self._checkpoint_waiting = list(self._waiting)

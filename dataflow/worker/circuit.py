@@ -27,6 +27,7 @@ from checkpoint import (
     SplitPosition,
     TakenPart,
     merge_counters,
+    result_uids,
     stored_under,
 )
 from dataflow.core.event_time import (
@@ -441,7 +442,8 @@ class Circuit:
                     region, node.name, worker, workers, store_id, graph.inputs_of(node.name),
                     graph.schemas[node.name], incarnation, graph.triggers_checkpoints, next(tables, None),
                     scratch, graph.delivery, checkpoint, key_owner(graph, node, layout, worker), owner,
-                    self._by_batches, self._uids[node.name], self._running.waits,
+                    self._by_batches, self._uids[node.name], result_uids(node.name, uids),
+                    self._running.waits,
                 )  # fmt: skip
                 self._open(node, context)
         self.time = CircuitTime(graph, self._operators)

@@ -13,10 +13,12 @@ from checkpoint.core.graph_change import (
     DeclaredState,
     GraphOptions,
     OperatorNote,
+    ResultNote,
     born_with,
     check_compatible,
     compare,
     fingerprint,
+    result_uids,
 )
 from checkpoint.errors import GraphChangeRefusedError
 from tests.checkpoint.manifest_samples import notes
@@ -24,6 +26,13 @@ from tests.checkpoint.manifest_samples import notes
 Graph = dict[str, OperatorNote]
 
 LASTING = ("count", "aggregate", "window", "join", "map_state", "apply", "event_time")
+
+
+results_of: st.SearchStrategy[tuple[ResultNote, ...]] = st.lists(
+    st.builds(ResultNote, st.sampled_from("abcd"), st.sampled_from(["Count()", "Sum(n) int"])),
+    max_size=4,
+    unique_by=lambda result: result.name,
+).map(tuple)
 
 
 @st.composite
@@ -45,6 +54,7 @@ def graphs(draw: st.DrawFn) -> Graph:
             lineage=above,
             stored=() if kind in STATELESS else ("n int",) * ports,
             detail=draw(st.sampled_from(["", "key (n)"])),
+            results=draw(results_of) if kind in ("aggregate", "window") else (),
         )
         lineage[f"op{number}"] = {source for one in above for source in one}
     return graph
@@ -359,9 +369,108 @@ def test_a_source_or_sink_that_is_named_is_refused_as_long_as_its_kind_cannot_be
     assert "is no source and no sink" in refused_of(BY_ITEM, graph, removed={"top": None})["top"]
 
 
+def aggregation(**results: str) -> Graph:
+    """A graph with one aggregation. results: name -> what makes it."""
+    made = tuple(ResultNote(name, by) for name, by in results.items())
+    note = OperatorNote(kind="aggregate", inputs=("by",), lineage=(("orders",),), results=made)
+    return notes(orders="source") | {"sold": note}
+
+
+BEFORE = aggregation(n="Count()", s="Sum(price) int")
+
+
+def test_a_result_that_comes_is_refused_unless_it_was_named_and_has_another_uid() -> None:
+    after = aggregation(top="Max(price) int", s="Sum(price) int", n="Count()")
+    why = "has the new result 'top', Max(price) int, which would be of later rows only"
+    assert refused_of(BEFORE, after)["sold"] == (
+        f'{why}: new_aggregates=("sold:top",) permits it. To drop its state: drop_state=("sold",)'
+    )
+    change = compare(BEFORE, after, options=GraphOptions(new_aggregates=("sold:top",)), born="_1f-")
+    assert (change.kept, change.new, change.dropped) == (("orders", "sold"), ("sold:top",), ())
+    assert change.uids == {"sold:top": "_1f-top"}
+    assert result_uids("sold", change.uids) == {"top": "_1f-top"}
+    again = compare(after, after, uids=change.uids, born="_2a-")
+    assert again.uids == change.uids, "it keeps it"
+
+
+def test_a_result_that_goes_and_comes_back_does_not_have_the_uid_of_the_one_that_went() -> None:
+    without = aggregation(n="Count()")
+    assert "'s', Sum(price) int, which this graph lacks" in refused_of(BEFORE, without)["sold"]
+    options = GraphOptions(drop_state=("sold:s",), new_aggregates=("sold:s",))
+    gone = compare(BEFORE, without, options=options, born="_1f-")
+    assert (gone.dropped, gone.uids) == (("sold:s",), {})
+    back = compare(without, BEFORE, options=options, uids=gone.uids, born="_2a-")
+    assert back.uids == {"sold:s": "_2a-s"}
+
+
+def test_a_result_of_another_aggregate_begins_anew_under_another_uid_if_it_was_named() -> None:
+    other = aggregation(n="Count()", s="Sum(price) double")
+    assert "'s', Sum(price) int, and has Sum(price) double" in refused_of(BEFORE, other)["sold"]
+    change = compare(BEFORE, other, options=GraphOptions(drop_state=("sold:s",)), born="_1f-")
+    assert (change.dropped, change.new) == (("sold:s",), ("sold:s",))
+    assert change.uids == {"sold:s": "_1f-s"}
+    whole = compare(BEFORE, other, options=GraphOptions(drop_state=("sold",)), born="_1f-")
+    assert (whole.dropped, whole.uids) == (("sold",), {"sold": "_1f-sold"}), "all of it begins anew"
+
+
+def test_a_result_that_is_renamed_keeps_its_uid() -> None:
+    other = aggregation(n="Count()", total="Sum(price) int")
+    options = GraphOptions(renamed={"sold:s": "sold:total"})
+    change = compare(BEFORE, other, options=options)
+    assert (change.renamed, change.uids) == ((("sold:s", "sold:total"),), {"sold:total": "s"})
+    assert compare(other, other, options=options, uids=change.uids).uids == change.uids
+    moved = {("made" if name == "sold" else name): note for name, note in other.items()}
+    both = GraphOptions(renamed={"sold": "made", "sold:s": "made:total"})
+    assert compare(BEFORE, moved, options=both).uids == {"made": "sold", "made:total": "s"}
+
+
+@pytest.mark.parametrize(
+    ("given", "after"),
+    [
+        ("sold:n", aggregation(n="Count()")),
+        ("sold:missing", aggregation(n="Count()")),
+        ("total", aggregation(n="Count()", total="Sum(price) int")),
+        ("sold:total", aggregation(n="Count()", total="Sum(price) int", s="Count()")),
+    ],
+    ids=["onto another one", "to nothing", "without its operator", "and stays"],
+)
+def test_a_rename_of_a_result_that_is_no_rename_is_refused(given: str, after: Graph) -> None:
+    options = {"renamed": {"sold:s": given}, "drop_state": ("sold:s",), "new_aggregates": ("sold:total",)}
+    assert "one name goes and the other comes" in refused_of(BEFORE, after, **options)["sold"]
+
+
+def test_a_result_is_not_stored_under_the_uid_of_another_one() -> None:
+    uids, options = {"sold:n": "_1f-x"}, GraphOptions(new_aggregates=("sold:x",))
+    change = compare(BEFORE, aggregation(**NAMED, x="Count()"), options=options, uids=uids, born="_1f-")
+    assert "as another one" in dict(change.refused)["sold"]
+
+
+NAMED = {one.name: one.made_by for one in BEFORE["sold"].results}
+
+
+@given(results_of, results_of)
+def test_the_options_that_a_change_of_results_names_permit_it(
+    one: tuple[ResultNote, ...], two: tuple[ResultNote, ...]
+) -> None:
+    before, after = (notes(op="aggregate") for _ in range(2))
+    before["op"] = msgspec.structs.replace(before["op"], results=one)
+    after["op"] = msgspec.structs.replace(after["op"], results=two)
+    refused = compare(before, after)
+    assert bool(refused.refused) == ({*one} != {*two}), "their order is free"
+    named = {
+        option: tuple(name for wanted, name in refused.permitted_by if wanted == option)
+        for option in ("drop_state", "new_aggregates")
+    }
+    change = compare(before, after, options=GraphOptions(**named), born="_1f-")
+    assert (change.refused, change.kept) == ((), ("op",))
+    kept = {result.name for result in {*one} & {*two}}
+    assert set(result_uids("op", change.uids)) == {result.name for result in two} - kept
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
+        ({"new_aggregates": "sold:top"}, "new_aggregates must be the names"),
         ({"drop_state": "counts"}, "drop_state must be the names"),
         ({"renamed": ("a", "b")}, "renamed must be"),
         ({"renamed": {"a": 1}}, "renamed must be"),
