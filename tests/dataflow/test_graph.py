@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from dataflow import (
+    ApproxDistinct,
     CallSink,
     Count,
     CountWindow,
@@ -23,6 +24,7 @@ from dataflow import (
     LogSink,
     Mean,
     SchemaError,
+    Sum,
     Tumbling,
     autonomous,
     consistent,
@@ -105,6 +107,18 @@ def test_what_an_operator_stores_depends_on_these_columns_of_its_input() -> None
     assert found["c"] == ("changes key string, count bigint",)
     assert not found["a"][0].startswith("changes")
     assert stored("key string, at timestamp, n bigint")["top"] != found["top"]
+
+
+def test_what_makes_a_result_is_its_aggregate_its_column_and_the_type_of_that() -> None:
+    def results(kind: str) -> dict[str, str]:
+        graph = Graph("g")
+        rows = graph.source("rows", InputSource("rows", f"key string, n {kind}"))
+        sums = rows.key_by("by_key", "key").aggregate("all", sum=Sum("n"), n=Count(), few=ApproxDistinct("n"))
+        sums.sink("out", LogSink())
+        return {one.name: one.made_by for one in graph.plan().operators["all"].results}
+
+    assert results("int") == {"sum": "Sum(n) int", "n": "Count()", "few": "ApproxDistinct(n, 12) int"}
+    assert results("bigint")["sum"] == "Sum(n) bigint"
 
 
 def test_a_graph_says_what_it_changes_in_a_region_of_another_one() -> None:
