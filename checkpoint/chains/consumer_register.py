@@ -151,10 +151,12 @@ async def needs_of(store: StorePort, register: Register, place: RegisterPlace, s
     }
     regions = {
         # An error here ends the trimming: a consumer whose manifest cannot be read may need everything.
-        region: need_of(await retained_checkpoints(store, region), consumer.sources, split, output)
+        region: need_of(
+            await retained_checkpoints(store, region), consumer.sources, split, output, region=region
+        )
         for region, consumer in register.consumers.items()
     }
-    return {**queries, **regions}
+    return queries | {region: need for region, need in regions.items() if need is not None}
 
 
 async def read_output_of(store: StorePort, place: RegisterPlace) -> OutputOf | None:

@@ -526,7 +526,7 @@ def _why_not_removable(note: OperatorNote) -> str:
     """Return why a source or sink of this kind cannot be removed at all, empty if it can."""
     # The one place to open a kind: when what it leaves is released, stays readable, or is completed.
     if note.kind == "source":
-        return "is a source, which cannot be removed yet"
+        return ""
     if note.removed_with:
         return "is a sink outside of the store, which cannot be removed yet"
     return "is a sink, which cannot be removed yet"

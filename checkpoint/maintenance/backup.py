@@ -462,7 +462,8 @@ async def saved_chains(
             else:
                 for split in await rows.splits():
                     floor = need_of([checkpoint], consumer.sources, split)
-                    await _copy_input(store, rows, split, floor, copier)
+                    if floor is not None:
+                        await _copy_input(store, rows, split, floor, copier)
                 await _copy_end(store, rows, copier)
     return copier.chains(), tuple(sorted(set(reads)))
 

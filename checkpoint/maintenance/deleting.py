@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from checkpoint import limits
 from checkpoint.chains.consumer_register import change_register, settled_register
-from checkpoint.chains.manifest_log import StoreHost, read_manifest
-from checkpoint.core.records.consumers import OUTPUT_REGISTERS, names_of, without_consumer
+from checkpoint.chains.manifest_log import StoreHost, read_manifest, retained_checkpoints
+from checkpoint.core.records.consumers import OUTPUT_REGISTERS, names_of, still_read, without_consumer
 from checkpoint.core.records.lines import made_for_forks
 from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import (
@@ -151,8 +151,13 @@ async def _readers(store: Store, region: str) -> list[Dependent]:
     for rows in await all_rows(store):
         if rows.place.directory == f"{region}{OUTPUT_REGISTERS}":
             what = f"it is registered as a reader of its output ({rows.chain})"
-            names = names_of(await settled_register(store, rows.place))
-            found += [Dependent(name, what) for name in names]
+            register = await settled_register(store, rows.place)
+            over = [
+                name
+                for name, one in register.consumers.items()
+                if not still_read(await retained_checkpoints(store, name), one.sources, name)
+            ]
+            found += [Dependent(name, what) for name in names_of(register) if name not in over]
     return found
 
 

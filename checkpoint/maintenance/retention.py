@@ -35,6 +35,7 @@ from checkpoint.core.records.consumers import (
     need_of,
     output_register,
     query_need,
+    still_read,
     with_rule,
     without_consumer,
 )
@@ -317,15 +318,13 @@ class Retention:
         register = await self._register()
         names = await self._splits(register)
         output = await read_output_of(self._store, self._rows.place)
+        regions = [
+            await self._consumer(region, register, names, output) for region in sorted(register.consumers)
+        ]
         return RetentionStatus(
             register.rule,
             tuple([await self._split(name) for name in names]),
-            tuple(
-                [
-                    await self._consumer(region, register, names, output)
-                    for region in sorted(register.consumers)
-                ]
-            ),
+            tuple(one for one in regions if one.sources),
             tuple(_query(name, register.queries[name], names, output) for name in sorted(register.queries)),
         )
 
@@ -353,7 +352,7 @@ class Retention:
         found, output = [], await read_output_of(self._store, self._rows.place)
         for split in [await self._split(name) for name in await self._splits(await self._register())]:
             needs = 0 if checkpoint is None else need_of([checkpoint], [source], split.split, output)
-            if needs < split.begin:
+            if needs is not None and needs < split.begin:
                 found.append(TrimmedInput(source, split.split, needs, split.begin))
         return found
 
@@ -368,14 +367,16 @@ class Retention:
     ) -> ConsumerStatus:
         consumer = register.consumers[region]
         kept = await retained_checkpoints(self._store, region)
+        needs = {name: need_of(kept, consumer.sources, name, output, region=region) or 0 for name in splits}
+        read = {name: need_of(kept[-1:], consumer.sources, name) for name in splits}
         return ConsumerStatus(
             region,
-            consumer.sources,
+            still_read(kept, consumer.sources, region),
             consumer.since_ms,
             kept[0].number if kept else 0,
             kept[-1].number if kept else 0,
-            {name: need_of(kept[-1:], consumer.sources, name) for name in splits},
-            {name: need_of(kept, consumer.sources, name, output) for name in splits},
+            {name: needs[name] if at is None else at for name, at in read.items()},
+            needs,
         )
 
     async def set_rule(self, rule: RetentionRule | None) -> RetentionRule | None:

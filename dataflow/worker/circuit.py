@@ -97,9 +97,10 @@ class StepTime(NamedTuple):
 
 
 class CircuitTime:
-    """The watermarks of one worker. `operators`: the operators of the circuit by name."""
+    """The watermarks of one worker. `operators`: the operators of the circuit by name. `uids`: of all."""
 
-    def __init__(self, graph: GraphPlan, operators: Mapping[str, Operator]) -> None:
+    def __init__(self, graph: GraphPlan, operators: Mapping[str, Operator], uids: Mapping[str, str]) -> None:
+        self._uids = uids
         self._waiting = graph.waiting
         self._incomplete = set(self._waiting.made_from)
         self._reported_complete: set[str] = set()
@@ -213,23 +214,29 @@ class CircuitTime:
                 timing.splits.marked(source, split, mark.mark, origin=mark.origin, version=mark.version)
 
     def positions(self) -> dict[str, Positions]:
-        """Return the splits' watermarks for a checkpoint: `event_time` -> SOURCE/SPLIT -> position. The
-        position is the watermark, the digest that of the unit being read, both counted from UNKNOWN, so never
-        negative.
+        """Return the splits' watermarks for a checkpoint: `event_time` -> UID/SPLIT -> position.
+
+        The position is the watermark, the digest that of the unit being read, both counted from UNKNOWN, so
+        never negative.
         """
+        # By uid: a source that comes with the name of another one must not have its watermarks.
         return {
             name: {
-                split: SplitPosition(promised - UNKNOWN, coming - UNKNOWN)
+                _renamed(split, self._uids): SplitPosition(promised - UNKNOWN, coming - UNKNOWN)
                 for split, (promised, coming) in timing.splits.stored().items()
             }
             for name, timing in self._timing.items()
         }
 
     def restore(self, positions: Mapping[str, Mapping[str, SplitPosition]]) -> None:
+        names = {uid: name for name, uid in self._uids.items()}
         for name, timing in self._timing.items():
-            stored = positions.get(name, {}).items()
             timing.splits.restore(
-                {split: (at.position + UNKNOWN, at.digest + UNKNOWN) for split, at in stored}
+                {
+                    _renamed(split, names): (at.position + UNKNOWN, at.digest + UNKNOWN)
+                    for split, at in positions.get(name, {}).items()
+                    if split.partition("/")[0] in names
+                }
             )
 
     # --- watermarks -----------------------------------------------------------------------------------------
@@ -371,6 +378,12 @@ class CircuitTime:
         return END
 
 
+def _renamed(split: str, names: Mapping[str, str]) -> str:
+    """Return SOURCE/SPLIT with another name of the source."""
+    source, slash, rest = split.partition("/")
+    return f"{names[source]}{slash}{rest}"
+
+
 # --- the circuit --------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
@@ -446,7 +459,7 @@ class Circuit:
                     self._running.waits,
                 )  # fmt: skip
                 self._open(node, context)
-        self.time = CircuitTime(graph, self._operators)
+        self.time = CircuitTime(graph, self._operators, self._uids)
         for name, reader in self.sources.items():
             reader.reached = self.time.reached_by(name)
         self._later_inputs: dict[int, dict[str, list[_Input]]] = {}

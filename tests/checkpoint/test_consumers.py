@@ -17,6 +17,7 @@ from checkpoint.chains.consumer_register import (
     read_register,
 )
 from checkpoint.chains.manifest_log import CHAIN, checkpoint_record
+from checkpoint.core.graph_change import born_with
 from checkpoint.core.records.consumers import (
     ChainNow,
     Consumer,
@@ -310,5 +311,24 @@ def test_a_checkpoint_whose_graph_does_not_have_a_source_needs_nothing_of_it() -
 
     before, after = reading(4, None), reading(5, 700, more="_1f-more")
     assert need_of([before, after], ["_1f-more"], "p") == 700
-    assert need_of([before], ["_1f-more"], "p") == 0, "it comes with the next one, and needs all"
     assert need_of([before, reading(5, 0, more="_1f-more")], ["_1f-more"], "p") == 0
+    assert need_of([before], ["_1f-more"], "p") is None
+    comes = f"{born_with('shop', 4)}more"
+    assert need_of([before], [comes], "p", region="shop") == 0, "it comes with the next one, and needs all"
+    assert need_of([before], [comes], "p") is None, "of a backup of it"
+    assert need_of([], ["more"], "p", region="shop") == 0, "the region begins"
+
+
+def test_a_source_that_was_removed_holds_its_input_as_long_as_a_checkpoint_has_it() -> None:
+    def checkpoint(number: int, at: int | None, **uids: str) -> Checkpoint:
+        sources = {} if at is None else {"old": {"p": SplitPosition(at)}}
+        graph = notes(rows="source") if at is None else notes(rows="source", old="source")
+        made = worker_checkpoint(at=9, checkpoint=number, sources=sources)
+        return msgspec.structs.replace(made, operators=graph)
+
+    last, after, later = checkpoint(4, 700), checkpoint(5, None), checkpoint(6, None)
+    assert need_of([last, after], ["old"], "p", region="shop") == 700, "a restore would read it"
+    assert need_of([after, later], ["old"], "p", region="shop") is None
+    given_up = f"{born_with('shop', 4)}old"  # registered, and its graph was never committed
+    assert need_of([after, later], ["old", given_up], "p", region="shop") is None
+    assert need_of([later], ["old", f"{born_with('shop', 6)}old"], "p", region="shop") == 0, "it comes back"

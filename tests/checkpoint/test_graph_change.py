@@ -360,13 +360,40 @@ def test_a_uid_is_of_one_operator_and_fits_the_name_of_a_chain() -> None:
     )
 
 
-def test_a_source_or_sink_that_is_named_is_refused_as_long_as_its_kind_cannot_be_removed() -> None:
-    for gone in ("orders", "out"):
-        graph = {name: note for name, note in BY_ITEM.items() if name != gone}
-        assert "cannot be removed yet" in refused_of(BY_ITEM, graph, removed={gone: None})[gone]
-    assert refused_of(BY_ITEM, BY_ITEM | notes(a="map"), removed={"out": None, "counts": None}) == {}
+def test_a_source_is_removed_if_it_is_named_and_begins_anew_when_it_comes_back() -> None:
+    gone = {name: note for name, note in BY_ITEM.items() if name != "orders"}
+    assert 'or remove it: removed={"orders": None}' in refused_of(BY_ITEM, gone)["orders"]
+    removed = GraphOptions.of({"removed": {"orders": None}})
+    change = compare(BY_ITEM, gone, options=removed)
+    assert (change.refused, change.removed, change.gone) == ((), ("orders",), ())
+    back = compare(gone, BY_ITEM, uids=change.uids, born="_1f-")
+    assert back.uids == {"orders": "_1f-orders"}
+    same = compare(BY_ITEM, BY_ITEM | notes(a="map"), options=removed)
+    assert (same.removed, same.new) == ((), ("a",)), "what fits is kept, although it was named"
+
+
+def test_a_source_at_another_place_is_another_source_if_the_former_is_removed() -> None:
+    """So the state below it continues only if it is said to."""
+
+    def graph(place: str) -> Graph:
+        source = OperatorNote(kind="source", detail=place, gives="n int")
+        return {"orders": source, "op": COUNT}
+
+    options = GraphOptions.of({"removed": {"orders": None}})
+    assert "FileSource /a" in refused_of(graph("FileSource /a"), graph("FileSource /b"))["orders"]
+    change = compare(graph("a"), graph("b"), options=options, born="_1f-")
+    assert [name for name, _ in change.refused] == ["op"]
+    rewired = GraphOptions.of({"removed": {"orders": None}, "rewired": ["op"]})
+    change = compare(graph("a"), graph("b"), options=rewired, born="_1f-")
+    assert (change.refused, change.removed, change.new) == ((), ("orders",), ("orders",))
+    assert change.uids == {"orders": "_1f-orders"}
+
+
+def test_only_what_is_a_source_or_sink_is_removed() -> None:
     graph = {name: note for name, note in BY_ITEM.items() if name != "top"}
-    assert "is no source and no sink" in refused_of(BY_ITEM, graph, removed={"top": None})["top"]
+    why = refused_of(BY_ITEM, graph, removed={"top": None})["top"]
+    assert why == 'is no source and no sink. To drop its state: drop_state=("top",)'
+    assert refused_of(BY_ITEM, BY_ITEM | notes(a="map"), removed={"out": None, "counts": None}) == {}
 
 
 def aggregation(**results: str) -> Graph:

@@ -19,6 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkpoint import SplitPosition
+from checkpoint.core.records.layout import even_layout
 from dataflow import (
     CallSink,
     Count,
@@ -39,6 +41,7 @@ from dataflow.limits import WorkerLimits
 from dataflow.sources.base import SourceSpec
 from dataflow.sources.file_source import reader_of
 from dataflow.testing import Trial
+from dataflow.worker.circuit import Circuit
 from dataflow.worker.spec import Clock
 from tests.dataflow.fed_circuit import SCHEMA, row
 from tests.dataflow.region_in_one_thread import OneThreadRegion
@@ -575,3 +578,17 @@ def test_a_tumbling_window_over_the_bounds_of_a_sliding_one_counts_every_window(
     trial.step({}, end=True)
     assert sum(row["windows"] for row in trial.rows("out")) == len(trial.rows("first_out")) > 50
     assert before_the_end > 5, "windows close as time moves"
+
+
+def test_a_source_with_the_name_of_another_one_has_nothing_of_its_watermarks() -> None:
+    """What a checkpoint stores of them is of the uid of the source: it moves with a rename, too."""
+    graph = Graph("g")
+    rows = graph.source("orders", InputSource("orders", "at timestamp, n bigint"))
+    rows.event_time("timed", "at", lateness=timedelta(0)).sink("out", CallSink(print))
+    settings = {"region": "g", "worker": 0, "workers": 1, "store_id": bytes(16), "layout": even_layout(1)}
+    time = Circuit(graph.plan(), uids={"orders": "_1f-orders"}, **settings).time
+    stored = {"timed": {f"{source}/p": SplitPosition(7) for source in ("orders", "_1f-orders", "gone")}}
+    time.restore(stored)
+    assert time.positions() == {"timed": {"_1f-orders/p": SplitPosition(7)}}
+    time.restore({"timed": {"orders/p": SplitPosition(7)}})
+    assert time.positions() == {"timed": {}}

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from checkpoint.core.graph_change import stored_under
+from checkpoint.core.graph_change import born_with, stored_under
 from checkpoint.core.records.inputs import EntryOrigins, check_input_name
 from checkpoint.core.records.lines import parting
 from checkpoint.core.records.manifest import Checkpoint
@@ -383,25 +383,47 @@ def on_line(position: int, line: int, split: str, output: OutputOf | None) -> in
 
 
 def need_of(
-    kept: Sequence[Checkpoint], sources: Sequence[str], split: str, output: OutputOf | None = None
-) -> int:
-    """Return the position from which on a region needs a split: the lowest one of its retained checkpoints, 0
-    if one has not read it. sources: their uids. A checkpoint whose graph does not have a source needs nothing
-    for it, unless none has it: then it comes with the next one.
+    kept: Sequence[Checkpoint],
+    sources: Sequence[str],
+    split: str,
+    output: OutputOf | None = None,
+    *,
+    region: str = "",
+) -> int | None:
+    """Return the position from which on a region needs a split: the lowest one of its retained checkpoints
+    that have a source which reads it, 0 if one has not read it. None: nothing (`still_read`).
     """
     # A manifest that is read late asks for more, never for less: releases are not taken back, and a restore
     # goes to a retained checkpoint.
     return min(
         (
             _position(checkpoint, source, split, output)
-            for source in sources
+            for source in still_read(kept, sources, region)
             for checkpoint in [one for one in kept if _has(one, source)] or kept
         ),
-        default=0,
+        default=None if kept else 0,
+    )
+
+
+def still_read(kept: Sequence[Checkpoint], sources: Sequence[str], region: str) -> tuple[str, ...]:
+    """Return those of the registered sources of a region, by their uids, that may read any more. kept: its
+    retained checkpoints. region: its name; "": only what these checkpoints need counts.
+
+    A source is registered before a checkpoint has it, and stays registered after it was removed. One that
+    comes has a uid of the last checkpoint. One of an earlier checkpoint that no retained one has was removed,
+    or its graph was given up before its first checkpoint: it never comes again.
+    """
+    comes = born_with(region, kept[-1].number) if kept and region else ""
+    return tuple(
+        one
+        for one in sources
+        if not kept or (comes and one.startswith(comes)) or any(_has(checkpoint, one) for checkpoint in kept)
     )
 
 
 def _has(checkpoint: Checkpoint, source: str) -> bool:
+    if any(source in part.sources for part in checkpoint.workers.values()):
+        return True
     return source in stored_under(checkpoint.operators, checkpoint.uids).values()
 
 

@@ -623,13 +623,8 @@ class Driver:
         return last.again(checkpoint=checkpoint, kind="back")
 
     def _release(self) -> None:
-        """Deregister sources that no retained checkpoint has, and trim inputs."""
-        region = self.region
-        if self.without != "consumer-never-removed":
-            known = {uid for record in region.kept for uid in record.names}
-            mine = [one.uid for one in region.store.consumers if one.region == region.name]
-            region.store.deregister(region.name, [uid for uid in mine if uid not in known])
-        region.store.trim()
+        """Trim inputs."""
+        self.region.store.trim()
 
     # --- steps --------------------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ class Chain:
 
 @dataclass
 class Consumer:
-    """Who needs a source: from `begins`, as long as no retained checkpoint has it."""
+    """Who reads an input, from `begins` on."""
 
     region: str
     place: str
@@ -184,7 +184,8 @@ class Region:
 class Store:
     """Inputs, and regions."""
 
-    def __init__(self) -> None:
+    def __init__(self, without: str = "") -> None:
+        self.without = without
         self.inputs: dict[tuple[str, str], list[Row]] = {
             (place, split): [] for place in PLACES for split in SPLITS
         }
@@ -208,13 +209,14 @@ class Store:
     def trim(self) -> None:
         """Delete what no consumer needs."""
         for place, split in self.inputs:
-            needs = [self._need(one, split) for one in self.consumers if one.place == place]
-            if needs:
+            found = [self.need(one, split) for one in self.consumers if one.place == place]
+            if needs := [one for one in found if one is not None]:
                 self.trimmed[place, split] = max(self.trimmed[place, split], min(needs))
 
-    def _need(self, consumer: Consumer, split: str) -> int:
-        # The real one skips checkpoints of graphs without the source.
-        kept = self.regions[consumer.region].kept
-        if not any(consumer.uid in one.names for one in kept):
-            return consumer.begins[split]
-        return need_of([one.checkpoint for one in kept], [consumer.uid], split)
+    def need(self, consumer: Consumer, split: str) -> int | None:
+        """Return from where on a consumer needs a split, None for nothing."""
+        region = self.regions[consumer.region]
+        need = need_of(region.checkpoints, [consumer.uid], split, region=region.name)
+        if need is None and self.without == "consumer-never-removed":
+            need = 0
+        return None if need is None else max(need, consumer.begins[split])

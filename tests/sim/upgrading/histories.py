@@ -463,7 +463,7 @@ _ACTIONS: Final[list[Callable[[History], None]]] = [
 
 def run_history(seed: int, focus: str = "all", *, without: str = "", rounds: int = ROUNDS) -> Counter[str]:
     """Run the history of a seed, and return what was seen. Raises ViolationError."""
-    rng, store = Random(seed), Store()
+    rng, store = Random(seed), Store(without)
     region = store.regions["region"] = Region("region", store)
     history = History(rng, store, region, Ideal(region), FOCUSES[focus], without=without)
     history.run(rounds)

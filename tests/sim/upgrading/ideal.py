@@ -249,8 +249,10 @@ class Ideal:
     def check_held(self) -> None:
         """No input is held for a source that no retained checkpoint has."""
         known = {uid for record in self.region.kept for uid in record.names}
-        mine = [one.uid for one in self.region.store.consumers if one.region == self.region.name]
-        if left := sorted(set(mine) - known):
+        store = self.region.store
+        mine = [one for one in store.consumers if one.region == self.region.name]
+        held = {one.uid for one in mine if any(store.need(one, split) is not None for split in SPLITS)}
+        if left := sorted(held - known):
             raise wrong(f"input is held for {left}, which nobody reads")
 
     def check_backup(self, *, without: str) -> None:
