@@ -13,7 +13,9 @@ from dos_protocol.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from checkpoint.core.coordination.batches import refused_before_claim as refused_before_claim
+    from checkpoint.core.graph_change import AT_ITS_END as AT_ITS_END
     from checkpoint.core.graph_change import STATELESS as STATELESS
+    from checkpoint.core.graph_change import Begin as Begin
     from checkpoint.core.graph_change import DeclaredState as DeclaredState
     from checkpoint.core.graph_change import GraphChange as GraphChange
     from checkpoint.core.graph_change import GraphOptions as GraphOptions
@@ -151,6 +153,8 @@ if TYPE_CHECKING:
     from checkpoint.core.region import ReplaceSettled as ReplaceSettled
     from checkpoint.core.region import ScaleSettled as ScaleSettled
     from checkpoint.core.region import StateChanged as StateChanged
+    from checkpoint.core.region import begins_latest as begins_latest
+    from checkpoint.core.region import check_sources_begin as check_sources_begin
     from checkpoint.core.region import coordinator_directory as coordinator_directory
     from checkpoint.core.region import region_of_worker as region_of_worker
     from checkpoint.core.region import worker_directory as worker_directory

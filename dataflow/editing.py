@@ -20,10 +20,13 @@ import pyarrow.compute as pc
 import trio
 
 from checkpoint import (
+    AT_ITS_END,
     Checkpoint,
     Edit,
     Layout,
+    RegionSpec,
     SplitPosition,
+    begins_latest,
     edit_target,
     even_layout,
     graph_change,
@@ -53,7 +56,7 @@ from dataflow.graph.plan import GraphPlan
 from dataflow.operators.apply import same_rows
 from dataflow.operators.base import OperatorContext
 from dataflow.sources.base import Positions, SourceSpec
-from dataflow.sources.prefetched import Reading
+from dataflow.sources.prefetched import PrefetchedSource, Reading
 from dataflow.sources.stored import InputSource
 from dataflow.state.given_rows import GivenRows, GivenTable, given_rows, refuse
 from dataflow.values.columns import one_array
@@ -61,8 +64,8 @@ from dataflow.values.python_rows import columns_of_frame
 from dos_client import Store
 from journal import parse_segment_name
 
-BEGIN: Final = "begin"
-END: Final = "end"
+FIRST: Final = "first"
+LATEST: Final = "latest"
 Begins: TypeAlias = "str | Mapping[str, Any]"
 
 
@@ -91,7 +94,7 @@ async def first_positions(
             raise _refuse(
                 name,
                 "it is not stated where it begins",
-                f"add {{{name!r}: 'begin'}} if the state contains nothing of its input",
+                f"add {{{name!r}: 'first'}} if the state contains nothing of its input",
             )
     found: list[dict[str, Positions]] = [{} for _ in range(workers)]
     for name, spec in sources.items():
@@ -105,16 +108,21 @@ async def first_positions(
 async def _positions(
     store: Store, region: str, application: str, name: str, spec: SourceSpec, given: Begins
 ) -> Positions:
-    if given == BEGIN:
+    if given == FIRST:
         return {}
-    if isinstance(spec, InputSource):
-        return await _of_input(store, region, application, name, spec, given)
+    if given == LATEST and isinstance(spec, PrefetchedSource) and not spec.why_endless():
+        origin = spec.origin(store, Reading(application, region, name))
+        await origin.register(region, name)
+        return dict(await origin.latest())
     if isinstance(given, str):
+        why = spec.why_endless() if given == LATEST else ""
         raise _refuse(
             name,
-            f"{given!r} is not a position of a {type(spec).__name__}",
-            "give 'begin', or the position of each split as a checkpoint has it",
+            f"{given!r} is not a position of a {type(spec).__name__}{why and f', because {why}'}",
+            "give 'first', or the position of each split as a checkpoint has it",
         )
+    if isinstance(spec, InputSource):
+        return await _of_input(store, region, application, name, spec, given)
     return {split: _as_stored(name, split, at) for split, at in given.items()}
 
 
@@ -130,20 +138,14 @@ def _as_stored(source: str, split: str, at: Any) -> SplitPosition:
 
 
 async def _of_input(
-    store: Store, region: str, application: str, name: str, spec: InputSource, given: Begins
+    store: Store, region: str, application: str, name: str, spec: InputSource, wanted: Mapping[str, Any]
 ) -> Positions:
     origin = spec.origin(store, Reading(application))
     await origin.register(region, name)
-    splits = await origin.splits()
-    if isinstance(given, str) and given != END:
-        raise _refuse(
-            name, f"{given!r} is no position", "give 'begin', 'end', or the position of each producer"
-        )
-    wanted = dict.fromkeys(splits, None) if isinstance(given, str) else given
-    _check_splits(name, splits, wanted)
+    _check_splits(name, await origin.splits(), wanted)
     found = {}
     for split, at in wanted.items():
-        if at is None or isinstance(at, int):
+        if isinstance(at, int):
             if (position := await _reach(store, application, spec, name, split, at)) is not None:
                 found[split] = position
         else:
@@ -162,30 +164,27 @@ def _check_splits(name: str, splits: Sequence[str], wanted: Mapping[str, Any]) -
 
 
 async def _reach(
-    store: Store, application: str, spec: InputSource, name: str, split: str, at: int | None
+    store: Store, application: str, spec: InputSource, name: str, split: str, at: int
 ) -> SplitPosition | None:
-    """Return the position at the end of a committed part: `at`, or its last; None if nothing is before it."""
+    """Return the position `at`, the end of a committed part; None for the beginning."""
     if at == 0:
         return None
     retained = InputSource(spec.name, spec.schema, begin="retained").origin(store, Reading(application))
     follower = retained.follower(split, SplitPosition(0))
-    last: SplitPosition | None = None
+    end = 0
     try:
         async with aclosing(follower.poll()) as pieces:
             async for piece in pieces:
-                last = SplitPosition(piece.end, piece.digest)
-                if piece.end == at:
-                    return last
+                end = piece.end
+                if end == at:
+                    return SplitPosition(end, piece.digest)
     finally:
         follower.close()
-    if at is not None:
-        end = 0 if last is None else last.position
-        raise _refuse(
-            name,
-            f"no part of producer {split!r} ends at position {at}; what is recorded ends at {end}",
-            "give a position that a region or a producer has stated",
-        )
-    return last
+    raise _refuse(
+        name,
+        f"no part of producer {split!r} ends at position {at}; what is recorded ends at {end}",
+        "give a position that a region or a producer has stated",
+    )
 
 
 StateRows: TypeAlias = "pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]] | Any"
@@ -589,8 +588,8 @@ async def bootstrap_state(
 
     - `graph`, `name`, `why`: as for `edit_state`. The graph is one region.
     - `tables`: operator -> rows; other operators begin without state.
-    - `positions`: where each source begins: `"begin"`, for an input handle `"end"` or the position of each
-      producer, or for any source the position of each split as a checkpoint has it.
+    - `positions`: where each source begins: `"first"`; `"latest"`, as for `begins` of `run`; for an input
+      handle the position of each producer; or for any source that of each split as a checkpoint has it.
     - `workers`: their number in the first checkpoint. A later `run` may change it.
 
     Raises EditRefusedError, with nothing changed but registers and claims, for rows and positions that are
@@ -629,6 +628,32 @@ async def bootstrap_state(
         edit=_note(first, why),
     )
     return StateEdit(region, 0, record.number, first.tables)
+
+
+async def begin_at_latest(store: Store, part: GraphPart, spec: RegionSpec) -> Checkpoint | None:
+    """Create the region of a program in which sources begin at their end, with a checkpoint of where that is
+    now, and return it. None: another program has begun it meanwhile. Raises as `bootstrap_state`.
+    """
+    # Without the checkpoint, a crash before the first one would skip what was read and shown before it.
+    plan, workers, latest = part.graph.plan(), spec.first_workers, begins_latest(spec)
+    sources = [name for name, one in plan.specs.items() if isinstance(one, SourceSpec)]
+    given = {name: LATEST if name in latest else FIRST for name in sources}
+    positions = await first_positions(store, part.name, spec.application, plan, given, workers)
+    layout, stored = even_layout(workers), plan.stored()
+    try:
+        return await begin_region(
+            StoreHost(store),
+            part.name,
+            {worker: FirstPart(positions[worker], []) for worker in layout.workers},
+            layout=layout,
+            operators=stored["operators"],
+            irrevocable=stored["irrevocable"],
+            edit=Edit(by=requester(), wall_time_ms=wall_time_ms(), why=f"{', '.join(latest)}: {AT_ITS_END}"),
+        )
+    except EditRefusedError:
+        if (await read_manifest(store, part.name)).last is None:
+            raise
+        return None
 
 
 async def _check_new(store: Store, region: str) -> None:

@@ -22,6 +22,8 @@ from prometheus_client import CollectorRegistry
 
 from checkpoint import (
     AutoScale,
+    Begin,
+    Checkpoint,
     GraphOptions,
     Launcher,
     OnDamaged,
@@ -33,19 +35,22 @@ from checkpoint import (
     ReplaceSettled,
     ScaleSettled,
     StateChanged,
+    begins_latest,
+    check_sources_begin,
     driver_report,
     span_of,
 )
 from checkpoint.coordinator.control import RegionControl, RegionListener
 from checkpoint.coordinator.figures import RegionFigures
 from checkpoint.runtime import runtime
+from dataflow.editing import begin_at_latest
 from dataflow.graph.builder import GraphPart, check_places, part_options
 from dataflow.graph.pictures import svg
 from dataflow.graph.plan import GraphPlan
 from dataflow.limits import handle_poll_s, stop_timeout_s, workers_end_timeout_s
 from dataflow.sinks.base import SinkSpec
 from dataflow.sources.batches import LOCAL_RECOVERY_OF_BATCHES
-from dos_client import metrics, parse_url
+from dos_client import Store, metrics, parse_url
 from dos_monitoring import (
     LOG_VARIABLE,
     METRICS_VARIABLE,
@@ -442,6 +447,8 @@ class RegionOptions(TypedDict, total=False):
       place, by name. The value is None; of a sink outside of the store the specification that the former
       program has, because rows of the last checkpoint may have to be made visible.
     - `graph_back`: confirms that a graph is used again that another one has replaced in this region.
+    - `begins`: source -> "latest", if it begins at its end unless the last checkpoint has it already; of a
+      `LogSource`, at the last checkpoint of its region. Default, also as "first": at its first row.
     - `on_damaged`: what follows if the last checkpoint is damaged on more members than the store tolerates.
       "fail", the default: the region fails, and names what is damaged and what is whole. "previous": it goes
       back to the newest older checkpoint that is whole; status, log and event (`FellBack`) name what is lost.
@@ -477,6 +484,7 @@ class RegionOptions(TypedDict, total=False):
     rewired: Sequence[str]
     removed: Mapping[str, SinkSpec | None]
     graph_back: bool
+    begins: Mapping[str, Begin]
     on_damaged: OnDamaged
     scratch: "str | os.PathLike[str] | None"
     port_range: tuple[int, int] | None
@@ -523,6 +531,14 @@ def spec_of_part(
     )
 
 
+async def _prepare(
+    part: GraphPart, spec: RegionSpec, store: Store, last: Checkpoint | None
+) -> Checkpoint | None:
+    if last is None and begins_latest(spec):
+        return await begin_at_latest(store, part, spec)
+    return None
+
+
 def start_part(
     part: GraphPart,
     spec: RegionSpec,
@@ -548,7 +564,8 @@ def start_part(
         monitor.observe(event)
         events(event)
 
-    control = RegionControl(spec, observer=observe, check=partial(check_places, part))
+    check, prepare = partial(check_places, part), partial(_prepare, part, spec)
+    control = RegionControl(spec, observer=observe, check=check, prepare=prepare)
     for listener in options.get("listeners", ()):
         control.addListener(listener)
     control.listen()
@@ -757,6 +774,7 @@ def start_application(
             f" them with `dos region restore --stopped` ({names})"
         )
     specs = {part.name: spec_of_part(part, options, application=name, **fields) for part in parts}
+    check_sources_begin([*specs.values()])
     with ExitStack() as undo:
         handles = {
             part.name: start_part(

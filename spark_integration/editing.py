@@ -73,7 +73,7 @@ def bootstrap_state(
 
     - `graph`, `name`, `store`, `token`: as for `run`.
     - `tables`: operator -> rows, as a DataFrame or an Arrow table; other operators begin without state.
-    - `positions`: source -> where it begins: `"begin"`, `"end"` of an input handle, or split -> position.
+    - `positions`: source -> where it begins: `"first"`, `"latest"`, or split -> position.
     - `workers`: their number in the first checkpoint.
 
     Raises EditRefusedError if a row or a position is not valid, or the region exists; and the errors of that

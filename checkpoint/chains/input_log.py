@@ -594,6 +594,15 @@ class InputHandle:
                     found = decode_ends(record.strings, where=directory, at=end.size).producers
         return found
 
+    async def latest(self) -> dict[str, SplitPosition]:
+        """Return for each producer with a complete batch the end of its last one."""
+        found = {}
+        for split in await self.splits():
+            last = await last_recorded(self._store, self._application, self._handle, split)
+            if last.batch:
+                found[split] = SplitPosition(last.end, last.digest)
+        return found
+
     async def present(self) -> dict[str, InputFollower]:
         """Return for each producer a follower at the end of what is committed now."""
         found = {}

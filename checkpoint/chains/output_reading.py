@@ -452,6 +452,17 @@ class PublishedOutput:
         where = f"output {self.sink!r} of region {self.region!r}"
         return InputTrimmedError(where, first, last, because, source="LogSource", unit="steps")
 
+    async def latest(self) -> dict[str, SplitPosition]:
+        """Return for each worker with output the end of its log in the last checkpoint."""
+        checkpoint = await self.last_checkpoint(fresh=True)
+        if checkpoint is None:
+            return {}
+        return {
+            split_of(worker): SplitPosition(at.size, checkpoint.step, line=checkpoint.line, epoch=at.epoch)
+            for worker, at in covered_in(checkpoint, self.uid).items()
+            if at.size
+        }
+
     async def present(self) -> dict[str, OutputFollower]:
         """Return for each worker's log a follower at the end of what is visible now."""
         found = {}

@@ -34,7 +34,7 @@ from checkpoint.core.progress import dropped_text, prometheus_targets, recovery_
 from checkpoint.core.records.views import batch_json
 from checkpoint.core.region import RegionSpec, RegionState
 from checkpoint.core.requests import Answer
-from checkpoint.core.upgrades import plan_upgrade
+from checkpoint.core.upgrades import RegionUpgrade, plan_upgrade
 from checkpoint.core.verbs import VERBS
 from checkpoint.maintenance.deleting import Deletion, delete_region, plan_deletion
 from checkpoint.maintenance.garbage import UnneededObject, collect_stopped, garbage_of
@@ -570,11 +570,26 @@ def load_programs_with(loader: LoadProgram) -> None:
     _loaders[:] = [loader]
 
 
-def _renamed(pair: str) -> tuple[str, str]:
-    old, equals, new = pair.partition("=")
-    if not (old and equals and new):
-        fail(f"--renamed is OLD=NEW, got {pair!r}", REFUSED)
-    return old, new
+def _pair(option: str, form: str, pair: str) -> tuple[str, str]:
+    one, equals, other = pair.partition("=")
+    if not (one and equals and other):
+        fail(f"{option} is {form}, got {pair!r}", REFUSED)
+    return one, other
+
+
+def _report_of(found: list[RegionUpgrade]) -> Report:
+    refused = [one.region for one in found if not one.fits]
+    return Report(
+        [one.as_json() for one in found],
+        "\n".join(line for one in found for line in (str(one), *_late_lines(one))),
+        NEGATIVE if refused else 0,
+        f"refused: {', '.join(refused)}" if refused else "",
+    )
+
+
+def _late_lines(found: RegionUpgrade) -> list[str]:
+    times = {name: datetime.fromtimestamp(us / 1_000_000, UTC) for name, us in found.late_us.items()}
+    return [f"Rows of source {name!r} up to {time.isoformat(' ')} are late." for name, time in times.items()]
 
 
 async def upgrade(
@@ -616,6 +631,10 @@ async def upgrade(
             metavar="OPERATOR",
         ),
     ] = None,
+    begins: Annotated[
+        list[str] | None,
+        typer.Option(help="Where a new source begins, as in `run`: first or latest.", metavar="SOURCE=WHERE"),
+    ] = None,
 ) -> Report:
     """Show what a program with another graph would change in a region, and claim nothing.
 
@@ -639,24 +658,20 @@ async def upgrade(
             "pass --dry-run; to upgrade the region, start the program, with hand_over=True if it runs",
             REFUSED,
         )
-    options = GraphOptions.of(
-        {
-            "drop_state": drop_state,
-            "new_aggregates": new_aggregates,
-            "renamed": dict(_renamed(pair) for pair in renamed or ()),
-            "rewired": rewired,
-            "removed": dict.fromkeys(removed or ()),
-            "without_specs": True,
-        }
-    )
-    found = plan_upgrade(_loaders[0](graph, name), regions, options)
-    refused = [one.region for one in found if not one.fits]
-    return Report(
-        [one.as_json() for one in found],
-        "\n".join(map(str, found)),
-        NEGATIVE if refused else 0,
-        f"refused: {', '.join(refused)}" if refused else "",
-    )
+    given = {
+        "drop_state": drop_state,
+        "new_aggregates": new_aggregates,
+        "renamed": dict(_pair("--renamed", "OLD=NEW", one) for one in renamed or ()),
+        "rewired": rewired,
+        "removed": dict.fromkeys(removed or ()),
+        "begins": dict(_pair("--begins", "SOURCE=WHERE", one) for one in begins or ()),
+        "without_specs": True,
+    }
+    try:
+        found = plan_upgrade(_loaders[0](graph, name), regions, GraphOptions.of(given))
+    except (TypeError, ValueError) as error:
+        fail(str(error), REFUSED)
+    return _report_of(found)
 
 
 add(app, "status", asks=True)(status)

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from checkpoint.coordinator.shell import Observer, PlacesCheck, RegionShell, listening, run_region
+from checkpoint.coordinator.shell import Observer, PlacesCheck, Prepare, RegionShell, listening, run_region
 from checkpoint.core.coordination.coordinator import Coordinator
 from checkpoint.core.coordination.vocabulary import (
     BatchesWaitInVain,
@@ -243,10 +243,13 @@ class RegionControl:
         *,
         observer: Observer | None = None,
         check: PlacesCheck | None = None,
+        prepare: Prepare | None = None,
     ) -> None:
-        """`check(store_id, Checkpoint.identity)` runs in a thread before workers; if it raises, it FAILS."""
+        """`check(store_id, Checkpoint.identity)` runs in a thread before workers; if it raises, it FAILS, and
+        also if `prepare` does, before the coordinator begins.
+        """
         self.spec = spec
-        self._check = check
+        self._check, self._prepare = check, prepare
         self._observer = observer
         self._lock = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -565,7 +568,9 @@ class RegionControl:
                     self._lock.notify_all()
                 await self._go.wait()
                 assert self._launcher is not None
-                end = await run_region(self.spec, shell, self._launcher, self._keep_store, self._check)
+                end = await run_region(
+                    self.spec, shell, self._launcher, self._keep_store, self._check, self._prepare
+                )
                 if end.error is not None and end.state is RegionState.FAILED:
                     notes = "".join(f"\n{note}" for note in getattr(end.error, "__notes__", ()))
                     text = failure_text(end.error, self._shell.status().last_checkpoint)

@@ -358,6 +358,12 @@ PlacesCheck: TypeAlias = Callable[[bytes, OutputIdentity | None, Mapping[str, st
 """Checks the places of a region, with the id of its store, its identity, and `Checkpoint.uids`."""
 
 
+Prepare: TypeAlias = Callable[[Store, Checkpoint | None], Awaitable[Checkpoint | None]]
+"""Records what a program gives a region before its coordinator begins, and returns the record that then is
+the last checkpoint; None: there is nothing to record. Called with the last checkpoint that was read.
+"""
+
+
 def _nothing(_: object) -> None:
     return
 
@@ -373,9 +379,10 @@ async def run_region(
     launcher: Launcher,
     opened: Callable[[Store], None] | None = None,
     check: PlacesCheck | None = None,
+    prepare: Prepare | None = None,
 ) -> End:
     """Run the region to its end, from an older checkpoint if `spec.restore` names one. check: called in a
-    thread before anything is claimed; its exceptions propagate.
+    thread before anything is claimed; its exceptions propagate, as those of `prepare`.
     """
     async with open_store(spec.store_url, token=spec.token, client=f"{spec.name}.coord") as store:
         shell.examine = partial(examine, store, spec.name)
@@ -399,6 +406,8 @@ async def run_region(
                     graph=spec.operators,
                 )
             )
+        if prepare is not None and not begin.unread:
+            begin = Begin(await prepare(store, begin.seen) or begin.seen)
         manifest = ManifestLog(StoreHost(store), spec.name, shell.post, driver=this_driver())
         forks = partial(watch_forks, store, spec.name, shell.last_checkpoint, shell.post)
         async with answering(store, spec, shell) as requests:

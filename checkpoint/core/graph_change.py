@@ -10,7 +10,8 @@ user code: a function may change, and the state stays.
 | a clock (`event_time`) | comes, without a watermark; goes; is kept as one of a state |
 | of a state | comes, empty; is kept: kind, keys, details, stored columns, states; goes if it is named |
 | a result of an aggregation | is kept: aggregate, column and type; comes, empty, and goes, if it is named |
-| a source, a sink | comes, at its beginning; is kept: its details and columns; goes if it is named |
+| a source | comes, at its beginning or, if told, its end; is kept: details and columns; goes if it is named |
+| a sink | comes, empty; is kept: its details and columns; goes if it is named |
 | a declared state | may have another version, for which the graph has a migration |
 
 For each input, the sources above an operator are its *lineage*. Columns do not tell whose rows made a state,
@@ -27,7 +28,7 @@ find the columns that another one of its name has left in stored blocks.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
 
 import msgspec
 
@@ -159,6 +160,12 @@ def born_with(region: str, checkpoint: int) -> str:
 
 UPGRADE_PREFIX: Final = "upgrade-"
 
+Begin: TypeAlias = Literal["first", "latest"]
+"""Where a new source begins: at its first row, or at its end, with what is written from then on."""
+
+AT_ITS_END: Final = "begins at its end"
+"""Of a source, for people."""
+
 
 def upgrade_savepoint(region: str, checkpoint: int) -> str:
     """Return the name of the savepoint of the checkpoint after which the graph changed."""
@@ -190,6 +197,8 @@ class GraphOptions:
     removed: Mapping[str, RemovedSink | None] = field(default_factory=dict)
     """Sources and sinks, by their names in the checkpoint, that the graph may lack, or have at another place
     -> the specification of one with `OperatorNote.removed_with`, None for all others."""
+    begins: Mapping[str, Begin] = field(default_factory=dict)
+    """Source -> where it begins if it is new; default: "first"."""
     without_specs: bool = False
     """Nobody has the specifications in `removed`, because nothing starts: they are not compared."""
     new_aggregates: tuple[str, ...] = ()
@@ -215,15 +224,35 @@ class GraphOptions:
                 'removed must be {"name": None}, or {"name": ParquetSink(...)} with the sink that is removed,'
                 f" got {removed!r:.60}"
             )
+        begins = given.get("begins") or {}
+        if not isinstance(begins, Mapping) or not all(one in get_args(Begin) for one in begins.values()):
+            words = " or ".join(map(repr, get_args(Begin)))
+            raise TypeError(f'begins must be {{"source": where}}, where being {words}, got {begins!r:.60}')
         return cls(
             tuple(lists["drop_state"]),
             dict(renamed),
             tuple(lists["rewired"]),
             back,
             dict(removed),
+            dict(begins),
             bool(given.get("without_specs")),
             new_aggregates=tuple(lists["new_aggregates"]),
         )
+
+    def check_begins(self, operators: "Operators", endless: Mapping[str, str]) -> None:
+        """Raise ValueError unless `begins` names sources of these operators that can begin so.
+
+        endless: source -> why it cannot begin at its end.
+        """
+        for name, begin in self.begins.items():
+            if name not in operators or operators[name].kind != "source":
+                known = _listed([one for one, note in operators.items() if note.kind == "source"])
+                raise ValueError(f"begins has {name!r}, which is no source of the graph; it has {known}")
+            if begin == "latest" and name in endless:
+                raise ValueError(
+                    f"source {name!r} cannot begin at its end: {endless[name]}. Leave it out of begins, and"
+                    " it begins at its first row"
+                )
 
 
 NO_OPTIONS: Final = GraphOptions()
@@ -252,13 +281,15 @@ class GraphChange:
     """Operator of the new graph, or OPERATOR:RESULT -> its uid, if that is not its name."""
     permitted_by: tuple[tuple[str, str], ...] = ()
     """(option, OPERATOR:RESULT) with which results that are refused would be permitted."""
+    latest: tuple[str, ...] = ()
+    """New sources that begin at their end."""
 
     def __str__(self) -> str:
         renamed = [f"{old} -> {new}" for old, new in self.renamed]
         rows: tuple[tuple[str, Sequence[str]], ...] = (
             ("kept", self.kept),
             ("renamed", renamed),
-            ("new", self.new),
+            ("new", [f"{name} ({AT_ITS_END})" if name in self.latest else name for name in self.new]),
             ("gone", self.gone),
             ("dropped", self.dropped),
             ("removed", self.removed),
@@ -365,6 +396,7 @@ class _Comparing:
             refused=tuple(sorted(refused.items())),
             permitted_by=tuple(sorted(self._permitted_by)),
             uids=dict(sorted(uids.items())),
+            latest=tuple(sorted(one for one in fresh if self._options.begins.get(one) == "latest")),
         )
 
     def _decide(self, name: str) -> None:

@@ -12,7 +12,14 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 from msgspec.structs import replace
 
 from checkpoint import limits
-from checkpoint.core.graph_change import NO_OPTIONS, GraphChange, GraphOptions, OperatorNote, fingerprint
+from checkpoint.core.graph_change import (
+    NO_OPTIONS,
+    GraphChange,
+    GraphOptions,
+    OperatorNote,
+    compare,
+    fingerprint,
+)
 from checkpoint.core.links.messages import Counters
 from checkpoint.core.records.layout import workers_text
 from checkpoint.core.records.lines import check_places, graph_change, refuse_replaced
@@ -154,6 +161,8 @@ class RegionSpec:
     token: bytes = field(default=b"", repr=False)
     operators: dict[str, OperatorNote] = field(default_factory=dict)
     """The graph."""
+    endless: Mapping[str, str] = field(default_factory=dict)
+    """Source -> why it cannot begin at its end."""
     graph_options: GraphOptions = NO_OPTIONS
     """What is permitted if the graph differs from that of the last checkpoint."""
     keeps_graph: str = ""
@@ -873,6 +882,35 @@ def _another_graph(
         operators=names,
         remedy=remedy,
     )
+
+
+def begins_latest(spec: RegionSpec) -> tuple[str, ...]:
+    """Return the sources of a region without a checkpoint that begin at their end."""
+    return compare({}, spec.operators, options=spec.graph_options).latest
+
+
+def check_has_begun(spec: RegionSpec) -> None:
+    """Raise GraphChangeRefusedError if a source of a region without a checkpoint begins at its end: after a
+    crash before the first one, that would be another place, and rows in between would be skipped.
+    """
+    if latest := begins_latest(spec):
+        raise GraphChangeRefusedError(
+            f"no checkpoint of region {spec.name!r} states where the end of source {latest[0]!r} was",
+            operators=latest,
+            remedy="start this program again when the store can be read: it then records that first",
+        )
+
+
+def check_sources_begin(specs: Sequence[RegionSpec]) -> None:
+    """Raise ValueError unless the regions of an application have the sources that its options name, and these
+    can begin so.
+    """
+    operators = {name: note for one in specs for name, note in one.operators.items()}
+    endless = {name: why for one in specs for name, why in one.endless.items()}
+    for one in specs:
+        if one.without_checkpoints:
+            endless |= dict.fromkeys(one.operators, "no checkpoint of its region states where it began")
+    specs[0].graph_options.check_begins(operators, endless)
 
 
 def belongs_to(application: str, region: str) -> bool:

@@ -4,12 +4,14 @@ Pure.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from checkpoint.core.graph_change import (
+    AT_ITS_END,
     NO_OPTIONS,
     GraphChange,
     GraphOptions,
+    OperatorNote,
     Operators,
     compare,
     fingerprint,
@@ -17,7 +19,13 @@ from checkpoint.core.graph_change import (
 )
 from checkpoint.core.records.lines import compared_with
 from checkpoint.core.records.manifest import Checkpoint
-from checkpoint.core.region import RegionSpec, check_application, check_continues, when_handed_over
+from checkpoint.core.region import (
+    RegionSpec,
+    check_application,
+    check_continues,
+    check_sources_begin,
+    when_handed_over,
+)
 from checkpoint.errors import GraphChangeRefusedError, ManifestError
 
 
@@ -49,10 +57,15 @@ class RegionUpgrade:
             "graphBefore": None if last is None else fingerprint(last.operators),
             "graph": fingerprint(self.present),
             "changes": {
-                row: [{"operator": name, "kind": self._kind(name)} for name in names]
+                row: [
+                    {"operator": name, "kind": self._kind(name)}
+                    | ({"begins": "latest"} if name in self.change.latest else {})
+                    for name in names
+                ]
                 for row, names in self._rows().items()
             },
             "renamed": dict(self.change.renamed),
+            "lateMicroseconds": self.late_us,
             "options": self.options,
             "refused": [{"operator": name, "why": why} for name, why in self.change.refused],
             "problem": self.problem,
@@ -119,7 +132,33 @@ class RegionUpgrade:
         if removed := {name: how for name, note in stored.items() if (how := how_removed(note))}:
             texts = ", ".join(f'"{name}": {how}' for name, how in removed.items())
             given.append(f"removed={{{texts}}}")
+        if self.change.latest:
+            texts = ", ".join(f'"{name}": "latest"' for name in self.change.latest)
+            given.append(f"begins={{{texts}}}")
         return ", ".join(given)
+
+    @property
+    def late_us(self) -> dict[str, int]:
+        """New source -> the time up to which its rows come too late for operators that are kept, in
+        microseconds since 1970; without those of which none do.
+        """
+        found = {}
+        kept = {name: self.present[name] for name in self.change.kept}
+        clocks = {name: note for name, note in kept.items() if note.kind == "event_time"}
+        for source in [name for name in self.change.new if self._kind(name) == "source"]:
+            beside = {one for note in kept.values() if source in _above(note) for one in _above(note)}
+            marks = [self._reached(name) for name, note in clocks.items() if beside & _above(note)]
+            if reached := min(filter(None, marks), default=0):
+                found[source] = reached
+        return found
+
+    def _reached(self, clock: str) -> int:
+        """Return how far the splits of an `event_time` are in the checkpoint, in microseconds; 0: unknown."""
+        uid = self.change.uids.get(clock, clock)
+        parts = () if self.last is None else self.last.workers.values()
+        # Counted from the lowest time that there is: `CircuitTime.positions`. Others have promised nothing.
+        marks = [at.position - 2**63 for part in parts for at in part.sources.get(uid, {}).values()]
+        return min((one for one in marks if abs(one) < _TIME_MAX_US), default=0)
 
     def _rows(self) -> dict[str, tuple[str, ...]]:
         """Return kind of change -> operators, by their names in the new graph if it has them."""
@@ -150,7 +189,17 @@ class RegionUpgrade:
         uid = self.change.uids.get(name, name)
         if splits := sum(len(part.sources.get(uid, ())) for part in parts):
             text += f", {splits} splits"
+        if name in self.change.latest:
+            text += f"; {AT_ITS_END}"
         return f"{name} ({text})"
+
+
+_TIME_MAX_US: Final = 253_402_300_800_000_000
+"""The end of the year 9999. Beyond it are watermarks that are no times."""
+
+
+def _above(note: OperatorNote) -> set[str]:
+    return {source for port in note.lineage for source in port}
 
 
 def _state_bytes(checkpoint: Checkpoint) -> int:
@@ -162,9 +211,11 @@ def plan_upgrade(
 ) -> list[RegionUpgrade]:
     """Return what each region of an application would change. spec: one of them, with the others beside it.
 
-    regions: as `check_application` takes them. options: of the program.
+    regions: as `check_application` takes them. options: of the program. Raises ValueError as
+    `check_sources_begin`.
     """
     # The region may run: its driver would be asked to lend it, or stopped first.
+    check_sources_begin([replace(one, graph_options=options) for one in (spec, *spec.beside)])
     all_of_it = [replace(one, hand_over=True, graph_options=options) for one in (spec, *spec.beside)]
     found = [_compared(one, regions.get(one.name)) for one in all_of_it]
     if all(one.fits for one in found):
@@ -177,7 +228,8 @@ def plan_upgrade(
 
 def _compared(spec: RegionSpec, last: Checkpoint | None) -> RegionUpgrade:
     if last is None:
-        return RegionUpgrade(spec.name, None, spec.operators, compare({}, spec.operators), "")
+        change = compare({}, spec.operators, options=spec.graph_options)
+        return RegionUpgrade(spec.name, None, spec.operators, change, "")
     change = compared_with(last, spec.operators, region=spec.name, options=spec.graph_options)
     problem = ""
     if not change.refused:

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, NoReturn, Self
 
 import pyarrow as pa
 
-from checkpoint import GraphChange, GraphOptions, OutputIdentity, compare
+from checkpoint import Begin, GraphChange, GraphOptions, OutputIdentity, compare
 from dataflow.core.plan import (
     KIND_RULES,
     NodeSpec,
@@ -840,16 +840,20 @@ class Graph:
         renamed: Mapping[str, str] | None = None,
         rewired: Sequence[str] = (),
         removed: Mapping[str, SinkSpec | None] | None = None,
+        begins: Mapping[str, Begin] | None = None,
     ) -> GraphChange:
         """Return what this graph changes in a region that ran the graph `before`, and for each operator that
         does not fit, why its state cannot be continued; `str` is a text of some lines. The options are those
-        of `run`. Reads no store, and starts nothing. Raises GraphError as `plan`.
+        of `run`. Reads no store, and starts nothing. Raises GraphError as `plan`; TypeError, ValueError as
+        `run`.
 
             print(graph.compare(before, drop_state=("longest",)))
         """
         given = {"drop_state": drop_state, "new_aggregates": new_aggregates, "renamed": renamed}
-        options = GraphOptions.of({**given, "rewired": rewired, "removed": removed})
-        return compare(before.plan().operators, self.plan().operators, options=options)
+        options = GraphOptions.of({**given, "rewired": rewired, "removed": removed, "begins": begins})
+        plan = self.plan()
+        options.check_begins(plan.operators, plan.stored()["endless"])
+        return compare(before.plan().operators, plan.operators, options=options)
 
     def plan(self) -> GraphPlan:
         """Check the graph and return its plan. Starts nothing. Raises GraphError with all problems found,

@@ -44,6 +44,11 @@ class GraphPlan:
         """Return the fields of a `RegionSpec` about the graph: the state that it writes and can restore."""
         return {
             "operators": self.operators,
+            "endless": {
+                name: why
+                for name, spec in self.specs.items()
+                if isinstance(spec, SourceSpec) and (why := spec.why_endless())
+            },
             "keeps_graph": (
                 "its replicas at other sites run the former graph: stop all of them, and give the"
                 " region a new name"

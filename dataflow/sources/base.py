@@ -186,6 +186,10 @@ class SourceSpec(OperatorSpec):
         OSError if this machine cannot tell. The driver calls it before any worker starts. Default: nothing.
         """
 
+    def why_endless(self) -> str:
+        """Return why it cannot begin at its end (`begins=`), empty if it can. Default: it cannot."""
+        return f"a {type(self).__name__} has no end that can be asked for"
+
     def check_moves(self, name: str) -> None:
         if type(self).redeal is SourceSpec.redeal:
             raise OperatorError(

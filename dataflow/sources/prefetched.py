@@ -248,6 +248,10 @@ class PrefetchOrigin(Protocol):
         """Return a follower that starts at a position."""
         ...
 
+    async def latest(self) -> Mapping[str, SplitPosition]:
+        """Return the end of each split that has one now, as positions of a checkpoint."""
+        ...
+
     async def present(self) -> Mapping[str, Follower]:
         """Return for each existing split a follower at its end."""
         ...
@@ -269,6 +273,9 @@ class PrefetchedSource(base.SourceSpec):
 
     def open(self, context: OperatorContext) -> "PrefetchedReader":
         return PrefetchedReader(self.schema, f"{self.what} {context.operator!r}")
+
+    def why_endless(self) -> str:
+        return ""
 
     def redeal(self, positions: Sequence[base.Positions], worker: int, workers: int) -> base.Positions:
         return base.own_positions(positions, lambda split: self.owner(split, workers) == worker)

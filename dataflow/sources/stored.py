@@ -114,6 +114,9 @@ class InputSource(PrefetchedSource):
             'use begin="first"',
         )
 
+    def why_endless(self) -> str:
+        return "its entry points mark the times of its rows from the first one on" if self.store_url else ""
+
     def detail(self) -> str:
         of = f" of {self.application}" if self.application else ""
         entries = " from entry points" if self.store_url else ""
@@ -274,6 +277,9 @@ class MergedLogSource(PrefetchedSource):
 
     def replica_problem(self, inputs: Sequence[pa.Schema]) -> None:
         del inputs  # all replicas read the same rows with the same times
+
+    def why_endless(self) -> str:
+        return "what was not read yet is merged only when it is read"
 
     def detail(self) -> str:
         return f"MergedLogSource {self.sink} of {self.region}"

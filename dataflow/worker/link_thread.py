@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
+import msgspec
 import trio
 
 from checkpoint import (
@@ -403,6 +404,10 @@ class LinkIncarnation:
             uids=self._uids,
             woken=lambda: self._inbox.put(Woken()),
         )
+        if order.latest:
+            assert part is not None, "a checkpoint was compared, which does not have them"
+            latest = {name: await feeds[name].go_to_latest() for name in order.latest}
+            self._part = part = msgspec.structs.replace(part, sources=part.sources | latest)
         self._feeds = tuple(feeds.values())
         buffers = {name: feed.buffer for name, feed in feeds.items()}
         completes = await left_before(self._store, order) if change is None else change.completes

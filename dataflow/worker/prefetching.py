@@ -13,6 +13,7 @@ from checkpoint import Checkpoint, InputPiece, SplitPosition, WorkerCheckpoint, 
 from checkpoint.errors import InputTrimmedError
 from dataflow.errors import InputChangedError
 from dataflow.graph.plan import GraphPlan
+from dataflow.sources.base import Positions
 from dataflow.sources.prefetched import Follower, PrefetchBuffer, PrefetchedSource, Reading
 from dataflow.sources.stored import MergedLogSource
 from dataflow.worker.spec import WorkerSpec
@@ -84,6 +85,15 @@ class Prefetcher:
         self._room.set()
         self._room = trio.Event()
 
+    async def go_to_latest(self) -> Positions:
+        """Begin at the present end of this worker's splits, and return that. Call it before `run`."""
+        # Registered first: what follows the end could be trimmed before it is read.
+        await self._register()
+        found = await _patiently(self._origin.latest)
+        ours = {split: at for split, at in found.items() if self._is_ours(split)}
+        self._positions = ours
+        return dict(ours)
+
     async def run(self) -> None:
         """Run until every split is at its end. Raises read errors, but waits for members that are
         unavailable.
@@ -118,14 +128,20 @@ class Prefetcher:
             await self._read_origin()
 
     async def _read_origin(self) -> None:
-        if self._consumer:  # before anything is read: from here on nothing that it needs is trimmed
-            await _patiently(partial(self._origin.register, self._consumer, self._uid))
-        self.registered.set()
+        await self._register()  # before anything is read: from here on nothing that it needs is trimmed
         async with trio.open_nursery() as nursery:
             if self._present:
                 self._skip = await _patiently(self._origin.present)
             await self._find_all(nursery)
         self.buffer.complete()
+
+    async def _register(self) -> None:
+        if self._consumer:
+            await _patiently(partial(self._origin.register, self._consumer, self._uid))
+        self.registered.set()
+
+    def _is_ours(self, split: str) -> bool:
+        return self._source.owner(split, self._workers) == self._worker
 
     async def _find_all(self, nursery: trio.Nursery) -> None:
         """Follow every split of this worker as it appears, until no more can appear."""
@@ -135,7 +151,7 @@ class Prefetcher:
             found = await _patiently(self._origin.splits)
             new = sorted({*found, *self._positions, *(ends or ())} - known)
             known.update(new)
-            ours = [split for split in new if self._source.owner(split, self._workers) == self._worker]
+            ours = [split for split in new if self._is_ours(split)]
             self.buffer.known(ours)
             for split in ours:
                 nursery.start_soon(self._follow, split)

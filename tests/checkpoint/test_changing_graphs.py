@@ -53,6 +53,7 @@ from checkpoint.core.records.manifest import (
     FormerSink,
     ReplacedGraph,
     RetiredWorker,
+    SplitPosition,
     check_checkpoint,
     savepoint_name_problem,
 )
@@ -138,6 +139,26 @@ def test_the_uids_of_a_graph_are_in_its_orders_and_in_all_of_its_records() -> No
     assert [(order.moves, order.uids) for _, order in again.sent(Restore)] == [(False, uids)] * 2
     back = restored((last_of(), first), last_of(), 9)
     assert (back.operators, back.uids) == (BEFORE, {}), "a restore takes the uids of its target"
+
+
+def test_a_new_source_begins_at_its_end_in_the_orders_before_its_first_checkpoint_alone() -> None:
+    options = GraphOptions(begins={"prices": "latest", "rows": "latest"})
+    graph = BEFORE | notes(prices="source")
+    region = started(last_of(), operators=graph, graph_options=options)
+    assert [order.latest for _, order in region.sent(Restore)] == [("prices",)] * 2
+    for worker in range(2):
+        region.receive(worker, Restored, last_step=5)
+    region.votes(2, step=5)
+    again = started(region.appended(), operators=graph, graph_options=options)
+    assert [order.latest for _, order in again.sent(Restore)] == [()] * 2, "what was read since stays read"
+
+
+def test_a_region_without_a_checkpoint_does_not_look_for_an_end() -> None:
+    options = GraphOptions(begins={"rows": "latest"})
+    region = CoordinatorHarness(operators=BEFORE, graph_options=options)
+    order = next(iter(region.take(OpenManifest)))
+    with pytest.raises(GraphChangeRefusedError, match="states where the end of source 'rows' was"):
+        order.decide(None)
 
 
 def test_the_same_graph_and_one_of_another_order_continue_at_once() -> None:
@@ -394,10 +415,42 @@ def test_a_dry_run_names_the_options_that_permit_what_is_refused() -> None:
     assert found.as_json()["renamed"] == {"count": "visits"}
     (began,) = plan_upgrade(shop(rows=after), {})
     assert began.fits
+    with pytest.raises(ValueError, match="begins has 'prices', which is no source"):
+        plan_upgrade(shop(rows=BEFORE), last, GraphOptions(begins={"prices": "latest"}))
     other = {"shop.rows": last_of(), "shop.clicks": msgspec.structs.replace(last_of(), operators=CLICKS)}
     moved = plan_upgrade(shop(rows=BEFORE | notes(longest="count"), clicks=CLICKS), other)
     assert [one.fits for one in moved] == [False, True]
     assert "regions are neither merged nor divided" in str(moved[0])
+
+
+def test_a_dry_run_shows_where_a_new_source_begins_and_which_of_its_rows_are_late() -> None:
+    def graph(*sources: str) -> dict[str, OperatorNote]:
+        above = {"lineage": (sources,)}
+        timed = {
+            "timed": OperatorNote(kind="event_time", **above),
+            "sums": OperatorNote(kind="window", **above),
+        }
+        return notes(**dict.fromkeys(sources, "source"), out="sink") | timed
+
+    reached = [1_700_000_000_000_000, 1_800_000_000_000_000]
+    last = msgspec.structs.replace(
+        last_of(),
+        operators=graph("rows"),
+        workers={
+            worker: msgspec.structs.replace(
+                part, sources={"timed": {"rows/p": SplitPosition(reached[worker] + 2**63)}}
+            )
+            for worker, part in last_of().workers.items()
+        },
+    )
+    options = GraphOptions(begins={"prices": "latest"})
+    (found,) = plan_upgrade(shop(rows=graph("rows", "prices")), {"shop.rows": last}, options)
+    assert "new      prices (source; begins at its end)" in str(found)
+    assert 'begins={"prices": "latest"}' in str(found)
+    assert found.late_us == {"prices": reached[0]}
+    assert found.as_json()["changes"]["new"] == [{"operator": "prices", "kind": "source", "begins": "latest"}]
+    (beside,) = plan_upgrade(shop(rows=graph("rows") | notes(prices="source")), {"shop.rows": last})
+    assert beside.late_us == {}
 
 
 def test_a_state_does_not_move_to_another_part_of_an_application() -> None:

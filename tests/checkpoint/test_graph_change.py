@@ -499,6 +499,8 @@ def test_the_options_that_a_change_of_results_names_permit_it(
     [
         ({"new_aggregates": "sold:top"}, "new_aggregates must be the names"),
         ({"drop_state": "counts"}, "drop_state must be the names"),
+        ({"begins": {"orders": "end"}}, "where being 'first' or 'latest', got"),
+        ({"begins": "orders"}, "begins must be"),
         ({"renamed": ("a", "b")}, "renamed must be"),
         ({"renamed": {"a": 1}}, "renamed must be"),
         ({"removed": ("a",)}, "removed must be"),
@@ -508,3 +510,22 @@ def test_the_options_that_a_change_of_results_names_permit_it(
 def test_options_of_another_form_are_refused(given: dict[str, Any], problem: str) -> None:
     with pytest.raises(TypeError, match=problem):
         GraphOptions.of(given)
+
+
+def test_a_new_source_begins_where_the_program_says_and_a_known_one_where_it_is() -> None:
+    options = GraphOptions.of({"begins": {"prices": "latest", "orders": "latest", "rates": "first"}})
+    wide = BY_ITEM | notes(prices="source", rates="source")
+    change = compare(BY_ITEM, wide, options=options)
+    assert (change.latest, change.new) == (("prices",), ("prices", "rates"))
+    assert "new      prices (begins at its end), rates" in str(change)
+    assert compare(wide, wide, options=options).latest == (), "it is known now"
+    assert compare(wide, wide | notes(cheap="filter"), options=options).latest == ()
+
+
+def test_a_place_to_begin_is_of_a_source_that_has_it() -> None:
+    options = GraphOptions.of({"begins": {"orders": "latest"}})
+    options.check_begins(BY_ITEM, {"rate": "it is generated"})
+    for operators, why in ((BY_ITEM, "it has no end"), ({"counts": COUNT}, "it has nothing")):
+        with pytest.raises(ValueError, match=why):
+            options.check_begins(operators, {"orders": "it has no end"})
+    GraphOptions.of({"begins": {"orders": "first"}}).check_begins(BY_ITEM, {"orders": "it has no end"})

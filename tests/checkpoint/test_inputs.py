@@ -112,6 +112,28 @@ async def test_a_producer_that_died_in_a_batch_begins_it_anew_and_knows_where_it
 
 
 @on_servers
+async def test_the_latest_position_is_behind_the_last_whole_batch(store: Store, servers: InMemory) -> None:
+    handle = InputHandle(store, "app", "orders")
+    assert await handle.latest() == {}
+    await opened(store, "p0")
+    log = await opened(store)
+    assert await handle.latest() == {}, "nothing was recorded"
+    for number in (1, 2):
+        await log.append([(1, b"old"), (1, b"%d" % number)], number=number)
+    await log.recorded(2)
+    latest = await handle.latest()
+    assert latest.keys() == {"p1"}
+    reader = handle.follower("p1", latest["p1"])
+    assert await all_of(reader) == []
+    died = await opened(store)
+    await died.append([(1, b"of a batch"), (1, b"that is cut short")], number=3)
+    async with await opened(store) as log:
+        await log.append([(1, b"new")], number=3 + (log.last == 3))
+        await log.recorded(log.last)
+    assert (await all_of(reader))[-1].data == b"new", "the position has the digest of what is before it"
+
+
+@on_servers
 async def test_a_batch_larger_than_memory_is_read_a_second_time(store: Store, servers: InMemory) -> None:
     parts = [(1, bytes([number]) * 10_000) for number in range(20)]
     async with await opened(store) as log:

@@ -6,8 +6,8 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 
 from checkpoint.core.region import RegionState
 from checkpoint.errors import GraphChangeRefusedError
-from dataflow import Graph, InputSource, LogSink, Max, Sum, blocking, read_output
+from dataflow import Graph, InputSource, LogSink, LogSource, Max, Sum, blocking, read_output
 from dataflow.errors import NoOutputError
 from dataflow.handle import RegionHandle
 from dos_client import Store
@@ -140,9 +140,9 @@ DRIVER = """
 import os, signal, sys
 from checkpoint.coordinator.shell import RegionShell
 from dataflow.local import run_local
-from tests.dataflow.test_changed_graphs import graph_of
+from tests.dataflow.test_changed_graphs import PROGRAMS
 
-store, name, version, dies_at, folder = sys.argv[1:]
+store, name, program, dies_at, folder = sys.argv[1:]
 perform = RegionShell._perform
 
 def perform_or_die(shell, effect):
@@ -152,9 +152,30 @@ def perform_or_die(shell, effect):
     perform(shell, effect)
 
 RegionShell._perform = perform_or_die
-graph, options = graph_of(int(version), "step"), {"workers": 2, "checkpoint_interval": 0.2, "standby": 0}
-run_local(graph, name=name, store=store, logs=folder, hand_over=version == "2", **options).awaitTermination()
+graph, options = PROGRAMS[program](name)
+options |= {"workers": 2, "checkpoint_interval": 0.2, "standby": 0}
+run_local(graph, name=name, store=store, logs=folder, **options).awaitTermination()
 """
+
+PROGRAMS: dict[str, Callable[[str], tuple[Graph, dict[str, Any]]]] = {
+    "former": lambda _: (graph_of(1, "step"), {}),
+    "heir": lambda _: (graph_of(2, "step"), {"hand_over": True}),
+    "more sources": lambda name: (of_sources(name, *LATER), {"begins": dict.fromkeys(LATER, "latest")}),
+}
+"""Programs of processes of their own: the name of the region -> its graph, and the options of its start."""
+
+
+@contextmanager
+def killed_at(
+    store: str, name: str, program: str, dies_at: str, logs: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A driver that kills itself when it is to send such a message, or to do what has that name."""
+    command = [sys.executable, "-c", DRIVER, store, name, program, dies_at, str(logs)]
+    with subprocess.Popen(command) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.process
@@ -173,11 +194,8 @@ def test_a_driver_that_is_killed_in_a_hand_over_leaves_the_region_to_the_other_o
         shown = partial(client.portal.call, last_rows, client.store, name)
 
         def killed() -> subprocess.Popen[bytes]:
-            logs = str(tmp_path / f"{version}")
-            command = [sys.executable, "-c", DRIVER, shared_store, name, f"{version}", dies_at, logs]
-            process = drivers.enter_context(subprocess.Popen(command))
-            drivers.callback(process.kill)
-            return process
+            program = "former" if version == 1 else "heir"
+            return drivers.enter_context(killed_at(shared_store, name, program, dies_at, tmp_path / program))
 
         def survivor() -> RegionHandle:
             options = {"hand_over": other == 2, "workers": 2}
@@ -386,3 +404,84 @@ def test_states_sources_and_logs_come_and_states_are_dropped_and_renamed(
                 blocking.close_input(client, name, handle)
             assert finished(control), control.status
         assert shows(93, total_of(range(72, 78))), "the sums of version 2 do not come back"
+
+
+LATER = ("prices", "log")
+"""Sources that come with the second version of a program."""
+
+
+def of_sources(region: str, *later: str) -> Graph:
+    """Counts the rows of a handle, and of later sources: another handle, and the log of a region."""
+    graph = Graph("read")
+    application = region.removesuffix("-again")
+    sources = {
+        "rows": InputSource("rows", ROWS, application=application),
+        "prices": InputSource("prices", ROWS, application=application),
+        "log": LogSource("out", ROWS, region=f"{application}-log"),
+    }
+    first, *others = [graph.source(name, sources[name]) for name in ("rows", *later)]
+    rows = first.union("all", *others) if others else first
+    rows.key_by("by_key", "key").count("counts").sink("out", LogSink(publish="checkpoint"))
+    return graph
+
+
+def log_of(region: str) -> Graph:
+    graph = Graph("log")
+    rows = graph.source("rows", InputSource("prices", ROWS, application=region))
+    rows.sink("out", LogSink(publish="checkpoint"))
+    return graph
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("forks")
+def test_new_sources_begin_at_their_end_as_it_was_when_their_graph_began(
+    shared_store: str, tmp_path: Path
+) -> None:
+    """Whatever is killed: before that checkpoint another start finds another end, and after it none does."""
+    name, sent = tmp_path.name, 0
+    begins = dict.fromkeys(LATER, "latest")
+    with open_blocking(shared_store) as client, ExitStack() as programs:
+
+        def begin(region: str, graph: Graph, **options: Any) -> tuple[RegionHandle, Any]:
+            folder = tmp_path / region
+            folder.mkdir(exist_ok=True)
+            return programs.enter_context(running(graph, shared_store, folder, workers=2, **options))
+
+        log, _ = begin(f"{name}-log", log_of(name))
+
+        def send_prices(count: int) -> None:
+            """The same rows are in the log, in its last checkpoint."""
+            nonlocal sent
+            send(client, name, range(sent, sent + count), "prices")
+            sent += count
+            until(lambda: log.status.rows_in == sent, "the log has them", 60)
+            log.checkpoint(60)
+
+        def counts(region: str, expected: int) -> bool:
+            return is_shown(partial(client.portal.call, last_rows, client.store, region), expected)
+
+        send_prices(40)
+        send(client, name, range(3))
+        with running(of_sources(name), shared_store, tmp_path, workers=2) as (control, watch):
+            watch.checkpoints(1)
+            until(lambda: counts(name, 3), "the rows are counted", 60)
+        for dies_at in ("AppendCheckpoint", "Start"):
+            with killed_at(shared_store, name, "more sources", dies_at, tmp_path / dies_at) as process:
+                assert process.wait(90) == -signal.SIGKILL
+            send_prices(5)
+        control, _ = begin(name, of_sources(name, *LATER), begins=begins)
+        until(lambda: counts(name, 3 + 2 * 5), "what came after the checkpoint is read", 60)
+        kill(control, 0, wipe=True)
+        send_prices(7)
+        until(lambda: counts(name, 3 + 2 * 12), "also after a reset", 60)
+        control.stop()
+        assert control.wait(60)
+        # A region that begins: its first checkpoint states where.
+        control, _ = begin(f"{name}-again", of_sources(f"{name}-again", *LATER), begins=begins)
+        until(lambda: control.status.state is RegionState.RUNNING, "it runs", 60)
+        assert control.status.last_checkpoint == 1
+        send_prices(2)
+        until(lambda: counts(f"{name}-again", 3 + 2 * 2), "it has the first rows, and no former price", 60)
+        kill(control, 1, wipe=True)
+        send_prices(1)
+        until(lambda: counts(f"{name}-again", 3 + 2 * 3), "also after a reset", 60)

@@ -147,11 +147,11 @@ def test_a_region_begins_with_the_state_of_a_batch_query(
         "totals": [{"k": "a", "total": 5}, {"k": "b", "total": 2}],
         "limits": [{"k": "c", "most": 3}],
     }
-    begins = {"rows": "end", "given": "begin"}
+    begins = {"rows": "latest", "given": "first"}
     for positions, why in (
-        ({"rows": "end"}, "source 'given': it is not stated where it begins"),
-        ({**begins, "rows": "now"}, "source 'rows': 'now' is no position"),
-        ({**begins, "rwos": "end"}, r"no such source \(did you mean 'rows'\?\)"),
+        ({"rows": "latest"}, "source 'given': it is not stated where it begins"),
+        ({**begins, "rows": "now"}, "source 'rows': 'now' is not a position of a InputSource"),
+        ({**begins, "rwos": "latest"}, r"no such source \(did you mean 'rows'\?\)"),
         ({**begins, "rows": {}}, "producer 'till' has no position"),
         ({**begins, "rows": {"till": 0, "tlil": 0}}, "no producer 'tlil'; it has till"),
         (

@@ -4,15 +4,24 @@ import random
 
 import pyarrow as pa
 import pytest
+import trio
+from trio.testing import MockClock
 
+from checkpoint.chains.consumer_register import settled_register
+from checkpoint.chains.input_log import InputHandle, InputLog
+from checkpoint.core.records.consumers import input_register
 from checkpoint.core.records.inputs import InputPiece
 from checkpoint.core.records.manifest import SplitPosition
-from dataflow import limits
+from dataflow import InputSource, limits
 from dataflow.errors import InputChangedError, InputReadError
 from dataflow.sources.base import SourceDivision, owner_by_name
-from dataflow.sources.prefetched import PrefetchBuffer, PrefetchedReader
+from dataflow.sources.prefetched import PrefetchBuffer, PrefetchedReader, Reading
+from dataflow.worker.prefetching import Prefetcher
+from dos_client import open_store
 from dos_protocol.digests import digest64
+from dos_server.testing import memory_store
 
+SOURCE = InputSource("orders", "n bigint")
 SCHEMA = pa.schema([("split", pa.string()), ("number", pa.int64())])
 
 
@@ -98,6 +107,52 @@ def test_from_the_positions_of_any_step_reading_continues_with_what_follows(seed
         reader = a_reader(filled(behind), positions)
         division, rows, _ = steps[index + 1]
         assert [row for batch in reader.replay(division) for row in batch.batch.to_pylist()] == rows
+
+
+def test_a_source_that_begins_at_its_end_is_a_consumer_before_it_looks_where_that_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise what follows could be trimmed before its region has a checkpoint of where it began."""
+    seen, latest_of = [], InputHandle.latest
+
+    async def main() -> None:
+        async with memory_store() as servers, open_store(servers.url) as store:
+
+            async def latest(handle: InputHandle) -> dict[str, SplitPosition]:
+                register = await settled_register(store, input_register("app", "orders"))
+                seen.append(register.consumers["region"].sources)
+                return await latest_of(handle)
+
+            monkeypatch.setattr(InputHandle, "latest", latest)
+            producers = [await InputLog.open(store, "app", "orders", f"p{number}") for number in range(4)]
+            for log in producers:
+                await log.append([(1, b"row")], number=1)
+                await log.recorded(1)
+            of_workers = [
+                await Prefetcher(
+                    "rows",
+                    SOURCE,
+                    store,
+                    uid="_1f-rows",
+                    reader=Reading("app"),
+                    worker=worker,
+                    workers=2,
+                    positions={},
+                    woken=lambda: None,
+                    consumer="region",
+                ).go_to_latest()
+                for worker in range(2)
+            ]
+        assert {split: at.position for found in of_workers for split, at in found.items()} == {
+            f"p{number}": log.last_end for number, log in enumerate(producers)
+        }
+        assert not of_workers[0].keys() & of_workers[1].keys()
+        assert all(
+            SOURCE.owner(split, 2) == worker for worker, found in enumerate(of_workers) for split in found
+        )
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert seen == [("_1f-rows",)] * 2
 
 
 def test_no_busy_split_holds_up_the_others() -> None:

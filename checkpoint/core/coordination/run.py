@@ -29,6 +29,7 @@ from checkpoint.core.region import (
     RegionState,
     change_of,
     check_continues,
+    check_has_begun,
     meanwhile_another_graph,
     when_handed_over,
 )
@@ -176,6 +177,8 @@ class RegionRun:
             takes_over=takes_over,
             begins=self._last is not None and self._graph_begins(self._last),
             uids=self.uids,
+            # Not once its checkpoint is committed: what was read since would be skipped.
+            latest=() if self._last is None else change_of(self.spec, self._last).latest,
         )
         self.send(link, order)
 
@@ -259,6 +262,7 @@ class RegionRun:
     def decide_claimed(self, last: Checkpoint | None) -> None:
         """Decide again, under the claim, with the last checkpoint of the chain. Raises as `compare_with`."""
         if last is None:
+            check_has_begun(self.spec)
             return
         if self._incarnation and last.incarnation > self._incarnation:
             # Not continued here, even if it fits: two drivers would take the region from each other.

@@ -367,6 +367,8 @@ class Restore(Releasing, frozen=True, kw_only=True):
     """A graph begins with it, or output of steps that are in no checkpoint (`Checkpoint.begins_graph`)."""
     uids: dict[str, str] = {}
     """As `Checkpoint.uids`, of the graph of the worker."""
+    latest: tuple[str, ...] = ()
+    """Sources of the graph that begin at their end now: the checkpoint does not have them yet."""
 
     @property
     def is_local(self) -> bool:
