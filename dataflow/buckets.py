@@ -9,14 +9,16 @@ from journal.archive.bucket import S3Url
 
 
 @contextmanager
-def service_errors(url: S3Url, raised: type[DosError], needs: str) -> Iterator[None]:
-    """Raise `raised` if the service refuses a request or cannot be reached. needs: "a source needs
-    GetObject".
+def service_errors(
+    url: S3Url, raised: type[DosError], needs: str, refused: type[DosError] | None = None
+) -> Iterator[None]:
+    """Raise `raised` if the service refuses a request (or `refused`) or cannot be reached. needs: "a source
+    needs GetObject".
     """
     try:
         yield
     except ArchiveRefusedError as error:
-        raise raised(
+        raise (refused or raised)(
             f"the bucket's service refused a request: {error.args[0]}",
             remedy="check the credentials, which every worker and the driver need (AWS_PROFILE,"
             f" AWS_ACCESS_KEY_ID, instance role), and the bucket's policy: {needs}",

@@ -197,6 +197,17 @@ class SinkWriteError(DosError):
     remedy = "check space and permissions of the output directory, then run the region again: it resumes"
 
 
+class SinkRefusedError(SinkWriteError):
+    """The destination of a sink refuses to be written, and would again: permissions, a path that cannot be a
+    directory, credentials, a bucket or a table that does not exist. A region without a checkpoint stops at
+    once; otherwise the destination was written before, and the region resets.
+    """
+
+    remedy = (
+        "correct the place or its permissions, or pass another one to the sink; then run the region again"
+    )
+
+
 class OutputLostError(CorruptDataError):
     """Output that a checkpoint covers is not in the directory of a sink, on the host of this worker."""
 
@@ -265,6 +276,7 @@ __all__ = [
     "SchemaError",
     "SinkFencedError",
     "SinkOwnedError",
+    "SinkRefusedError",
     "SinkWriteError",
     "StepDiffersError",
     "StepsMissingError",

@@ -10,6 +10,7 @@ committed.
 5. After a failure, `reset_to` with what the checkpoint contains.
 """
 
+import errno
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
@@ -19,6 +20,7 @@ import pyarrow as pa
 
 from dataflow.core.plan import OperatorKind
 from dataflow.core.regions import Delivery
+from dataflow.errors import SinkRefusedError, SinkWriteError
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem
 from dos_protocol.digests import digest64
 from dos_protocol.errors import MALFORMED_JSON
@@ -61,6 +63,35 @@ def other_owner(place: str, recorded: bytes, mine: bytes, since: str = "") -> st
         f"{place} belongs to sink {other.sink!r} of region {other.region!r}{theirs}"
         f"{since and f' since {since}'}, not to sink {me.sink!r} of region {me.region!r}{ours}"
     )
+
+
+_REFUSALS: Final = frozenset(
+    {
+        errno.EACCES,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+"""Errors of files that another attempt would have again."""
+_SQL_REFUSALS: Final = ("28", "3D", "3F", "42")
+"""Classes of SQLSTATE: authorization; no such database; no such schema; no such table, or no permission."""
+_SQLITE_REFUSALS: Final = (3, 8, 14, 23, 26)
+"""SQLite's PERM, READONLY, CANTOPEN, AUTH, NOTADB."""
+
+
+def write_error(error: BaseException) -> type[SinkWriteError]:
+    """Return as which error a sink reports one of its destination."""
+    cause = getattr(error, "orig", error)  # of a database, below SQLAlchemy's
+    state, code = getattr(cause, "sqlstate", None), getattr(cause, "sqlite_errorcode", None)
+    refused = isinstance(cause, OSError) and cause.errno in _REFUSALS
+    refused = refused or (isinstance(state, str) and state.startswith(_SQL_REFUSALS))
+    refused = refused or (isinstance(code, int) and code & 0xFF in _SQLITE_REFUSALS)
+    return SinkRefusedError if refused else SinkWriteError
 
 
 def owner_of(context: OperatorContext) -> OutputOwner:

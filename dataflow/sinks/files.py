@@ -38,7 +38,7 @@ from dataflow.errors import (
     SinkWriteError,
 )
 from dataflow.operators.base import OperatorContext, set_fields
-from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter, other_owner, owner_of
+from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter, other_owner, owner_of, write_error
 from dos_protocol.digests import ResumePoint
 from dos_protocol.errors import CorruptDataError
 from dos_tls import make_durable_folders, replace_durably, sync_folder
@@ -566,9 +566,8 @@ class FileWriter(SinkWriter):
                 part.set_aside(self._accepted.checkpoint)
                 self._digest = FileDigest()
         except OSError as error:
-            raise SinkWriteError(
-                f"output {part.full_path!r} cannot be opened or truncated: {error.strerror}"
-            ) from error
+            text = f"output {part.full_path!r} cannot be opened or truncated: {error.strerror}"
+            raise write_error(error)(f"{text} (user id {os.geteuid()})") from error
 
     def _fence(self) -> None:
         """Record this incarnation durably as the last writer, before anything in the part changes. Raises

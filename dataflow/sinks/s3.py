@@ -24,7 +24,7 @@ from dataflow import limits
 from dataflow.buckets import service_errors
 from dataflow.core.partitions import PartitionBy, columns_in_files, partition_columns
 from dataflow.core.transactions import writer_name
-from dataflow.errors import SchemaError, SinkOwnedError, SinkWriteError
+from dataflow.errors import SchemaError, SinkOwnedError, SinkRefusedError, SinkWriteError
 from dataflow.operators.base import OperatorContext, set_fields
 from dataflow.sinks.base import OutputOwner, other_owner, owner_of
 from dataflow.sinks.files import OWNER_FILE, check_text_columns, tsv_of
@@ -428,7 +428,7 @@ def _own(bucket: Bucket, owner: OutputOwner, *, shared: bool) -> None:
 def _requests_to(url: S3Url) -> Iterator[None]:
     """Translate errors of the bucket into SinkWriteError with a remedy for sinks."""
     try:
-        with service_errors(url, SinkWriteError, _NEEDS):
+        with service_errors(url, SinkWriteError, _NEEDS, SinkRefusedError):
             yield
     except ArchiveNotFoundError as error:
         if "NoSuchUpload" in error.args[0]:
@@ -438,4 +438,4 @@ def _requests_to(url: S3Url) -> Iterator[None]:
                 " has aborted it, none is needed",
             ) from error
         remedy = f"create the bucket {url.bucket!r}, or correct the URL of the sink"
-        raise SinkWriteError(f"no such bucket or object: {error.args[0]}", remedy=remedy) from error
+        raise SinkRefusedError(f"no such bucket or object: {error.args[0]}", remedy=remedy) from error

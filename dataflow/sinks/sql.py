@@ -33,7 +33,15 @@ from dataflow.errors import (
     UserFault,
 )
 from dataflow.operators.base import OperatorContext, set_fields
-from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter, exactly_once_remedy, other_owner, owner_of
+from dataflow.sinks.base import (
+    OutputOwner,
+    SinkSpec,
+    SinkWriter,
+    exactly_once_remedy,
+    other_owner,
+    owner_of,
+    write_error,
+)
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseWriter
 
 OWN: Final = sa.MetaData()
@@ -528,7 +536,7 @@ class KeyedWriter(SinkWriter):
             try:
                 self._database = _Database(self._spec, self._context)
             except sa.exc.SQLAlchemyError as error:
-                raise SinkWriteError(
+                raise write_error(error)(
                     f"the database of table {self._spec.table!r} cannot be opened: {error}",
                     remedy="repair the database, then run the region again; it resumes",
                 ) from error

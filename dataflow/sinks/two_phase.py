@@ -6,6 +6,7 @@ example. This file decides when each method is called, one at a time, and conver
 `dataflow.testing.sink_check.check_sink` tests an implementation.
 """
 
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -18,9 +19,9 @@ import pyarrow as pa
 
 from dataflow.core.regions import Delivery
 from dataflow.core.transactions import Transactions
-from dataflow.errors import SinkOwnedError, SinkWriteError, UserFault
+from dataflow.errors import SinkOwnedError, SinkRefusedError, SinkWriteError, UserFault
 from dataflow.operators.base import OperatorContext
-from dataflow.sinks.base import SinkSpec, SinkWriter, owner_of
+from dataflow.sinks.base import SinkSpec, SinkWriter, owner_of, write_error
 from dos_protocol.errors import CorruptDataError, DosError, text_of
 
 
@@ -152,8 +153,10 @@ class TwoPhaseWriter(SinkWriter):
             raise
         except Exception as error:
             text = f"{self._label} cannot {action}: {text_of(error)}"
+            if (kind := write_error(error)) is SinkRefusedError:
+                raise SinkRefusedError(f"{text} (user id {os.geteuid()})") from error
             remedy = "repair the destination of its rows, then run the region again; it resumes"
-            raise SinkWriteError(text, remedy=remedy) from error
+            raise kind(text, remedy=remedy) from error
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         if batch.num_rows:

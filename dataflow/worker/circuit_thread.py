@@ -42,7 +42,13 @@ from dataflow.core.event_time import SourceTime, Watermark, decode_watermark, en
 from dataflow.core.peer_links import Held, Records, RowsRecord
 from dataflow.core.plan import StagePlan
 from dataflow.core.schedule import Barrier, FixedCost, Produce, RunStage, Schedule
-from dataflow.errors import InputChangedError, InputListChangedError, OperatorError, SinkOwnedError
+from dataflow.errors import (
+    InputChangedError,
+    InputListChangedError,
+    OperatorError,
+    SinkOwnedError,
+    SinkRefusedError,
+)
 from dataflow.graph.plan import GraphPlan
 from dataflow.limits import WorkerLimits
 from dataflow.operators.base import HASH_COLUMN
@@ -644,7 +650,12 @@ class CircuitIncarnation:
         self._circuit.time.restore({} if part is None else part.sources)
         for name, writer in self._circuit.sinks.items():
             with self._circuit.calling(name, f"checkpoint {order.checkpoint}"):
-                writer.reset_to(None if part is None else part.sinks.get(name))
+                try:
+                    writer.reset_to(None if part is None else part.sinks.get(name))
+                except SinkRefusedError as error:
+                    if order.checkpoint:
+                        raise  # it was written before: a mount or a service may come back
+                    raise operator_error(name, "its start", error) from error
                 if order.checkpoint:
                     writer.publish(order.checkpoint)  # the worker may have died between commit and publish
         for worker, sinks in order.completes.items():

@@ -273,8 +273,10 @@ class OneWorker:
             post=self.posted.append,
         )
 
-    def live(self) -> list[Failed]:
-        """Run until everything is done or something failed. Return the failures that were reported."""
+    def live(self, checkpoint: int = 0) -> list[Failed]:
+        """Run until everything is done or something failed. Return the failures that were reported.
+        checkpoint: the one before which this worker did not exist.
+        """
         specs = self.plan.specs.items()
         feeds = {name: PrefetchBuffer() for name, spec in specs if isinstance(spec, PrefetchedSource)}
         for feed in feeds.values():
@@ -284,7 +286,7 @@ class OneWorker:
             if spec.keeps_files:
                 (self._folder / name).mkdir(exist_ok=True)
                 files[name] = Handover(self._folder / name, 1 << 30)
-        self._turn(RestoreCircuit(1, 0, 0, None, even_layout(1), b"s" * 16, feeds))
+        self._turn(RestoreCircuit(1, 0, checkpoint, None, even_layout(1), b"s" * 16, feeds))
         self._call(CircuitIncarnation.loaded, files)
         self._call(CircuitIncarnation.start, ())
         self._turn(None, times=4)

@@ -7,6 +7,7 @@ circuit on one thread.
 
 import asyncio
 import ctypes
+import errno
 import faulthandler
 import inspect
 import itertools
@@ -22,6 +23,7 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
+import sqlalchemy as sa
 
 from checkpoint import Failed, limits
 from dataflow import (
@@ -33,9 +35,9 @@ from dataflow import (
     LogSink,
     Stream,
 )
-from dataflow.errors import InputUnavailableError, SchemaError, SinkWriteError, UserFault
+from dataflow.errors import InputUnavailableError, SchemaError, SinkRefusedError, SinkWriteError, UserFault
 from dataflow.operators.base import Operator
-from dataflow.sinks.base import SinkSpec, SinkWriter
+from dataflow.sinks.base import SinkSpec, SinkWriter, write_error
 from dataflow.sinks.call import CallWriter
 from dataflow.sources.base import SourceReader, SourceSpec
 from dataflow.worker import companion, partitioning
@@ -254,6 +256,51 @@ def test_what_a_disk_or_a_service_does_to_an_operator_is_a_loss_and_names_it(
         (failure,) = worker.live()
     assert failure.kind == "internal"
     assert failure.message == f"{text_of(loss)} (operator 'made')"
+
+
+@pytest.mark.parametrize(
+    ("error", "checkpoint", "kind"),
+    [
+        (SinkRefusedError("no permission"), 0, "operator"),
+        (SinkRefusedError("no permission"), 7, "internal"),
+        (SinkWriteError("full"), 0, "internal"),
+    ],
+    ids=["refused", "refused after a checkpoint", "full"],
+)
+def test_a_place_that_refuses_to_be_written_stops_a_new_region_at_once(
+    error: Exception, checkpoint: int, kind: str, tmp_path: Path
+) -> None:
+    worker = OneWorker(graph_of("FileSink", made_folder(tmp_path / "a")), tmp_path)
+    with sabotaged(worker, "reset_to", lambda: error):
+        (failure,) = worker.live(checkpoint)
+    assert failure.kind == kind
+    assert error.args[0] in failure.message
+    assert "made" in failure.message + failure.operator
+
+
+def test_which_errors_of_a_destination_another_attempt_would_have_again(tmp_path: Path) -> None:
+    def of_database(path: str) -> Exception:
+        engine = sa.create_engine(f"sqlite:///{path}")
+        with pytest.raises(sa.exc.SQLAlchemyError) as raised, engine.begin() as connection:
+            connection.execute(sa.text("create table t (n int)"))
+        return raised.value
+
+    (tmp_path / "text").write_text("no database" * 100)
+
+    class OfServer(Exception):  # noqa: N818 - as psycopg has it
+        def __init__(self, state: str) -> None:
+            self.sqlstate = state
+
+    def below(state: str) -> Exception:
+        return sa.exc.DBAPIError("", {}, OfServer(state))
+
+    again: list[Exception] = [OSError(code, "") for code in (errno.EACCES, errno.EROFS, errno.ENOTDIR)]
+    again += [of_database(f"{tmp_path}/none/d"), of_database(f"{tmp_path}/text")]
+    again += [below(state) for state in ("42501", "28P01", "3D000", "42P01")]
+    assert [write_error(one) for one in again] == [SinkRefusedError] * len(again)
+    others: list[Exception] = [OSError(code, "") for code in (errno.EIO, errno.ENOSPC, errno.ETIMEDOUT)]
+    others += [ConnectionError("away"), ValueError(), *map(below, ("57P03", "08006", "53300"))]
+    assert [write_error(one) for one in others] == [SinkWriteError] * len(others)
 
 
 def test_what_close_raises_is_logged_and_has_no_other_effect(

@@ -47,6 +47,13 @@ class FirstHour(NamedTuple):
     def ended(self, graph: Any) -> None:
         self.run(graph, name=graph.name).awaitTermination(200)
 
+    def refused_at_once(self, sink: Any) -> None:
+        region = self.run(self.words("unwritable", to=sink), name="unwritable")
+        try:
+            region.awaitTermination(200)
+        finally:
+            assert not region.status.resets
+
     def words(self, name: str = "wordcount", **how: Any) -> Any:
         (self.folder / "a.txt").write_text("to be\n")
         how = {"function": lambda row: row["line"].split(), "schema": "word string", "key": "word", **how}
@@ -138,9 +145,30 @@ PROGRAMS: dict[str, Mistake] = {
         ("the first argument is a SparkSession, got NoneType", "SparkSession.builder.getOrCreate()"),
     ),
     "a folder that cannot be written": Mistake(
-        lambda here: here.ended(here.words("unwritable", to=dos.FileSink("/proc/no-folder", local=True))),
+        lambda here: here.refused_at_once(dos.FileSink("/proc/no-folder", local=True)),
         "RegionFailedError",
-        ("output '/proc/no-folder/", "check space and permissions of the output directory", "'out'"),
+        (
+            "'out' failed in worker 0 at its start",
+            "output '/proc/no-folder/",
+            "correct the place or its permissions",
+        ),
+    ),
+    "a folder of Parquet files below a file": Mistake(
+        lambda here: here.refused_at_once(dos.ParquetSink(here.folder / "a.txt" / "out", local=True)),
+        "RegionFailedError",
+        ("'out' failed in worker 0 at its start", "Not a directory", "correct the place or its permissions"),
+    ),
+    "a database in a folder that does not exist": Mistake(
+        lambda here: here.refused_at_once(dos.SqlSink(f"sqlite:///{here.folder}/none/d.db", "counts")),
+        "RegionFailedError",
+        ("'out' failed in worker 0 at its start", "unable to open database file", "correct the place or its"),
+    ),
+    "a database by key in a folder that does not exist": Mistake(
+        lambda here: here.refused_at_once(
+            dos.SqlSink(f"sqlite:///{here.folder}/none/d.db", "counts", key="word")
+        ),
+        "RegionFailedError",
+        ("'out' failed in worker 0 at its start", "unable to open database file"),
     ),
     "a store of a frame that is no URL": Mistake(
         lambda here: dos.frame(rows(here), store=1),  # type: ignore[arg-type]
