@@ -104,7 +104,9 @@ _LOST: Final = "bad_rows_dropped"
 _HEAD_REMEDY: Final = (
     "remove or repair the file, or pass another format=, or name columns that each file has in schema="
 )
-_CSV_REMEDY: Final = f"{_HEAD_REMEDY}; for CSV without a header, pass header=False"
+_CSV_REMEDY: Final = (
+    f"{_HEAD_REMEDY}; for CSV without a header, pass header=False; with another separator, delimiter="
+)
 _splits_counted_max: Final = 10_000
 """Splits of a worker's list that are visited to count what is unread: some milliseconds per second."""
 

@@ -12,9 +12,10 @@ Hence these rules, which make a record's rows a function of the record alone:
    two, down to the single records that are wrong.
 """
 
+import json
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
@@ -26,7 +27,7 @@ import pyarrow.csv
 import pyarrow.json
 
 from dataflow.errors import SchemaError, nearest
-from dataflow.schema import check_schema, parse_schema, schema_text
+from dataflow.schema import check_schema, parse_schema, schema_text, type_text
 from dos_protocol.digests import digest64
 
 Format: TypeAlias = Literal["text", "json", "csv", "parquet", "arrow"]
@@ -147,6 +148,11 @@ class RecordFormat:
     def fault(self, record: bytes) -> str | None:
         """Return why a record is none by the rules 1 and 2; "" if it is empty, None if it may be a row."""
 
+    def reason_of(self, error: Exception, record: bytes, head: Head) -> str:
+        """Return why pyarrow made no row of one record, with the column if it is known."""
+        del record, head
+        return " ".join(str(error).split())
+
     def decode(self, data: bytes, head: Head) -> Decoded:
         """Return the rows of whole records; the last one may lack its newline."""
         if not data:
@@ -167,7 +173,8 @@ class RecordFormat:
                 rows = self.rows_of(b"".join(records), head)
                 reason = f"{rows.num_rows} rows in one record"
             except FAULTS as error:
-                rows, reason = None, " ".join(str(error).split())
+                rows = None
+                reason = self.reason_of(error, records[0], head) if len(part) == 1 else ""
             if rows is not None and rows.num_rows == len(part):
                 parts += [
                     pa.RecordBatch.from_arrays(b.columns, schema=self.schema) for b in rows.to_batches()
@@ -211,8 +218,12 @@ def joined(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 def check_once(name: str, columns: Sequence[str], where: str) -> None:
     """Raise SchemaError unless a file has a column once. where: what of the file has columns."""
     if columns.count(name) != 1:
-        times = "twice" if name in columns else f"not{nearest(name, columns)}"
-        raise SchemaError(f"{where} has the column {name!r} {times}: {', '.join(map(repr, columns))}")
+        found = ", ".join(map(repr, columns))
+        if name in columns:
+            raise SchemaError(f"{where} has the column {name!r} twice: {found}")
+        other_case = [one for one in columns if one.lower() == name.lower()]
+        similar = f" (did you mean {other_case[0]!r}?)" if other_case else nearest(name, columns)
+        raise SchemaError(f"{where} does not have the column {name!r}{similar}, but {found}")
 
 
 def _is_utf8(data: bytes) -> bool:
@@ -240,7 +251,24 @@ class JsonFormat(RecordFormat):
 
     def rows_of(self, data: bytes, head: Head) -> pa.Table:
         del head
-        return _json_rows(data, self.schema)
+        return _json_rows(data, pa.schema([(one.name, _in_json(one.type)) for one in self.schema])).cast(
+            self.schema
+        )
+
+    def reason_of(self, error: Exception, record: bytes, head: Head) -> str:
+        text = super().reason_of(error, record, head)
+        if found := _CHANGED.fullmatch(text):
+            name, kind = found[1].replace("/", "."), found[2]
+            kind = type_text(self.schema.field(name).type) if name in self.schema.names else kind
+            return f"column {name!r} is {kind}, found a JSON {found[3]}"
+        if found := _NO_JSON.fullmatch(text):
+            return f"not JSON: {found[1]}"
+        for field in self.schema:
+            try:
+                JsonFormat(pa.schema([field])).rows_of(record, head)
+            except FAULTS:
+                return f"column {field.name!r} is {type_text(field.type)}: {text}"
+        return text
 
     def _probe(self) -> tuple[bytes, Head]:
         return b"{}\n", Head()
@@ -261,6 +289,23 @@ class JsonFormat(RecordFormat):
         if not record:
             return ""
         return None if record[:1] == b"{" and record[-1:] == b"}" else "not an object in one line"
+
+
+_CHANGED: Final = re.compile(r"JSON parse error: Column\(/(.*)\) changed from (\w+) to (\w+) in row \d+")
+_NO_JSON: Final = re.compile(r"JSON parse error: (.*?)(?: in row \d+)?")
+
+
+def _in_json(kind: pa.DataType) -> pa.DataType:
+    """Return as which type pyarrow reads a column, before it is cast. It takes a number for a date, and drops
+    the zone of a time that has none by its type.
+    """
+    if pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_in_json(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(one.name, _in_json(one.type)) for one in kind])
+    return kind
 
 
 def _json_rows(data: bytes, schema: pa.Schema | None) -> pa.Table:
@@ -299,6 +344,8 @@ class CsvFormat(RecordFormat):
             return Head(size, tuple(self.schema.names))
         end = self._lexer.first(block, size)
         record = block[size:end]
+        if reason := self.fault(record if record.endswith(b"\n") else record + b"\n"):
+            raise SchemaError(f"its header has {reason}")  # pyarrow would take it for the end of the header
         columns = _header(record, self.delimiter)
         for name in self.schema.names:
             check_once(name, columns, "its header")
@@ -312,6 +359,14 @@ class CsvFormat(RecordFormat):
         wanted = set(self.schema.names)
         names = [name if name in wanted else f"\0{at}" for at, name in enumerate(head.columns)]
         return _csv_rows(data, names, self.schema, self.delimiter)
+
+    def reason_of(self, error: Exception, record: bytes, head: Head) -> str:
+        text = super().reason_of(error, record, head)
+        if found := _CONVERSION.fullmatch(text):
+            name = head.columns[int(found[1])]
+            return f"column {name!r} is {type_text(self.schema.field(name).type)}: {found[2]}"
+        found = _NO_CSV.fullmatch(text)
+        return found[1].replace("Expected", "expected") if found else text
 
     def _probe(self) -> tuple[bytes, Head]:
         # with one more column, because pyarrow skips an empty line
@@ -335,6 +390,12 @@ class CsvFormat(RecordFormat):
         if _returns_are_ends(record) or self._lexer.strict.fullmatch(record):
             return None
         return "a carriage return outside of quotes"
+
+
+_CONVERSION: Final = re.compile(
+    r"In CSV column #(\d+): (?:Row #\d+: )?(?:CSV conversion error to [^:]*: )?(.*)"
+)
+_NO_CSV: Final = re.compile(r"CSV parse error: (?:Row #\d+: )?(.*)")
 
 
 def _returns_are_ends(data: bytes) -> bool:
@@ -438,15 +499,54 @@ def inferred_schema(kind: str, sample: bytes, *, delimiter: str, header: bool) -
     try:
         if kind == "json":
             _check_objects(sample)
-            found = _json_rows(sample, None).schema
+            found = _with_large(_json_rows(sample, None).schema, lambda _: _json_texts(sample))
         elif header:
             found = _csv_rows(sample, None, None, delimiter).schema
+            found = _with_large(found, lambda columns: _csv_texts(sample, columns, delimiter))
         else:
             raise SchemaError("a file without a header does not name its columns")
         # A time without a zone is UTC for pyarrow in JSON, and a time without a zone in CSV.
         return nameable_schema(found, utc=kind == "json")
     except FAULTS as error:  # also for a name that is not UTF-8
         raise SchemaError(f"its first {len(sample)} bytes do not have one schema: {error}") from error
+
+
+def _with_large(found: pa.Schema, texts_of: Callable[[pa.Schema], Mapping[str, Sequence[str]]]) -> pa.Schema:
+    """Return the schema with decimals for columns of integers that exceed 64 bits, of which pyarrow infers
+    doubles, which would round them. texts_of: returns the numbers of columns.
+    """
+    doubles = pa.schema([(one.name, pa.string()) for one in found if pa.types.is_float64(one.type)])
+    texts = texts_of(doubles) if len(doubles) else {}
+    large = [
+        name for name in doubles.names if (all_ := texts.get(name)) and all(map(_INTEGER.fullmatch, all_))
+    ]
+    for name in large:
+        if any(len(text.lstrip("-0")) > _DIGITS_MAX for text in texts[name]):
+            raise SchemaError(f"its column {name!r} has integers of more than {_DIGITS_MAX} digits")
+    kinds = {name: pa.decimal128(_DIGITS_MAX, 0) for name in large}
+    return pa.schema([(one.name, kinds.get(one.name, one.type)) for one in found])
+
+
+def _csv_texts(sample: bytes, columns: pa.Schema, delimiter: str) -> Mapping[str, Sequence[str]]:
+    table = _csv_rows(sample, None, columns, delimiter)
+    return {name: table.column(name).drop_null().to_pylist() for name in columns.names}
+
+
+def _json_texts(sample: bytes) -> Mapping[str, Sequence[str]]:
+    texts: dict[str, list[str]] = {}
+    for line in filter(bytes.strip, sample.split(b"\n")):
+        try:
+            values = json.loads(line, parse_int=_Number, parse_float=_Number)
+        except (ValueError, RecursionError) as error:
+            raise SchemaError(f"its line {line[:80]!r} is not one object: {error}") from error
+        for name, value in values.items():
+            if isinstance(value, _Number):
+                texts.setdefault(name, []).append(value)
+    return texts
+
+
+class _Number(str):
+    """The text of a number."""
 
 
 def nameable_schema(found: pa.Schema, *, utc: bool = False) -> pa.Schema:
@@ -470,6 +570,7 @@ def _check_objects(sample: bytes) -> None:
         raise SchemaError(f"its line {bad[0][:80]!r} is not an object")
 
 
+_INTEGER: Final = re.compile("-?[0-9]+")
 _DIGITS_MAX: Final = 38
 """Of decimals of Spark."""
 _NAMEABLE: Final[Sequence[tuple[Callable[[pa.DataType], bool], Callable[[], pa.DataType]]]] = (

@@ -24,7 +24,7 @@ from dataflow.errors import InputChangedError, InputReadError, InputRowError
 from dataflow.handle import RegionHandle
 from dataflow.local import run_local
 from dataflow.outputs import collect_output
-from dataflow.schema import schema_text
+from dataflow.schema import parse_schema, schema_text
 from dataflow.sources.base import Positions, SourceBatch
 from dataflow.sources.file_source import FileReader, reader_of
 from dataflow.sources.formats import CsvFormat, Head, JsonFormat, RecordFormat
@@ -107,11 +107,11 @@ def test_quoted_fields_come_back_with_nulls_and_empty_strings(rows: list[tuple[A
             JSON,
             b'{"a":"1"}\n{"a":4}\n',
             [4],
-            ["JSON parse error: Column(/a) changed from number to string in row 0"],
+            ["column 'a' is bigint, found a JSON string"],
         ),
         (JSON, b'{"a":1,"b":"\xff"}\n', [], ["not UTF-8 at its byte 12"]),
         (CSV, b'1,"x\ny"\n2,z', [1, 2], []),
-        (CSV, b"1,x\n2\n3,y\n", [1, 3], ["CSV parse error: Row #1: Expected 2 columns, got 1: 2"]),
+        (CSV, b"1,x\n2\n3,y\n", [1, 3], ["expected 2 columns, got 1: 2"]),
         (CSV, b"1,a\rb\n2,c\r\n", [2], ["a carriage return outside of quotes"]),
         (CSV, b'1,x\n2,"open\n3,y\n', [1], ["a quote that is not closed"]),
         (CSV, b'1,a"b\n2,c"d\n', [1, 2], []),
@@ -128,6 +128,76 @@ def test_what_is_no_row_is_put_aside_with_its_reason(
     assert found.rows.column("a").to_pylist() == rows
     assert [one.reason for one in found.bad] == reasons
     assert not {*found.begins.tolist()} & {one.begin for one in found.bad}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "found"),
+    [
+        ("date", '"2026-01-31"', date(2026, 1, 31)),
+        ("date", "20454", "column 'a' is date, found a JSON number"),
+        ("date", '"31.1.2026"', "column 'a' is date: "),
+        ("timestamp_ntz", '"2026-01-31T12:00:00"', datetime(2026, 1, 31, 12)),  # noqa: DTZ001
+        ("timestamp_ntz", '"2026-01-31T12:00:00+02:00"', "column 'a' is timestamp_ntz: "),
+        ("array<date>", '["2026-01-31", null]', [date(2026, 1, 31), None]),
+        ("struct<d:date>", '{"d": 7}', "column 'a.d' is string, found a JSON number"),
+        ("tinyint", "300", "column 'a' is tinyint: "),
+        ("struct<n:bigint>", '{"n": {}}', "column 'a.n' is number, found a JSON object"),
+    ],
+)
+def test_a_value_of_json_is_what_its_text_is_or_named(kind: str, value: str, found: Any) -> None:
+    records = JsonFormat(parse_schema(f"b string, a {kind}"))
+    decoded = records.decode(f'{{"a": {value}}}\n{{"b": "x"}}\n'.encode(), Head())
+    if isinstance(found, str):
+        (bad,) = decoded.bad
+        assert bad.reason.startswith(found)
+    else:
+        assert decoded.rows.column("a").to_pylist() == [found, None]
+
+
+def test_lines_that_end_with_carriage_returns_alone_are_refused_and_not_taken_for_a_header(
+    tmp_path: Path,
+) -> None:
+    """pyarrow ends the header there, so that all rows would be part of it."""
+    (tmp_path / "a.csv").write_bytes(b"a,b\r1,x\r2,y\r")
+    (tmp_path / "b.csv").write_bytes(b"a,b\r1,x\n2,y\n")
+    for name in ("a.csv", "b.csv"):
+        source = FileSource(tmp_path / name, format="csv", schema=COLUMNS)
+        with pytest.raises(InputReadError, match="its header has a carriage return outside of quotes"):
+            reader_of(source, 0, 1).read(1000)
+
+
+LARGE = 2**63
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+@pytest.mark.parametrize(
+    ("values", "inferred"),
+    [
+        (["1", str(LARGE), "9007199254740993"], "decimal(38,0)"),
+        (["1", str(LARGE - 1)], "bigint"),
+        ([f"-{LARGE + 1}", "-0"], "decimal(38,0)"),
+        (["1.5", str(LARGE)], "double"),
+        (["1e3"], "double"),
+        (["9" * 39], None),
+    ],
+    ids=["beyond 64 bits", "64 bits", "negative", "fractions", "exponents", "beyond decimals"],
+)
+def test_integers_are_not_rounded_by_inference(
+    kind: Any, values: list[str], inferred: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "a"
+    rows = "".join(f'{{"b":"","a":{one}}}\n' if kind == "json" else f"x,{one}\n" for one in values)
+    path.write_text(rows if kind == "json" else f"b,a\n{rows}")
+    if inferred is None:
+        with pytest.raises(SchemaError, match="column 'a' has integers of more than 38 digits"):
+            FileSource(path, format=kind)
+        return
+    source = FileSource(path, format=kind)
+    assert schema_text(source.output_schema(())) == f"b string, a {inferred}"
+    batch = reader_of(source, 0, 1).read(1000)
+    assert batch is not None
+    expected = [float(one) if inferred == "double" else int(one) for one in values]
+    assert batch.batch.column("a").to_pylist() == expected
 
 
 def latin(path: Path) -> Path:
@@ -214,7 +284,7 @@ def test_columns_are_found_by_the_header_and_rows_are_named_by_file_and_byte(tmp
     ]
     (tmp_path / "c.csv").write_text("id,b\n5,u\n")
     other = reader_of(FileSource(tmp_path / "*.csv", format="csv", schema=COLUMNS), 0, 1)
-    with pytest.raises(InputReadError, match=r"c\.csv': its header has the column 'a' not: 'id', 'b'"):
+    with pytest.raises(InputReadError, match=r"c\.csv': its header does not have the column 'a', but 'id'"):
         other.read(1000)
 
 
@@ -618,7 +688,7 @@ def test_a_schema_of_row_groups_is_inferred_and_a_file_that_does_not_fit_is_refu
     reader = reader_of(source, 0, 1)
     reader.read(1)
     whole = path.read_bytes()
-    with pytest.raises(InputReadError, match="it has the column 'c' not: 'b', 'other', 'a'"):
+    with pytest.raises(InputReadError, match="it does not have the column 'c', but 'b', 'other', 'a'"):
         reader_of(FileSource(path, format=kind, schema="c int"), 0, 1).read(1)
     write_groups(form, path, [(number, "x" * 9) for number in range(2000)], group=101)
     with pytest.raises(InputChangedError, match="expected a header with digest"):
