@@ -18,12 +18,13 @@ from checkpoint import (
     Checkpoint,
     Output,
     coordinator_directory,
+    parting,
     taken_back,
     worker_directory,
 )
 from checkpoint.chains.manifest_log import CHAIN as MANIFEST_CHAIN
 from checkpoint.chains.manifest_log import checkpoints_in, regions_of
-from checkpoint.chains.output_reading import PublishedOutput
+from checkpoint.chains.output_reading import PublishedOutput, is_taken_back
 from checkpoint.chains.visible_log import VisibleLog
 from checkpoint.errors import OutputRewoundError
 from dataflow.errors import NoOutputError
@@ -72,7 +73,8 @@ async def read_output(
     has. With 0, begin with the oldest step that is retained. line: the `line` of the last step that the
     caller has read; None: not checked.
 
-    All steps of one call are of one line of history. Raises OutputRewoundError if what was read up to
+    All steps of one call are of one line of history. Of a sink that was removed, the steps are those up to
+    the end of its log. Raises OutputRewoundError if what was read up to
     `after_step` was taken back by a restore of the region; without `line` that is not noticed. Raises
     InputTrimmedError if steps above `after_step` were trimmed, NoOutputError if the region has no such log,
     QuorumUnavailableError where only members that are unavailable know whether there are more, and
@@ -81,15 +83,20 @@ async def read_output(
     """
     checkpoints = await _checkpoints(store, region)
     checkpoint = checkpoints[-1] if checkpoints else None
-    present_line, uid = (0, sink) if checkpoint is None else (checkpoint.line, checkpoint.uid_of(sink))
+    present_line, uid = (
+        (0, sink) if checkpoint is None else (checkpoint.line, checkpoint.log_of(sink) or sink)
+    )
     if line is not None and after_step:
         if line > present_line:
             return  # the record of that line cannot be proved committed now, so nothing after it can be
         _refuse_taken_back(checkpoint, region, sink, after_step, line)
+    published = PublishedOutput(store, region, sink)
+    if checkpoint is not None and is_taken_back(checkpoint, uid):
+        raise published.rewound(checkpoint, read=after_step)
     workers = await _workers(store, region, uid, checkpoint)
     if not workers:
         raise NoOutputError(region, sink, await _why_none(store, region, sink, checkpoint))
-    begin, published = _begin(checkpoints, after_step), PublishedOutput(store, region, sink)
+    begin = _begin(checkpoints, after_step)
     begun = False
     async with AsyncExitStack() as stack:
         logs = _Logs(
@@ -115,6 +122,8 @@ async def read_output(
 async def _why_none(store: Store, region: str, sink: str, checkpoint: Checkpoint | None) -> str:
     if checkpoint is None and region not in (regions := await regions_of(store)):
         return f"there is no such region; the store has {', '.join(map(repr, sorted(regions))) or 'none'}"
+    if checkpoint and (dropped := checkpoint.ended.get(checkpoint.log_of(sink) or "")) is not None:
+        return f"it was removed at checkpoint {dropped.checkpoint}, and {dropped.dropped_by} dropped its log"
     sinks = (
         [name for name, note in checkpoint.operators.items() if note.kind == "sink"] if checkpoint else [sink]
     )
@@ -171,10 +180,9 @@ def _begin(checkpoints: Sequence[Checkpoint], after_step: int) -> Checkpoint | N
     there on.
     """
     for checkpoint in reversed(checkpoints):
-        if (
-            checkpoint.step <= after_step
-            and taken_back(checkpoints[-1], checkpoint.line, checkpoint.step) is None
-        ):
+        parted = parting(checkpoints[-1], checkpoint.line)
+        # At the step where the lines part, the logs of a line that was left may have begun other segments.
+        if checkpoint.step <= after_step and (parted is None or checkpoint.step < parted.step):
             return checkpoint
     return None
 

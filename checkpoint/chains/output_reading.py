@@ -4,6 +4,9 @@ It claims nothing and returns only committed output: of a log with publish="step
 log with publish="checkpoint" what the last committed checkpoint covers. A position is the size of the chain
 just after a step, its digest the number of the step. Only a restore to an older checkpoint takes visible
 output back. Then a line of history begins (`core/records/lines.py`), and a reader fails or follows.
+
+The log of a sink that was removed ends: it is read up to the end that each later checkpoint states
+(`Checkpoint.ended`), and then its reader knows that nothing follows.
 """
 
 import logging
@@ -14,10 +17,9 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import trio
 
 from checkpoint import limits
-from checkpoint.chains.consumer_register import register_consumer, why_trimmed
+from checkpoint.chains.consumer_register import register_consumer, settled_register, why_trimmed
 from checkpoint.chains.manifest_log import CHAIN as MANIFEST_CHAIN
 from checkpoint.chains.visible_log import VisibleLog, covered_in
-from checkpoint.core.graph_change import stored_under
 from checkpoint.core.records.consumers import output_register
 from checkpoint.core.records.inputs import InputPiece
 from checkpoint.core.records.lines import parting, taken_back
@@ -152,13 +154,14 @@ class OutputFollower:
         and begins again.
         """
         await self._notice_restore(await self._output.last_checkpoint())
+        if not await self._output.exists(read=self._step):
+            return
         if self._uid != self._output.uid:  # the log of a graph that came after this reader
             self._go_to(self._chain.at, self._chain.epoch)
-        if self._publish is None:
-            self._publish = await self._publish_mode()
-        if self._publish is None:
-            return
         log = await self._output.log(self._split)
+        self._publish = self._publish or await self._publish_mode()
+        if self._publish is None or await self._is_dropped(log):
+            return
         by_checkpoint = log.ends_with_checkpoint(self._publish)
         if by_checkpoint and log.covered is None:
             return
@@ -178,6 +181,18 @@ class OutputFollower:
                 return
             await self._refuse(error)
             raise
+
+    async def _is_dropped(self, log: VisibleLog) -> bool:
+        """Return whether the log was dropped after it was read to its end. Raises InputTrimmedError if it was
+        before.
+        """
+        if not log.ended or log.covered is None or log.begin < log.covered.size:
+            return False
+        if self._may_move:
+            self._go_to(log.begin)
+        if self._chain.at < log.begin:
+            raise await self._output.trimmed(self._split, self._chain.at, log.begin)
+        return True
 
     async def _refuse(self, error: LostBytesError | CorruptDataError) -> None:
         """Raise what the log's error means, if it is known: the region was deleted, or the log trimmed."""
@@ -293,12 +308,14 @@ class OutputFollower:
         return 0 if end is None else end.size
 
     async def rests(self) -> bool:
-        """Return whether the region does not have this worker now, and all of its log was read."""
+        """Return whether the region does not have this worker, or the sink, now, and all of its log was
+        read.
+        """
         checkpoint, worker = await self._output.last_checkpoint(), int(self._split[1:])
-        if checkpoint is None or worker in checkpoint.workers:
+        log = await self._output.log(self._split)
+        if checkpoint is None or (worker in checkpoint.workers and not log.ended):
             return False
-        end = await self._output.position(self._split)
-        return end is None or self._chain.at >= end.size
+        return log.covered is None or self._chain.at >= log.covered.size
 
     async def wait(self, timeout_s: float) -> None:
         """Wait until more may be visible, at most `timeout_s` seconds; with publish="step" until the log has
@@ -321,6 +338,8 @@ class OutputFollower:
 
     async def _publish_mode(self) -> Publish | None:
         """Return how the log is published, according to its first record; None if it has no record."""
+        if (await self._output.log(self._split)).ended:
+            return Publish.CHECKPOINT  # all of it is covered
         first = await self.first()
         return None if first is None else first.head.publish
 
@@ -342,20 +361,21 @@ class PublishedOutput:
         *,
         from_retained: bool = False,
         on_rewind: OnRewind = "fail",
+        uid: str = "",
     ) -> None:
         """from_retained: a reader without a position begins with the oldest retained step. on_rewind: what a
-        reader does if output was taken back.
+        reader does if output was taken back. uid: of the log; "": that of the sink in the last checkpoint.
         """
         self.on_rewind = on_rewind
         self._from_retained = from_retained
         self._store = store
         self.region = region
         self.sink = sink
-        self.uid = sink
+        self.uid = uid or sink
         """Under which the log is stored (`Checkpoint.uids`). Before the region has a checkpoint, it is the
         name in its first graph.
         """
-        self._is_found = False
+        self._is_found = bool(uid)
         """Whether the sink was in a checkpoint, which has told `uid`."""
         self._registered: tuple[str, str, str] | None = None
         directory = coordinator_directory(region)
@@ -367,8 +387,15 @@ class PublishedOutput:
         self._lock = trio.Lock()
 
     async def register(self, region: str, source: str) -> None:
-        """Register a source of a region as a consumer, as `register_consumer` does."""
-        await self.last_checkpoint()
+        """Register a source of a region as a consumer, as `register_consumer` does. Call it first: one that
+        is registered for a log that has ended reads that to its end, although the name is of another log now.
+        """
+        checkpoint = await self.last_checkpoint()
+        for uid, log in {} if checkpoint is None else checkpoint.ended.items():
+            if log.ends and self.sink in (uid, log.sink):
+                known = (await settled_register(self._store, output_register(self.region, uid))).consumers
+                if region in known and source in known[region].sources:
+                    self.uid, self._is_found = uid, True
         uid = self.uid
         await register_consumer(self._store, output_register(self.region, uid), region, source)
         self._registered = region, source, uid
@@ -383,10 +410,30 @@ class PublishedOutput:
     def _find(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is None or self._is_found:
             return
-        uid = checkpoint.uid_of(self.sink)
-        has_log = any(uid in part.sinks for part in checkpoint.outputs().values())
-        if has_log or uid in stored_under(checkpoint.operators, checkpoint.uids).values():
+        uid = checkpoint.log_of(self.sink)
+        if uid is not None and not (self.on_rewind == "follow" and is_taken_back(checkpoint, uid)):
             self.uid, self._is_found = uid, True
+
+    async def exists(self, *, read: int = 0) -> bool:
+        """Return whether the region has, or had, such a sink. Raises OutputRewoundError if a restore took all
+        of its log back, unless the reader follows: then it may come again with a later graph. read: the last
+        step that was read.
+        """
+        checkpoint = await self.last_checkpoint()
+        if checkpoint is None:
+            return True  # unless the first checkpoint lacks it
+        if self._is_found and is_taken_back(checkpoint, self.uid):
+            if self.on_rewind == "fail":
+                raise self.rewound(checkpoint, read=read)
+            self.find_again(checkpoint)
+        return self._is_found
+
+    def rewound(self, checkpoint: Checkpoint, *, read: int, step: int = 1) -> OutputRewoundError:
+        """Return the error of a reader whose log was taken back from a step on. read: the last one read."""
+        to, line = checkpoint.rewinds[-1].to, checkpoint.line
+        return OutputRewoundError(
+            self.region, self.sink, line=line, checkpoint=to, step=step, read=read, remedy=_REWIND_REMEDY
+        )
 
     async def last_checkpoint(self, *, fresh: bool = False) -> Checkpoint | None:
         """Return the last committed checkpoint, cached for `output_poll_s` unless it must be fresh. Raises as
@@ -410,8 +457,7 @@ class PublishedOutput:
         """Return one split per worker, named by its directory; none while the region has no such sink. Raises
         QuorumUnavailableError.
         """
-        checkpoint = await self.last_checkpoint()
-        if checkpoint is not None and not self._is_found:
+        if not await self.exists():
             return []  # it may come with a later graph, with a log that is not known yet
         if self._registered is not None and self._registered[2] != self.uid:
             await self.register(*self._registered[:2])  # before anything is read
@@ -422,9 +468,11 @@ class PublishedOutput:
         return sorted(self._listed)
 
     async def ends(self) -> dict[str, int] | None:
-        """Return the end of each log if the region has processed all of its input, otherwise None."""
+        """Return the end of each log if the region has processed all of its input, or has the sink no more;
+        otherwise None.
+        """
         checkpoint = await self.last_checkpoint()
-        if checkpoint is None or not checkpoint.final:
+        if checkpoint is None or not (checkpoint.final or self.uid in checkpoint.ended):
             return None
         return {split_of(worker): at.size for worker, at in covered_in(checkpoint, self.uid).items()}
 
@@ -442,7 +490,12 @@ class PublishedOutput:
 
     async def trimmed(self, split: str, begin: int, end: int) -> InputTrimmedError:
         """Return the error of a reader that needs what was trimmed."""
-        because = await why_trimmed(self._store, output_register(self.region, self.uid))
+        checkpoint = await self.last_checkpoint()
+        ended = None if checkpoint is None else checkpoint.ended.get(self.uid)
+        if ended is not None and ended.dropped_by:
+            because = f"{ended.dropped_by} dropped the log of the removed sink"
+        else:
+            because = await why_trimmed(self._store, output_register(self.region, self.uid))
         where = f"the log {split} of output {self.sink!r} of region {self.region!r}"
         return InputTrimmedError(where, begin, end, because, source="LogSource")
 
@@ -475,6 +528,11 @@ class PublishedOutput:
     def follower(self, split: str, at: SplitPosition) -> OutputFollower:
         """Return a follower of one worker's log that starts at a position."""
         return OutputFollower(self._store, self, split, at=at, from_retained=self._from_retained)
+
+
+def is_taken_back(checkpoint: Checkpoint, uid: str) -> bool:
+    """Return whether this line of history does not have an output log that an earlier one had."""
+    return uid in checkpoint.ended and not checkpoint.ended[uid].ends
 
 
 def split_of(worker: int) -> str:

@@ -122,11 +122,16 @@ class BatchOutputReader:
 
 def covered_in(checkpoint: Checkpoint, sink: str) -> dict[int, Position]:
     """Return worker -> the position of its log in a checkpoint, for those that have it."""
+    if (ended := checkpoint.ended.get(sink)) is not None:
+        return dict(ended.ends)
     prepared = {worker: part.sinks.get(sink) for worker, part in checkpoint.outputs().items()}
     return {worker: msgspec.convert(at, Position) for worker, at in prepared.items() if at is not None}
 
 
 def begin_in(checkpoint: Checkpoint, worker: int, sink: str) -> int:
     """Return the offset from which on a checkpoint retains a worker's log."""
+    ended = checkpoint.ended.get(sink)
+    if ended is not None and not ended.floors and worker in ended.ends:
+        return ended.ends[worker].size  # it was dropped
     part = checkpoint.outputs().get(worker)
     return NO_FLOOR[1] if part is None else part.floors.get(output_chain(sink), NO_FLOOR)[1]

@@ -143,10 +143,10 @@ class OutputRows:
 
     def __init__(self, store: Store, region: str, sink: str, uid: str = "") -> None:
         """uid: under which the log is stored (`Checkpoint.uids`); "": under the name of the sink."""
-        uid = uid or sink
         self._store = store
+        self._output = PublishedOutput(store, region, sink, uid=uid)
+        uid = uid or sink
         self.region, self.sink, self._uid = region, sink, uid
-        self._output = PublishedOutput(store, region, sink)
         self.place = output_register(region, uid)
         self.chain = output_chain(uid)
 
@@ -212,7 +212,7 @@ async def output_rows(store: Store, region: str, sink: str) -> OutputRows:
     raises.
     """
     last = (await retained_checkpoints(store, region))[-1:]
-    return OutputRows(store, region, sink, last[0].uid_of(sink) if last else sink)
+    return OutputRows(store, region, sink, (last[0].log_of(sink) if last else None) or sink)
 
 
 async def all_rows(store: Store) -> list[InputRows | OutputRows]:
@@ -227,8 +227,10 @@ async def all_rows(store: Store) -> list[InputRows | OutputRows]:
             last = (await retained_checkpoints(store, region))[-1:]
             for checkpoint in last:
                 logs = {uid for logs in log_sizes(checkpoint).values() for uid in logs}
-                stored = stored_under(checkpoint.operators, checkpoint.uids).items()
-                names = {uid: name for name, uid in stored}
+                stored = stored_under(checkpoint.operators, checkpoint.uids)
+                ended = checkpoint.ended.items()
+                names = {uid: log.sink for uid, log in ended if log.sink not in stored}
+                names |= {uid: name for name, uid in stored.items()}
                 found += [OutputRows(store, region, names.get(uid, uid), uid) for uid in sorted(logs)]
     return found
 

@@ -405,6 +405,7 @@ class OutputOrigin(ChainOrigin):
         self._output = PublishedOutput(store, self._region, self._sink)
         self._published: dict[str, Publish] = {}
         self._known = False
+        self._ended = False
         self._follows = options.on_rewind is RewindPolicy.FOLLOW
         self._line = 0
         """The line of history that `line` returned last: what is read is of this one."""
@@ -543,6 +544,7 @@ class OutputOrigin(ChainOrigin):
     async def splits(self) -> list[str]:
         found = await self._output.splits()
         await self.find()
+        await self._note_end()
         if self._known:
             return found
         if not found:
@@ -563,7 +565,22 @@ class OutputOrigin(ChainOrigin):
         self._known = True
         return found
 
+    async def _note_end(self) -> None:
+        """Log once that the sink was removed: a query has no more rows after the end of its log."""
+        checkpoint = await self._output.last_checkpoint()
+        ended = None if checkpoint is None else checkpoint.ended.get(self._output.uid)
+        if ended is not None and not self._ended:
+            self._ended = True
+            logger.warning(
+                "output %r of region %r has ended: checkpoint %d is the first one without the sink",
+                self._sink,
+                self._region,
+                ended.checkpoint,
+            )
+
     async def visible_end(self, split: str) -> Position | None:
+        if (log := await self._output.log(split)).ended:
+            return log.covered
         publish = self._published.get(split) or await self._publish(split)
         if publish is None:
             return None

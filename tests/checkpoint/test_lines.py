@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from checkpoint import limits
-from checkpoint.chains import output_reading
+from checkpoint.chains import output_reading, visible_log
 from checkpoint.chains.output_reading import OnRewind, OutputFollower, PublishedOutput
+from checkpoint.chains.visible_log import VisibleLog
 from checkpoint.core.records.lines import parting, restored, taken_back
 from checkpoint.core.records.manifest import Checkpoint, SplitPosition, check_checkpoint
 from checkpoint.core.records.outputs import Publish
@@ -120,7 +121,7 @@ class OutputReader:
     def _discard(self, error: OutputRewoundError) -> None:
         assert error.step <= len(self.read)
         assert error.line > self.line
-        assert f"after_step={error.step - 1}, line=" in error.remedy
+        assert not error.checkpoint or f"after_step={error.step - 1}, line=" in error.remedy
         del self.read[error.step - 1 :]
         self.line = error.line
         self.notices += 1
@@ -132,8 +133,8 @@ class OutputReader:
         self.line = step.line
 
 
-async def play(publish: Publish, rng: random.Random) -> int:
-    model = RestoredOutputModel(publish, rng)
+async def play(publish: Publish, rng: random.Random, *, removes: bool = False) -> int:
+    model = RestoredOutputModel(publish, rng, removes=removes)
     await model.open()
     readers = [OutputReader(model), OutputReader(model)]
     for _ in range(ACTIONS):
@@ -150,21 +151,19 @@ async def play(publish: Publish, rng: random.Random) -> int:
     return sum(reader.notices for reader in readers)
 
 
+@pytest.mark.parametrize("removes", [False, True], ids=["stays", "removed"])
 @pytest.mark.parametrize("publish", list(Publish))
-def test_readers_of_a_region_that_is_restored_at_random_never_return_a_mix(publish: Publish) -> None:
-    notices = sum(trio.run(play, publish, random.Random(seed)) for seed in range(SEEDS))
+def test_readers_of_a_region_that_is_restored_at_random_never_return_a_mix(
+    publish: Publish, removes: bool
+) -> None:
+    played = partial(play, publish, removes=removes)
+    notices = sum(trio.run(played, random.Random(seed)) for seed in range(SEEDS))
     assert notices >= SEEDS / 2, "readers were there when output was taken back"
 
 
 def reads_what_the_log_holds(patch: pytest.MonkeyPatch) -> None:
     """A log is read to its head, whatever line that is of."""
-    init = outputs._WorkerLog.__init__
-
-    def of_any_line(self: Any, *args: Any) -> None:
-        init(self, *args)
-        self._line = type("Every", (), {"__ne__": lambda *_: False})()
-
-    patch.setattr(outputs._WorkerLog, "__init__", of_any_line)
+    patch.setattr(VisibleLog, "counts", lambda *_: True)
 
 
 def does_not_compare_lines(patch: pytest.MonkeyPatch) -> None:
@@ -183,8 +182,20 @@ def restores_follow_the_line_before(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(outputs, "taken_back", linear)
 
 
+def begins_at_a_checkpoint_of_a_line_that_was_left(patch: pytest.MonkeyPatch) -> None:
+    """Where lines part at its step, its positions are taken for those of the present line."""
+    bug = planted(outputs, "checkpoint.step < parted.step", "checkpoint.step <= parted.step")
+    patch.setattr(outputs, "_begin", bug["_begin"])
+
+
 @pytest.mark.parametrize(
-    "bug", [reads_what_the_log_holds, does_not_compare_lines, restores_follow_the_line_before]
+    "bug",
+    [
+        reads_what_the_log_holds,
+        does_not_compare_lines,
+        restores_follow_the_line_before,
+        begins_at_a_checkpoint_of_a_line_that_was_left,
+    ],
 )
 def test_the_random_restores_find_planted_bugs(
     bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
@@ -249,16 +260,16 @@ class LogReader:
         self.at = {step: at for step, at in self.at.items() if step <= last}
 
 
-def lives(publish: Publish, on_rewind: OnRewind, seed: int) -> int:
+def lives(publish: Publish, on_rewind: OnRewind, seed: int, *, removes: bool = False) -> int:
     """Every other region states only its last two restores: of older lines a reader knows nothing."""
     with pytest.MonkeyPatch.context() as patch:
         if seed % 2:
             patch.setattr(limits, "rewinds_kept_max", 2)
-        return trio.run(play_followed, publish, on_rewind, random.Random(seed), clock=MockClock())
+        return trio.run(play_followed, publish, on_rewind, random.Random(seed), removes, clock=MockClock())
 
 
-async def play_followed(publish: Publish, on_rewind: OnRewind, rng: random.Random) -> int:
-    model = RestoredOutputModel(publish, rng)
+async def play_followed(publish: Publish, on_rewind: OnRewind, rng: random.Random, removes: bool) -> int:
+    model = RestoredOutputModel(publish, rng, removes=removes)
     await model.open()
     readers = [LogReader(model, worker, on_rewind) for worker in WORKERS]
     for _ in range(FOLLOWED_ACTIONS):
@@ -271,17 +282,24 @@ async def play_followed(publish: Publish, on_rewind: OnRewind, rng: random.Rando
     for reader in readers:
         for _ in range(4):
             await reader.poll(fresh=True)
+        ends = await reader.published.ends()
+        if model.is_removed:  # and the reader knows that nothing follows
+            assert ends is not None
+            assert reader.follower.seen >= ends[reader.follower._split]
+        else:
+            assert ends is None
         present = [row[reader.worker] for row in model.rows(model.line)]
         assert [reader.rows[step] for step in sorted(reader.rows)] == present
     return sum(reader.notices for reader in readers)
 
 
+@pytest.mark.parametrize("removes", [False, True], ids=["stays", "removed"])
 @pytest.mark.parametrize("on_rewind", ["fail", "follow"])
 @pytest.mark.parametrize("publish", list(Publish))
 def test_a_follower_of_a_region_that_is_restored_at_random_never_has_a_mix(
-    publish: Publish, on_rewind: OnRewind
+    publish: Publish, on_rewind: OnRewind, removes: bool
 ) -> None:
-    notices = sum(lives(publish, on_rewind, seed) for seed in range(FOLLOWED_SEEDS))
+    notices = sum(lives(publish, on_rewind, seed, removes=removes) for seed in range(FOLLOWED_SEEDS))
     assert notices >= FOLLOWED_SEEDS / 2, "followers were there when output was taken back"
 
 
@@ -310,4 +328,34 @@ def test_random_restores_find_planted_bugs_of_followers(
     bug(monkeypatch)
     seeds = range(4 * FOLLOWED_SEEDS)
     runs = (partial(lives, publish, "follow", seed) for seed in seeds for publish in Publish)
+    assert is_found(runs, AssertionError, DosError)
+
+
+def a_removed_log_has_no_end(patch: pytest.MonkeyPatch) -> None:
+    """The reader knows up to where it is visible, and not that nothing follows."""
+    bug = planted(output_reading, " or self.uid in checkpoint.ended)", ")")["PublishedOutput"]
+    patch.setattr(PublishedOutput, "ends", bug.ends)
+
+
+def the_last_checkpoint_has_present_sinks_alone(patch: pytest.MonkeyPatch) -> None:
+    """The ends of removed logs are not looked up."""
+    bug = planted(visible_log, "if (ended := checkpoint.ended.get(sink)) is not None:", "if False:")
+    patch.setattr(visible_log, "covered_in", bug["covered_in"])
+    patch.setattr(Checkpoint, "outputs", lambda self: {**self.retired, **self.workers})
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        a_removed_log_has_no_end,
+        the_last_checkpoint_has_present_sinks_alone,
+    ],
+)
+def test_random_removals_find_planted_bugs_of_followers(
+    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug(monkeypatch)
+    seeds = range(4 * FOLLOWED_SEEDS)
+    found = partial(lives, removes=True)
+    runs = (partial(found, publish, "follow", seed) for seed in seeds for publish in Publish)
     assert is_found(runs, AssertionError, DosError)

@@ -29,7 +29,7 @@ from checkpoint.errors import InputTrimmedError
 from dataflow.worker.journals import FloorCollector
 from dos_protocol.errors import DosError
 from journal import NO_FLOOR, Position, inspect_chain_at, parse_segment_name
-from tests.checkpoint.manifest_samples import numbered_checkpoint, worker_checkpoint
+from tests.checkpoint.manifest_samples import notes, numbered_checkpoint, worker_checkpoint
 from tests.checkpoint.savepoint_model import taken_over
 from tests.checkpoint.trim_model import SOURCE, ConsumerModel, Store
 from tests.support.planted_source import is_found
@@ -106,6 +106,7 @@ class OutputModel:
             parent=self.kept[-1].number if self.kept else 0,
             step=self.step,
             workers={0: part},
+            operators=notes(**{SINK: "sink"}),
             retained=retained_with(self.kept, self.number, 2),
         )
         if not commits:
