@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dos_protocol.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from checkpoint.core.applications import continued_regions as continued_regions
     from checkpoint.core.coordination.batches import refused_before_claim as refused_before_claim
     from checkpoint.core.graph_change import AT_ITS_END as AT_ITS_END
     from checkpoint.core.graph_change import STATELESS as STATELESS

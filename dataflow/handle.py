@@ -446,6 +446,9 @@ class RegionOptions(TypedDict, total=False):
     - `removed`: sources and sinks of the last checkpoint that the graph does not have any more, or at another
       place, by name. The value is None; of a sink outside of the store the specification that the former
       program has, because rows of the last checkpoint may have to be made visible.
+    - `removed_regions`: regions of the application that no part of the graph continues any more. A part
+      continues the region that has its operators, whatever the name of its first operator is. Without the
+      option, a region that would be left is refused.
     - `graph_back`: confirms that a graph is used again that another one has replaced in this region.
     - `begins`: source -> "latest", if it begins at its end unless the last checkpoint has it already; of a
       `LogSource`, at the last checkpoint of its region. Default, also as "first": at its first row.
@@ -483,6 +486,7 @@ class RegionOptions(TypedDict, total=False):
     renamed: Mapping[str, str]
     rewired: Sequence[str]
     removed: Mapping[str, SinkSpec | None]
+    removed_regions: Sequence[str]
     graph_back: bool
     begins: Mapping[str, Begin]
     on_damaged: OnDamaged

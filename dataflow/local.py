@@ -27,7 +27,7 @@ from typing import Any, Final, Unpack
 
 import cloudpickle
 
-from checkpoint import RegionSpec
+from checkpoint import GraphOptions, RegionSpec
 from checkpoint.coordinator.control import RegionControl, RegionListener
 from checkpoint.errors import OrphanedError
 from dataflow.graph.builder import Graph, GraphPart, parts_of
@@ -42,6 +42,7 @@ from dataflow.handle import (
     start_application,
 )
 from dataflow.limits import WorkerLimits
+from dataflow.programs import parts_in_store
 from dataflow.worker.companion import begin_companion
 from dataflow.worker.process import run_worker
 from dataflow.worker.spec import WorkerSpec
@@ -75,9 +76,11 @@ def run_local(
     Raises GraphError, ValueError, TypeError, BadUrlError before anything is started.
     """
     application = options.get("name") or graph.name
-    parts = parts_of(graph, application)
-    check_options(parts, options)
+    check_options(parts_of(graph, application), options)
     parse_store_url(store)
+    parts = parts_in_store(
+        graph, application, store, GraphOptions.of(options), token=options.get("token", b"")
+    )
     shown, scratch = monitoring_of(options.get("metrics")), options.get("scratch")
     make_launcher = partial(
         _launch, application, shown, scratch=scratch, logs=logs, limits=worker_limits, standby=standby

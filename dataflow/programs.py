@@ -1,13 +1,18 @@
-"""Loads the graph of a program by its name, for commands."""
+"""Loads the graph of a program by its name, for commands, and finds the regions that its parts continue."""
 
 import importlib
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from checkpoint import RegionSpec
-from dataflow.graph.builder import Graph, parts_of
+import trio
+
+from checkpoint import Checkpoint, GraphOptions, RegionSpec, continued_regions
+from checkpoint.chains.manifest_log import last_checkpoints_of
+from dataflow.graph.builder import Graph, GraphPart, parts_of
 from dataflow.handle import spec_of_part
+from dos_client import open_store
 from dos_protocol.errors import LocalProtocolError
 
 
@@ -32,11 +37,47 @@ def load_graph(text: str) -> Graph:
     return graph
 
 
-def load_program(text: str, application: str) -> RegionSpec:
-    """Return the specification of the first region of a program, with the others beside it. It names no
-    store. Raises as `load_graph`, and GraphError.
+def parts_in_store(
+    graph: Graph, application: str, store_url: str, options: GraphOptions, *, token: bytes = b""
+) -> list[GraphPart]:
+    """Return the parts of an application under the names of the regions of a store that they continue.
+
+    A graph that is one region needs no store. Raises as `parts_of`, `continued_regions`, and what opening and
+    reading the store raises: a part with another name would begin without its state.
     """
-    parts = parts_of(load_graph(text), application)
+    parts = parts_of(graph, application)
+    if len(parts) == 1:
+        return parts
+
+    async def read() -> dict[str, Checkpoint]:
+        async with open_store(store_url, token=token, client=f"application {application}") as store:
+            return await last_checkpoints_of(store, application)
+
+    return _under_their_names(graph, application, parts, trio.run(read), options)
+
+
+def _under_their_names(
+    graph: Graph,
+    application: str,
+    parts: list[GraphPart],
+    regions: Mapping[str, Checkpoint],
+    options: GraphOptions,
+) -> list[GraphPart]:
+    operators = {part.name: part.graph.plan().operators for part in parts if part.settings is not None}
+    names = continued_regions(application, operators, regions, options)
+    return parts_of(graph, application, names) if names else parts
+
+
+def load_program(
+    text: str, application: str, regions: Mapping[str, Checkpoint], options: GraphOptions
+) -> RegionSpec:
+    """Return the specification of the first region of a program, with the others beside it. It names no
+    store. regions: as for `continued_regions`. Raises as that, `load_graph`, and GraphError.
+    """
+    graph = load_graph(text)
+    parts = parts_of(graph, application)
+    if len(parts) > 1:
+        parts = _under_their_names(graph, application, parts, regions, options)
     first, *others = (
         spec_of_part(part, {}, application=application, store_url="dos://nowhere") for part in parts
     )

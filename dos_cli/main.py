@@ -81,9 +81,9 @@ def load_command(name: str) -> Any:
     return group.commands.get(name, group)
 
 
-def _load_program(graph: str, application: str) -> Any:
+def _load_program(*given: Any) -> Any:
     """Import what reads graphs only when a command needs it."""
-    return importlib.import_module("dataflow.programs").load_program(graph, application)
+    return importlib.import_module("dataflow.programs").load_program(*given)
 
 
 class LazyGroup(typer_core.TyperGroup):

@@ -21,7 +21,7 @@ import trio
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from checkpoint import RegionSpec, RegionState
+from checkpoint import GraphOptions, RegionSpec, RegionState
 from checkpoint.coordinator.control import RegionControl
 from checkpoint.limits import start_timeout_s, workers_default
 from dataflow.graph.builder import Graph, GraphPart, parts_of
@@ -35,6 +35,7 @@ from dataflow.handle import (
     monitoring_of,
     start_application,
 )
+from dataflow.programs import parts_in_store
 from dos_client.errors import StoreRefusedError
 from dos_client.sessions.connection import ServerAccess
 from dos_client.sessions.discovery import probe, send_record
@@ -228,6 +229,7 @@ class CheckedRun(NamedTuple):
     spark: SparkSession
     master: SparkMaster
     application: str
+    graph: Graph
     parts: Sequence[GraphPart]
     options: RegionOptions
     standby: int
@@ -256,13 +258,17 @@ def check_run(
     parts = parts_of(graph, application)
     check_options(parts, options)
     shown = monitoring_of(options.get("metrics"))
-    shipped = {part.name: ship(part.graph, f"the graph {part.graph.name!r}") for part in parts}
+    shipped = _shipped(parts)
     if not master.one_machine:
         _refuse_host_paths(graph)
     safe = insecure or tls_of_environment() is not None
     driver_host = spark.sparkContext.getConf().get("spark.driver.host")
     addresses = choose_addresses(master, coordinator_address, driver_host, insecure=safe)
-    return CheckedRun(spark, master, application, parts, options, standby, shown, shipped, *addresses)
+    return CheckedRun(spark, master, application, graph, parts, options, standby, shown, shipped, *addresses)
+
+
+def _shipped(parts: Sequence[GraphPart]) -> dict[str, bytes]:
+    return {part.name: ship(part.graph, f"the graph {part.graph.name!r}") for part in parts}
 
 
 def start_checked(
@@ -277,6 +283,16 @@ def start_checked(
     job_key: of the links.
     """
     options, application = checked.options, checked.application
+    if len(checked.parts) > 1:
+        parts = parts_in_store(
+            checked.graph,
+            application,
+            store_url,
+            GraphOptions.of(options),
+            token=options.get("token", b""),
+        )
+        if [part.name for part in parts] != [part.name for part in checked.parts]:
+            checked = checked._replace(parts=parts, shipped=_shipped(parts))
     make_launcher = partial(
         _launch,
         checked.spark,

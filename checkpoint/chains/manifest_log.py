@@ -16,6 +16,7 @@ import trio
 
 from checkpoint import limits
 from checkpoint.chains.chain_store import TakenChain
+from checkpoint.core.applications import belongs_to
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
@@ -36,7 +37,7 @@ from checkpoint.core.records.manifest import (
     encode_checkpoint,
     keep,
 )
-from checkpoint.core.region import belongs_to, coordinator_directory
+from checkpoint.core.region import coordinator_directory
 from checkpoint.errors import CheckpointReleasedError, ManifestError, NoRegionError
 from checkpoint.runtime import wall_time_ms
 from dos_client import Store

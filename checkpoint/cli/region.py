@@ -31,6 +31,7 @@ from checkpoint.cli.arguments import (
 from checkpoint.cli.retention import bytes_of, garbage_json, print_objects
 from checkpoint.core.graph_change import GraphOptions
 from checkpoint.core.progress import dropped_text, prometheus_targets, recovery_text, under_way_text
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.records.views import batch_json
 from checkpoint.core.region import RegionSpec, RegionState
 from checkpoint.core.requests import Answer
@@ -559,9 +560,10 @@ def _print_trimmed(
         print(f"deleted {len(garbage)} objects, {held} on all members")
 
 
-LoadProgram = Callable[[str, str], RegionSpec]
+LoadProgram = Callable[[str, str, Mapping[str, Checkpoint], GraphOptions], RegionSpec]
 """Returns the specification of a region of the graph MODULE:GRAPH, with the others beside it. (graph, name of
-the application.) `checkpoint` does not import `dataflow`: the program that runs the commands passes it in.
+the application, last checkpoints of its regions, options of the program.) `checkpoint` does not import
+`dataflow`: the program that runs the commands passes it in.
 """
 _loaders: list[LoadProgram] = []
 
@@ -626,14 +628,15 @@ async def upgrade(
     ] = None,
     removed: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Source or sink that is removed, as in `run`; the program gives its specification.",
-            metavar="OPERATOR",
-        ),
+        typer.Option(help="Source or sink that is removed, as in `run`, without value.", metavar="OPERATOR"),
     ] = None,
     begins: Annotated[
         list[str] | None,
         typer.Option(help="Where a new source begins, as in `run`: first or latest.", metavar="SOURCE=WHERE"),
+    ] = None,
+    removed_regions: Annotated[
+        list[str] | None,
+        typer.Option("--removed-region", help="Region that no part continues.", metavar="REGION"),
     ] = None,
 ) -> Report:
     """Show what a program with another graph would change in a region, and claim nothing.
@@ -664,11 +667,13 @@ async def upgrade(
         "renamed": dict(_pair("--renamed", "OLD=NEW", one) for one in renamed or ()),
         "rewired": rewired,
         "removed": dict.fromkeys(removed or ()),
+        "removed_regions": removed_regions,
         "begins": dict(_pair("--begins", "SOURCE=WHERE", one) for one in begins or ()),
         "without_specs": True,
     }
     try:
-        found = plan_upgrade(_loaders[0](graph, name), regions, GraphOptions.of(given))
+        options = GraphOptions.of(given)
+        found = plan_upgrade(_loaders[0](graph, name, regions, options), regions, options)
     except (TypeError, ValueError) as error:
         fail(str(error), REFUSED)
     return _report_of(found)

@@ -24,6 +24,7 @@ from checkpoint.chains.manifest_log import (
     read_manifest,
 )
 from checkpoint.chains.whole_checkpoints import examine
+from checkpoint.core.applications import check_application
 from checkpoint.core.coordination.coordinator import Coordinator
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
@@ -62,7 +63,6 @@ from checkpoint.core.region import (
     RegionSpec,
     RegionStatus,
     change_of,
-    check_application,
     when_restored,
 )
 from checkpoint.core.requests import Answer

@@ -179,6 +179,10 @@ class RemovedSink(Protocol):
         """Return its settings and its place, as `OperatorNote.detail` has them."""
 
 
+_LISTS: Final = ("drop_state", "new_aggregates", "rewired", "removed_regions")
+"""Options that are names."""
+
+
 @dataclass(frozen=True, slots=True)
 class GraphOptions:
     """What a program permits when its graph differs from that of the checkpoint. Names that do not matter for
@@ -199,6 +203,8 @@ class GraphOptions:
     -> the specification of one with `OperatorNote.removed_with`, None for all others."""
     begins: Mapping[str, Begin] = field(default_factory=dict)
     """Source -> where it begins if it is new; default: "first"."""
+    removed_regions: tuple[str, ...] = ()
+    """Regions of the application that no part of the program continues."""
     without_specs: bool = False
     """Nobody has the specifications in `removed`, because nothing starts: they are not compared."""
     new_aggregates: tuple[str, ...] = ()
@@ -208,10 +214,11 @@ class GraphOptions:
     def of(cls, given: Mapping[str, Any]) -> "GraphOptions":
         """Return the options among those of a program. Raises TypeError for one that has another form."""
         renamed = given.get("renamed") or {}
-        lists = {option: given.get(option) or () for option in ("drop_state", "new_aggregates", "rewired")}
+        lists = {option: given.get(option) or () for option in _LISTS}
         for option, names in lists.items():
             if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-                raise TypeError(f'{option} must be the names of operators, ("a", "b"), got {names!r:.60}')
+                of = "regions" if option == "removed_regions" else "operators"
+                raise TypeError(f'{option} must be the names of {of}, ("a", "b"), got {names!r:.60}')
         if not isinstance(renamed, Mapping) or not all(isinstance(one, str) for one in renamed.values()):
             raise TypeError(f'renamed must be {{"old name": "new name"}}, got {renamed!r:.60}')
         if not isinstance(back := given.get("graph_back") or False, bool):
@@ -235,6 +242,7 @@ class GraphOptions:
             back,
             dict(removed),
             dict(begins),
+            tuple(lists["removed_regions"]),
             bool(given.get("without_specs")),
             new_aggregates=tuple(lists["new_aggregates"]),
         )

@@ -2,7 +2,7 @@
 receive, and its directories. Plain values; nothing here decides anything but whether a region can continue.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from html import escape
@@ -911,62 +911,3 @@ def check_sources_begin(specs: Sequence[RegionSpec]) -> None:
         if one.without_checkpoints:
             endless |= dict.fromkeys(one.operators, "no checkpoint of its region states where it began")
     specs[0].graph_options.check_begins(operators, endless)
-
-
-def belongs_to(application: str, region: str) -> bool:
-    """Return whether an application of that name may have given a region its name."""
-    return bool(application) and (region == application or region.startswith(f"{application}."))
-
-
-def check_application(spec: RegionSpec, regions: Mapping[str, Checkpoint]) -> None:
-    """Raise ManifestError or GraphChangeRefusedError if any region of the application cannot continue, or
-    would begin without a state that the store has: then none is claimed.
-
-    regions: the last checkpoint of each region of the store that `belongs_to` the application.
-    """
-    all_of_it = (spec, *spec.beside)
-    parts = {one.name for one in all_of_it}
-    for one in all_of_it:
-        last = regions.get(one.name)
-        if one.without_checkpoints:
-            continue
-        if last is None:
-            check_begins(one, regions, parts)
-            continue
-        check_continues(one, when_handed_over(one, last))
-        for name, other in sorted(regions.items()):
-            mine = one.operators.keys() - last.operators.keys()
-            moved = sorted(mine & {of for of, note in other.operators.items() if not note.is_stateless})
-            if moved and name != one.name and _is_part(spec.application, name, other):
-                raise GraphChangeRefusedError(
-                    f"the state of {', '.join(map(repr, moved))} is in region {name!r}, and this program has"
-                    f" these operators in region {one.name!r}: regions are neither merged nor divided",
-                    operators=tuple(moved),
-                    remedy=f"leave them in region {name!r}, or use other names, with which their state begins"
-                    " anew",
-                )
-
-
-def _is_part(application: str, region: str, last: Checkpoint) -> bool:
-    """Return whether a region that `belongs_to` an application is one of its parts, and no fork."""
-    first = region.removeprefix(f"{application}.")
-    return last.origin is None and (region == application or first in last.operators)
-
-
-def check_begins(spec: RegionSpec, regions: Mapping[str, Checkpoint], parts: Collection[str]) -> None:
-    """Raise GraphChangeRefusedError if a region would begin empty although another one has its operators.
-
-    regions: see `check_application`. parts: the names of all regions of the application.
-    """
-    # A part is named by its first operator: renamed, it would silently begin without its state.
-    for name, last in sorted(regions.items()):
-        shared = sorted(last.operators.keys() & spec.operators.keys())
-        if name in parts or not shared or not _is_part(spec.application, name, last):
-            continue
-        raise GraphChangeRefusedError(
-            f"region {spec.name!r} would begin without state, although region {name!r} has its operators"
-            f" {', '.join(map(repr, shared))}, and this program has no region {name!r}",
-            operators=tuple(shared),
-            remedy=f"give the first operator of the region, which names it, the name that it had in {name!r};"
-            f" or, if that state may go, dos region delete URL {name}",
-        )

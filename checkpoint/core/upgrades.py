@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from checkpoint.core.applications import check_application
 from checkpoint.core.graph_change import (
     AT_ITS_END,
     NO_OPTIONS,
@@ -21,7 +22,6 @@ from checkpoint.core.records.lines import compared_with
 from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import (
     RegionSpec,
-    check_application,
     check_continues,
     check_sources_begin,
     when_handed_over,

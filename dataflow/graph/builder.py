@@ -1013,9 +1013,12 @@ def check_places(
             logger.info("%r: the driver cannot read its place: %s", node.name, error)
 
 
-def parts_of(graph: Graph, application: str) -> list[GraphPart]:
+def parts_of(
+    graph: Graph, application: str, names: Mapping[str, str] = MappingProxyType({})
+) -> list[GraphPart]:
     """Return the parts of `application`, regions first. A graph that is one region is one part of that name.
-    Raises GraphError, as `Graph.plan` for the graph and each part, or if it cannot be divided; BadNameError.
+    names: of a part that has another name than its first operator gives it. Raises GraphError, as
+    `Graph.plan` for the graph and each part, or if it cannot be divided; BadNameError.
     """
     plan = graph.plan()
     regions, outside = plan.choice.regions, plan.choice.outside
@@ -1026,7 +1029,10 @@ def parts_of(graph: Graph, application: str) -> list[GraphPart]:
         return [only_part]
     groups: list[tuple[tuple[str, ...], Region | None]] = [(region.members, region) for region in regions]
     groups += [(members, None) for members in _connected(specs, outside)]
-    owner = {member: f"{application}.{members[0]}" for members, _ in groups for member in members}
+    begun = {members[0]: f"{application}.{members[0]}" for members, _ in groups}
+    owner = {
+        member: names.get(name := begun[members[0]], name) for members, _ in groups for member in members
+    }
     _check_logs(graph.name, nodes, owner)
     _check_outside(graph.name, nodes, outside)
     problems = tuple(dict.fromkeys(_edge_problems(specs, owner)))

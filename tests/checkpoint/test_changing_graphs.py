@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from checkpoint import limits
+from checkpoint.core.applications import check_application
 from checkpoint.core.coordination.checkpoints import PendingCheckpoint
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
@@ -61,7 +62,6 @@ from checkpoint.core.region import (
     RegionSpec,
     RegionState,
     RestoreSettled,
-    check_application,
     check_continues,
     when_restored,
 )
@@ -77,7 +77,8 @@ AFTER = BEFORE | notes(cheap="filter")
 
 def last_of(*, shows_steps: bool = False) -> Checkpoint:
     """The last checkpoint of a region of the former graph that was killed."""
-    return CoordinatorHarness(operators=BEFORE, shows_steps=shows_steps).run().commit(1, step=5)
+    region = CoordinatorHarness(operators=BEFORE, shows_steps=shows_steps, application="shop").run()
+    return region.commit(1, step=5)
 
 
 def started(
@@ -468,9 +469,13 @@ def test_a_state_does_not_move_to_another_part_of_an_application() -> None:
         "shop.clicks": last["shop.clicks"],
     }
     check_application(moved, alone)
+    removed = replace(shop(rows=wide), graph_options=GraphOptions(removed_regions=("shop.old",)))
     other = {**last, "shop.old": last["shop.clicks"]}
     del other["shop.clicks"]
-    check_application(shop(rows=wide), other)
+    with pytest.raises(GraphChangeRefusedError, match=r"'longest' is in region 'shop\.old'"):
+        check_application(removed, other)
+    elsewhere = msgspec.structs.replace(last["shop.clicks"], application="shop.old")
+    check_application(shop(rows=wide), {**other, "shop.old": elsewhere})
 
 
 def test_another_number_of_workers_may_come_with_another_graph() -> None:

@@ -17,6 +17,7 @@ from checkpoint.chains.manifest_log import StoreHost, read_manifest, retained_ch
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.output_reading import OutputFollower, PublishedOutput
 from checkpoint.chains.state_store import StateStore
+from checkpoint.core.applications import belongs_to, check_begins
 from checkpoint.core.graph_change import GraphOptions, OperatorNote
 from checkpoint.core.links.messages import Restored
 from checkpoint.core.records.consumers import output_register
@@ -38,7 +39,7 @@ from checkpoint.core.records.manifest import (
     floors_of,
 )
 from checkpoint.core.records.outputs import Publish
-from checkpoint.core.region import RegionState, belongs_to, check_begins, worker_directory
+from checkpoint.core.region import RegionState, worker_directory
 from checkpoint.errors import (
     DeletionRefusedError,
     ForkRefusedError,
@@ -166,11 +167,12 @@ def test_the_sinks_of_a_fork_may_have_another_place_and_those_of_a_restart_not()
     [
         ({"shop.orders": ("orders", "count", "out")}, True),
         ({"shop": ("orders", "count", "out")}, True),
+        ({"shop.sold": ("orders", "count", "out")}, True),
         ({"shop.orders": ("orders", "other")}, False),
         ({"shop.clicks": ("clicks", "count", "out")}, False),
         ({"shop.v2": ("orders", "count", "out")}, False),
     ],
-    ids=["renamed", "divided", "nothing-in-common", "still-there", "another-application"],
+    ids=["renamed", "divided", "renamed-before", "nothing-in-common", "still-there", "another-application"],
 )
 def test_a_region_is_not_begun_empty_while_another_name_has_its_operators(
     others: dict[str, tuple[str, ...]], *, refused: bool
@@ -179,7 +181,11 @@ def test_a_region_is_not_begun_empty_while_another_name_has_its_operators(
     begun = replace(spec(application="shop", operators=operators), name="shop.sales")
     parts = {"shop.sales", "shop.clicks"}
     found = {
-        name: a_checkpoint(operators=notes(**dict.fromkeys(names, "count"))) for name, names in others.items()
+        name: a_checkpoint(
+            operators=notes(**dict.fromkeys(names, "count")),
+            application=name if name == "shop.v2" else "shop",
+        )
+        for name, names in others.items()
     }
     if not refused:
         check_begins(begun, found, parts)

@@ -204,7 +204,7 @@ GOLDEN = (
     b'{"out":{"epoch":2,"size":9,"digest":1}},"floors":{"out-out":[1,0]}}},"declared":2,"line":0,"rewinds":[],'
     b'"rewound":false,"shows_on":true,"orphans":[],"origin":{"region":"shop","checkpoint":41,"step":300,"savepoint":"fork-1f",'
     b'"application":"shop","logs":{},"same_place":[],"wall_time_ms":0},"in_origin":false,'
-    b'"identity":{"region":"shop","store":"5c"},"edit":null,'
+    b'"identity":{"region":"shop","store":"5c"},"application":"","edit":null,'
     b'"ended":{"_2e-gone":{"sink":"gone","checkpoint":5,"ends":{"0":{"epoch":2,"size":9,"digest":1}},'
     b'"floors":{"0":[1,0]}},"cut":{"sink":"cut","checkpoint":4,"ends":{"1":{"epoch":2,"size":8,"digest":3}},'
     b'"dropped_by":"ann@host"},"back":{"sink":"back","checkpoint":3}},"batch":{"query":"9f","number":7,"time_us":70,'

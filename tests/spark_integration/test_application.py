@@ -38,19 +38,23 @@ def note(path: Path, row: dict[str, Any]) -> None:
         file.write(f"{row['word']}\n")
 
 
+def regions_and_a_board(folder: Path, first: str) -> Graph:
+    graph = Graph("app")
+    words = graph.source(first, InputSource("words", WORDS)).annotate(consistent(period=0.5))
+    words.sink("out", LogSink(publish="checkpoint"))
+    words.filter("noted", any_row).sink("board", CallSink(partial(note, folder / "seen")))
+    graph.annotate("noted", autonomous)
+    again = graph.source("again", LogSource("out", WORDS)).annotate(consistent(period=0.5))
+    again.key_by("by_word", "word").count("counts").sink("counted", LogSink())
+    return graph
+
+
 @pytest.mark.long
 def test_two_regions_and_a_board_run_as_one_application_with_one_handle(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    graph = Graph("app")
-    words = graph.source("words", InputSource("words", WORDS)).annotate(consistent(period=0.5))
-    words.sink("out", LogSink(publish="step"))
-    words.filter("noted", any_row).sink("board", CallSink(partial(note, tmp_path / "seen")))
-    graph.annotate("noted", autonomous)
-    again = graph.source("again", LogSource("out", WORDS)).annotate(consistent(period=0.5))
-    again.key_by("by_word", "word").count("counts").sink("counted", LogSink())
     with embedded.start(tmp_path / "store") as server:
-        app = run(spark, graph, workers=1, store=server.url)
+        app = run(spark, regions_and_a_board(tmp_path, "words"), workers=1, store=server.url)
         assert isinstance(app, Application)
         try:
             with (
@@ -69,6 +73,17 @@ def test_two_regions_and_a_board_run_as_one_application_with_one_handle(
             "app.noted": RegionState.FINISHED,
         }
         table = collect_output(server.url, "app.again", "counted")
+        renamed = {"words": "rows", "words.leaves": "rows.leaves"}
+        app = run(
+            spark, regions_and_a_board(tmp_path / "no", "rows"), workers=1, store=server.url, renamed=renamed
+        )
+        try:
+            assert isinstance(app, Application)
+            assert list(app.parts) == ["app.words", "app.again", "app.noted"], "named as their regions are"
+            assert app.parts["app.words"].awaitTermination(150), app
+        finally:
+            app.stop()
+            assert app.wait(150)
     assert table is not None
     assert sorted((tmp_path / "seen").read_text().split()) == sorted("aba" * 3), "outside of any region"
     assert {row["word"]: row["count"] for row in table.to_pylist()} == {"a": 6, "b": 3}

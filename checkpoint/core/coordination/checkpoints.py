@@ -160,6 +160,7 @@ class PendingCheckpoint:
         irrevocable: Mapping[str, str],
         *,
         shows_steps: bool,
+        application: str = "",
         replaced: Mapping[str, ReplacedGraph] = MappingProxyType({}),
     ) -> Checkpoint:
         """Return the checkpoint of all votes. The wall time comes with the record."""
@@ -196,6 +197,7 @@ class PendingCheckpoint:
             rewinds=() if parent is None else parent.rewinds,
             origin=None if parent is None else parent.origin,
             identity=None if parent is None else parent.identity,
+            application=application,
             batch=None if parent is None else parent.batch,
         )
         return record if self.batch is None else with_batch(record, parent, self.batch)
@@ -523,6 +525,7 @@ class Checkpoints:
             notes,
             run.spec.irrevocable,
             shows_steps=run.spec.shows_steps,
+            application=run.spec.application,
             replaced={} if last is None else replaced_graphs(last, run.spec.operators),
         )
 

@@ -18,6 +18,7 @@ history. Pure.
 | identity | of the last | of the last | of the target | none | the owner's, or none |
 | batch | of the last, or voted with it | of the last; none: released | of the target | none | its own |
 | ended | of the last, and what goes | of the last | of the target, and what it lacks | none | its own |
+| application | of the program | of the last | of the target | none | its own |
 | operators | of the program | of the last | of the target | the original | its own |
 | uids | of the last, and who comes | of the last | of the target | the original | its own |
 | replaced | of the last, and its graph | of the last | of the last, and its graph | none | its own |

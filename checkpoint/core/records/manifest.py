@@ -341,6 +341,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The owner of the region's output outside of the store, if it is not its own name and store. All
     checkpoints state it.
     """
+    application: str = ""
+    """The application of which the region is a part. Another one may have a name that begins like it."""
     edit: Edit | None = None
     """Only in the record of an edit, and in the first checkpoint of a region whose state was given."""
     ended: dict[str, EndedLog] = {}
