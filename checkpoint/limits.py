@@ -284,6 +284,10 @@ claimant_wait_s: Final = 2.0
 its own opening took, so that a newer driver can open its segment. If the claimant died after its claim, the
 older driver takes over from itself (R18).
 """
+load_again_s: Final = 3.0
+"""If the workers of a driver that takes a region over have loaded state for longer, they load what was
+committed meanwhile before the region is asked for.
+"""
 lease_s: Final = 30.0
 """How long a region that is lent to another driver stays paused for its claim."""
 heir_commits_s: Final = 30.0

@@ -41,11 +41,13 @@ from checkpoint.core.coordination.vocabulary import (
     ExaminationWaits,
     ExamineCheckpoints,
     HandOverAnswered,
+    LastCheckpointRead,
     LaunchWorker,
     LinkDown,
     MessageRefused,
     NotifyObservers,
     OpenManifest,
+    ReadLastCheckpoint,
     SavepointWanted,
     SendControl,
     WorkerHosted,
@@ -111,7 +113,9 @@ class RegionShell:
         self._examining: trio.CancelScope | None = None
         self.ask_for_region: Callable[[], Awaitable[HandOverAnswered]] = _nobody
         """Asks the driver that runs the region to lend it."""
-        self._to_ask, self._asked = trio.open_memory_channel[AskForRegion](math.inf)
+        self.read_last: Callable[[], Awaitable[LastCheckpointRead]] = _nothing_read
+        """Reads the last checkpoint of a region that another driver runs."""
+        self._to_ask, self._asked = trio.open_memory_channel[AskForRegion | ReadLastCheckpoint](math.inf)
         self.handled: Callable[[RegionStatus], None] = _nothing
         """Called with a new status after each event."""
         self.also_observed: Callable[[RegionEvent], None] = _nothing
@@ -187,7 +191,7 @@ class RegionShell:
             if self._examining is not None:
                 self._examining.cancel()  # it is of an older incarnation
             self._to_examine.send_nowait(effect)
-        elif isinstance(effect, AskForRegion):
+        elif isinstance(effect, AskForRegion | ReadLastCheckpoint):
             self._to_ask.send_nowait(effect)
         elif isinstance(effect, LaunchWorker):
             self._launch(effect)
@@ -279,8 +283,9 @@ class RegionShell:
                 return
 
     async def _ask_all(self) -> None:
-        async for _ in self._asked:
-            self.post(await self.ask_for_region())
+        async for order in self._asked:
+            asks = isinstance(order, AskForRegion)
+            self.post(await (self.ask_for_region() if asks else self.read_last()))
 
     # --- Links ----------------------------------------------------------------------------------------
 
@@ -373,6 +378,11 @@ async def _nobody() -> HandOverAnswered:
     return HandOverAnswered()
 
 
+async def _nothing_read() -> LastCheckpointRead:
+    await trio.lowlevel.checkpoint()
+    return LastCheckpointRead()
+
+
 async def run_region(
     spec: RegionSpec,
     shell: RegionShell,
@@ -387,6 +397,7 @@ async def run_region(
     async with open_store(spec.store_url, token=spec.token, client=f"{spec.name}.coord") as store:
         shell.examine = partial(examine, store, spec.name)
         shell.ask_for_region = partial(lent_by_its_driver, store, spec.name)
+        shell.read_last = partial(last_of_its_driver, store, spec.name)
         shell.access_problem = store.access_problem
         if opened is not None:
             opened(store)
@@ -482,6 +493,18 @@ async def _read_or_empty(store: Store, region: str) -> ManifestView:
         return await read_manifest(store, region)
     except NoRegionError:
         return ManifestView(region, 0)
+
+
+async def last_of_its_driver(store: Store, region: str) -> LastCheckpointRead:
+    """Return the last checkpoint of a region that another driver runs, once the store can be read."""
+    waits = ""
+    while True:
+        try:
+            return LastCheckpointRead((await _read_or_empty(store, region)).last)
+        except DosError as error:
+            if waits != (waits := str(error.args[0])):
+                logger.warning("region %s: its last checkpoint cannot be read yet: %s", region, error)
+            await trio.sleep(limits.store_poll_s)
 
 
 async def lent_by_its_driver(store: Store, region: str) -> HandOverAnswered:

@@ -525,10 +525,18 @@ class ApplyOperator(Operator):
         self._buffered = BufferedRows(len(self._inputs))
         self._operator._emit_to_port = self._emit_to_port  # noqa: SLF001 - assigns the private half of UserOperator
 
+    def open_ahead(self) -> None:
+        if not self._keeps_files:  # it may look at its files
+            self._open()
+
+    def _open(self) -> None:
+        if not self._is_open:
+            with self._user("open", emits=False):
+                self._operator.open(self._runtime_context)
+            self._is_open = True
+
     def restored(self) -> None:
-        with self._user("open", emits=False):
-            self._operator.open(self._runtime_context)
-        self._is_open = True
+        self._open()
         rows = None if self._state is None else self._state.take_restored()
         if rows is not None:
             with self._user("reset", emits=False):

@@ -86,7 +86,8 @@ class Operator:
 
     | when | call |
     |---|---|
-    | first, if there is a checkpoint | `restore` of each state table, per stored block, oldest first |
+    | first, on a worker that waits to take its region over | `open_ahead`, perhaps long before the rest |
+    | then, if there is a checkpoint | `restore` of each state table, per stored block, oldest first |
     | before the first step | `restored`, once, after all stored blocks, if any, were restored |
     | for each batch of a step | `process`, in an order that a replay repeats |
     | when all batches of the step have arrived | `end_step`, then `on_punctuation` if event time advanced |
@@ -100,6 +101,11 @@ class Operator:
     """
     passes_rows: bool = False
     """Whether a batch of as many rows as the given one has its rows in their order, each on its own."""
+
+    def open_ahead(self) -> None:
+        """Do what may take long and needs no state. A worker that is ordered to restore at once does not
+        call it.
+        """
 
     def restored(self) -> None:
         """Complete the restore: once, after all stored blocks, and after all upstream operators."""

@@ -416,7 +416,15 @@ class Circuit:
         uids: Mapping[str, str] = MappingProxyType({}),
         running: RunningOperator | None = None,
         seconds: Callable[[], float] = Clock.seconds,
+        opened: "Circuit | None" = None,
+        ahead: bool = False,
     ) -> None:
+        """opened: with the operators that this one takes over, of the same graph, worker and layout. ahead:
+        another driver runs the region. Then sources and sinks are not opened: they may hold what that
+        driver's workers use, and sinks fence these by incarnation.
+        """
+        self._ahead = ahead
+        self._opened = {} if opened is None else opened.operators
         self._running, self.seconds = running or RunningOperator(), seconds
         self.busy_s: dict[str, float] = defaultdict(float)
         self.graph = graph
@@ -480,8 +488,10 @@ class Circuit:
                 self._consumers[name].append((node, index))
 
     def _open(self, node: NodePlan, context: OperatorContext) -> None:
+        if self._ahead and node.kind in (OperatorKind.SOURCE, OperatorKind.SINK):
+            return
         with self.calling(node.name, "its start"):
-            operator = self.graph.specs[node.name].open(context)
+            operator = self._opened.get(node.name) or self.graph.specs[node.name].open(context)
             tables = operator.tables()
         self._operators[node.name] = operator
         if isinstance(operator, SourceReader):
@@ -533,6 +543,11 @@ class Circuit:
             name = named.get(id(trace.tb_frame.f_locals.get("self")), name)
             trace = trace.tb_next
         return name
+
+    @property
+    def operators(self) -> Mapping[str, Operator]:
+        """The operators that are open, by name."""
+        return self._operators
 
     def wire_schema(self, channel: int) -> pa.Schema:
         return self._wire[channel]
@@ -639,6 +654,13 @@ class Circuit:
                         operator.publish(checkpoint)
                 finally:
                     operator.close()
+
+    def open_ahead(self) -> None:
+        """Let the operators do ahead of the restore what takes long. Raises OperatorError."""
+        for node in self.graph.plan.nodes:
+            if node.name in self._operators:
+                with self.calling(node.name, "its start"):
+                    self._operators[node.name].open_ahead()
 
     def restored(self) -> None:
         """Start the operators, upstream first, after all state is restored. Raises OperatorError."""

@@ -63,6 +63,7 @@ from dataflow.worker.directories import PostedChanges
 from dataflow.worker.failures import CONVERSIONS, LOSSES, operator_error
 from dataflow.worker.layout_change import LayoutChange
 from dataflow.worker.messages import (
+    AheadDone,
     BlockLoaded,
     CheckpointTaken,
     CircuitFailed,
@@ -119,6 +120,30 @@ class RestoreCircuit:
     owner: OutputIdentity | None = None
     uids: Mapping[str, str] = field(default_factory=dict)
     """As `Restore.uids`. All else here has the names of the graph."""
+    opened: bool = False
+    """Whether the operators that were opened ahead continue, with the state that they have loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAhead:
+    """Open the operators, in place of those opened before, while another driver runs the region. Answer:
+    AheadDone.
+    """
+
+    number: int
+    layout: Layout
+    store_id: bytes
+    uids: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAhead:
+    """Restore one stored block of the worker's own state into operators opened ahead. Answer: AheadDone."""
+
+    number: int
+    checkpoint: int
+    table: str
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +159,7 @@ class LinksEnded:
     error: BaseException | None = None
 
 
-ToCircuit: TypeAlias = CircuitCall | RestoreCircuit | Woken | LinksEnded
+ToCircuit: TypeAlias = CircuitCall | RestoreCircuit | OpenAhead | LoadAhead | Woken | LinksEnded
 
 
 class Inbox:
@@ -556,8 +581,11 @@ class CircuitIncarnation:
         shared: Shared,
         post: Post,
         clock: Clock | None = None,
+        opened: Circuit | None = None,
     ) -> None:
-        """Position sources and sinks at the checkpoint. Raises InputChangedError, CorruptDataError."""
+        """Position sources and sinks at the checkpoint. opened: as in `Circuit`. Raises InputChangedError,
+        CorruptDataError.
+        """
         self.number = order.incarnation
         self.running = False
         """Whether it runs steps. Before, frames that peers send early are kept: not all workers are here."""
@@ -567,8 +595,7 @@ class CircuitIncarnation:
         self._change = order.change
         workers = len(order.layout.workers)
         last_checkpoint = order.checkpoint if order.change is None else order.change.checkpoint
-        first = order.step + 1
-        ahead = min(worker_limits.steps_ahead, graph.plan.steps_ahead_max)
+        first, ahead = order.step + 1, min(worker_limits.steps_ahead, graph.plan.steps_ahead_max)
         self._schedule = Schedule(graph.plan, first, last_checkpoint, order.step, ahead)
         self._divisions: dict[int, Division] = {}
         self._positions: dict[int, dict[str, dict[str, SplitPosition]]] = {}
@@ -604,6 +631,7 @@ class CircuitIncarnation:
             uids=order.uids,
             running=shared.running,
             seconds=self._clock.seconds,
+            opened=opened,
         )
         self._sending = StageOutput(self._circuit, identity, order, self._stages, self._aligned)
         self._checkpoints = CheckpointTaking(
@@ -668,15 +696,11 @@ class CircuitIncarnation:
         """Restore one stored block of an operator's state. Blocks arrive oldest first. part: it is of a
         worker of the former layout, and what belongs to this worker now is taken over. Answers `BlockLoaded`.
         """
-        # The chain has blocks of operators that the graph has no more, until a snapshot follows.
-        if table in self._circuit.stateful:
-            name = self._circuit.owner_of(table)
-            decoded = decode_block(data, where=f"the state of operator {name!r} in checkpoint {checkpoint}")
-            if part is None:
-                self._circuit.restore(table, decoded, checkpoint)
-            else:
-                assert self._change is not None
-                self._circuit.restore_part(table, decoded, part, self._change.share)
+        if part is None:
+            load_block(self._circuit, checkpoint, table, data)
+        elif (decoded := decoded_block(self._circuit, checkpoint, table, data)) is not None:
+            assert self._change is not None
+            self._circuit.restore_part(table, decoded, part, self._change.share)
         self._post(BlockLoaded(self.number))
 
     def loaded(self, directories: Mapping[str, Handover] = NO_DIRECTORIES) -> None:
@@ -981,6 +1005,22 @@ class CircuitIncarnation:
             self._post(self._checkpoints.finish(step, barrier, positions | split_times))
 
 
+def decoded_block(circuit: Circuit, checkpoint: int, table: str, data: bytes) -> pa.RecordBatch | None:
+    """Return a stored block; None if it is of an operator that the graph has no more, whose blocks are in the
+    chain until a snapshot follows. Raises CorruptDataError.
+    """
+    if table not in circuit.stateful:
+        return None
+    name = circuit.owner_of(table)
+    return decode_block(data, where=f"the state of operator {name!r} in checkpoint {checkpoint}")
+
+
+def load_block(circuit: Circuit, checkpoint: int, table: str, data: bytes) -> None:
+    """Restore one stored block of the worker's own state. Raises OperatorError, CorruptDataError."""
+    if (decoded := decoded_block(circuit, checkpoint, table, data)) is not None:
+        circuit.restore(table, decoded, checkpoint)
+
+
 # --- the loop -----------------------------------------------------------------------------------------------
 
 _FOR_A_PERSON = (InputChangedError, InputListChangedError, SinkOwnedError, CorruptDataError)
@@ -1014,6 +1054,8 @@ class CircuitLoop:
         self._post = post
         self._run: CircuitIncarnation | None = None
         """None before the first `RestoreCircuit`, and after a failure until the next one."""
+        self._opened: Circuit | None = None
+        """The operators that are opened ahead of the first `RestoreCircuit`."""
         self._waiting = False
         """The incarnation has nothing to do until a message arrives or `_wakes_in` seconds are over."""
         self._wakes_in: float | None = None
@@ -1031,6 +1073,7 @@ class CircuitLoop:
                 self._pulse.end()
         finally:
             self.drop()
+            self._drop_opened()
 
     @property
     def busy(self) -> bool:
@@ -1052,6 +1095,9 @@ class CircuitLoop:
     def turn(self, message: ToCircuit | None) -> None:
         """Handle a message or, for None, do one piece of work. An error ends the incarnation."""
         self._waiting = False
+        if isinstance(message, OpenAhead | LoadAhead):
+            self._prepare(message)
+            return
         number = self._shared.incarnation if self._run is None else self._run.number
         if isinstance(message, RestoreCircuit):
             number = message.incarnation
@@ -1086,8 +1132,49 @@ class CircuitLoop:
             self._run.close()
             self._run = None
 
+    def _prepare(self, order: OpenAhead | LoadAhead) -> None:
+        """Carry out an order that precedes the first `RestoreCircuit`. An error ends what was opened."""
+        try:
+            if isinstance(order, OpenAhead):
+                self._drop_opened()
+                self._opened = Circuit(
+                    self._graph,
+                    region=self._identity.region,
+                    worker=self._identity.worker,
+                    workers=len(order.layout.workers),
+                    store_id=order.store_id,
+                    layout=order.layout,
+                    scratch=self._identity.scratch,
+                    uids=order.uids,
+                    running=self._shared.running,
+                    ahead=True,
+                )
+                self._opened.open_ahead()
+            else:
+                assert self._opened is not None, "it was opened, or an error was answered"
+                load_block(self._opened, order.checkpoint, order.table, order.data)
+        except Exception as error:
+            logger.exception("in what precedes a hand-over")
+            self._drop_opened()
+            self._post(AheadDone(order.number, f"{text_of(error)}"))
+        else:
+            self._post(AheadDone(order.number))
+        finally:
+            self._shared.running.begin("")
+
+    def _drop_opened(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            try:
+                opened.close()
+            except Exception as error:  # nothing of it was ever used
+                logger.error("in close: %s", error, exc_info=error)
+
     def _restoring(self, order: RestoreCircuit) -> None:
         self.drop()
+        if not order.opened:
+            self._drop_opened()
+        opened, self._opened = self._opened, None
         self._run = CircuitIncarnation(
             self._graph,
             self._identity,
@@ -1096,6 +1183,7 @@ class CircuitLoop:
             shared=self._shared,
             post=self._post,
             clock=self._clock,
+            opened=opened,
         )
         self.incarnations += 1
 

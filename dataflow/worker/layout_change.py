@@ -7,7 +7,7 @@ and begin their own chains and output. While the region still runs with the form
 (`copy_ahead`).
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,6 +15,7 @@ import msgspec
 
 from checkpoint import (
     CopyAhead,
+    Layout,
     Restore,
     RetiredWorker,
     TakenPart,
@@ -170,10 +171,26 @@ Report = Callable[[int, int], Awaitable[None]]
 """Called with the bytes that are copied, and the bytes of all of it."""
 
 
+class LoadedState(NamedTuple):
+    """What the operators of a worker that takes its region over have loaded ahead."""
+
+    layout: Layout
+    uids: Mapping[str, str]
+    """As `Restore.uids`: they write under these."""
+    at: Position | None
+    """Up to where in the worker's own chain; None: nothing, they are only opened."""
+
+    def fits(self, order: Restore | CopyAhead) -> bool:
+        """Return whether the operators may continue with an order."""
+        return (self.layout, self.uids) == (order.layout, order.uids)
+
+
 class CopiedState:
     """The copied state of other workers, on disk if it is large. Read each part once."""
 
-    def __init__(self, scratch: str = "") -> None:
+    def __init__(self, scratch: str = "", loaded: LoadedState | None = None) -> None:
+        self.loaded = loaded
+        """What the worker's operators have of its own state; None: they are not opened."""
         self._scratch = scratch
         self._parts: dict[int, tuple[Position, SnapshotSpool]] = {}
 
@@ -195,21 +212,44 @@ class CopiedState:
             self._parts[worker] = part.state, spool
         return copied
 
+    async def since_loaded(self, store: StorePort, order: Restore) -> list[StoredStateBlock] | None:
+        """Return the blocks of its own state that the ordered worker has not loaded ahead; None if it has to
+        load all. If the operators are not as the order needs them, they count as not opened from now on.
+        Raises as `blocks_at`.
+        """
+        if self.loaded is not None and not self.loaded.fits(order):
+            self.loaded = None
+        if self.loaded is None or self.loaded.at is None:
+            return None
+        try:
+            return await blocks_since(store, order, self.loaded.at)
+        except StateNotRecordedError:  # a snapshot has replaced what followed, or the region went back
+            self.loaded = None
+            return None
+
     async def restored(
-        self, store: StorePort, order: Restore, own: StoredBlocks, change: LayoutChange | None
+        self,
+        store: StorePort,
+        order: Restore,
+        own: StoredBlocks,
+        change: LayoutChange | None,
+        since: list[StoredStateBlock] | None = None,
     ) -> AsyncGenerator[tuple[TakenPart | None, StoredStateBlock]]:
         """Yield the stored blocks that the ordered worker restores: its own, which `own` yields unless the
-        region begins as a fork, and those that it takes over, part by part. Raises what `own` raises, and as
-        `blocks_at`.
+        region begins as a fork, and those that it takes over, part by part. since: `since_loaded`. Raises
+        what `own` raises, and as `blocks_at`.
         """
         # What is not in its own chain is read without a claim: nobody writes below a committed position.
-        if order.restore is None or not order.forks:
+        blocks: AsyncGenerator[tuple[int, str, bytes]]
+        if since is not None:
+            blocks = these(since)
+        elif order.restore is None or not order.forks:
             blocks = own()
         elif order.worker in order.restore.workers:
             region, at = order.restore.chains_of(order.job), order.restore.workers[order.worker].state
             blocks = blocks_at(store, region, order.worker, at)
         else:
-            blocks = _nothing()
+            blocks = these()
         async with aclosing(blocks) as restored:
             async for block in restored:
                 yield None, StoredStateBlock(*block)
@@ -254,9 +294,22 @@ class CopiedState:
             yield block
 
 
-async def _nothing() -> AsyncGenerator[StoredStateBlock]:
-    nothing: tuple[StoredStateBlock, ...] = ()
-    for block in nothing:
+async def blocks_since(
+    store: StorePort, order: Restore | CopyAhead, before: Position
+) -> list[StoredStateBlock]:
+    """Return the blocks of the ordered worker's own state after a position. Raises as `blocks_between`."""
+    own = (
+        None if order.restore is None or order.restore.in_origin else order.restore.workers.get(order.worker)
+    )
+    if own is None:
+        raise StateNotRecordedError(order.worker, "its chain begins anew")
+    async with aclosing(blocks_between(store, order.job, order.worker, before, own.state)) as blocks:
+        return [block async for block in blocks]
+
+
+async def these(blocks: Iterable[StoredStateBlock] = ()) -> AsyncGenerator[StoredStateBlock]:
+    """Yield these blocks."""
+    for block in blocks:
         yield block
 
 

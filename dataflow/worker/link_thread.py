@@ -44,6 +44,7 @@ from checkpoint import (
     stored_under,
     worker_directory,
 )
+from checkpoint.chains.state_store import StoredStateBlock, blocks_at
 from checkpoint.chains.whole_checkpoints import SoundStore, read_part
 from checkpoint.errors import (
     CheckpointDamagedError,
@@ -51,6 +52,7 @@ from checkpoint.errors import (
     OrphanedError,
     OutputDiffersError,
     StaleIncarnationError,
+    StateNotRecordedError,
     StoppedError,
 )
 from checkpoint.limits import stop_grace_s
@@ -59,7 +61,15 @@ from checkpoint.participant import Participant, open_participant
 from dataflow import limits
 from dataflow.errors import UserFault
 from dataflow.limits import WorkerLimits
-from dataflow.worker.circuit_thread import CircuitIncarnation, Inbox, LinksEnded, RestoreCircuit, Woken
+from dataflow.worker.circuit_thread import (
+    CircuitIncarnation,
+    Inbox,
+    LinksEnded,
+    LoadAhead,
+    OpenAhead,
+    RestoreCircuit,
+    Woken,
+)
 from dataflow.worker.directories import Directories, FormerFiles
 from dataflow.worker.exchange import Exchange, PeerSuspected
 from dataflow.worker.failures import failure_of, first_error, reported_first
@@ -67,13 +77,18 @@ from dataflow.worker.journals import FloorCollector, Journals, NoJournals, Outpu
 from dataflow.worker.layout_change import (
     CopiedState,
     LayoutChange,
+    LoadedState,
+    Report,
     after_step,
+    blocks_since,
     by_name,
     copy_ahead,
     left_before,
     part_of,
+    these,
 )
 from dataflow.worker.messages import (
+    AheadDone,
     BlockLoaded,
     CheckpointTaken,
     CircuitFailed,
@@ -223,6 +238,8 @@ class LinkIncarnation:
         self.number = order.epoch
         self.of_region = order.incarnation
         self._copies = copies
+        self._since: list[StoredStateBlock] | None = None
+        """The blocks of its own state that were not loaded ahead; None: all."""
         self.claim: Claim | None = None
         self._spec = spec
         self._order = order
@@ -412,6 +429,7 @@ class LinkIncarnation:
         buffers = {name: feed.buffer for name, feed in feeds.items()}
         completes = await left_before(self._store, order) if change is None else change.completes
         owner, local = None if order.restore is None else order.restore.identity, order.is_local
+        self._since = await self._copies.since_loaded(SoundStore(self._store), order)
         restores = RestoreCircuit(
             number,
             after,
@@ -425,6 +443,7 @@ class LinkIncarnation:
             completes,
             owner,
             order.uids,
+            self._copies.loaded is not None,
         )
         self._inbox.put(restores)
         self._circuit_ordered.set()
@@ -526,7 +545,7 @@ class LinkIncarnation:
 
     async def _load(self, journals: Journals) -> None:
         store = SoundStore(self._store)  # without a claim, positions of the checkpoint are read
-        stored = self._copies.restored(store, self._order, journals.blocks, self._change)
+        stored = self._copies.restored(store, self._order, journals.blocks, self._change, self._since)
         async with aclosing(stored) as blocks:
             async for part, block in blocks:
                 await self._block_room.acquire()
@@ -645,12 +664,18 @@ class Links:
         self._copies = CopiedState(spec.scratch_dir)
         """What is copied ahead of a change of the layout."""
         self._copying = trio.CancelScope()
+        self._ahead_number = 0
+        self._ahead, self._ahead_done = trio.open_memory_channel[AheadDone](math.inf)
+        """Answers of the circuit to what it is ordered ahead."""
         self._unpublished = 0
         """The committed checkpoint that the circuit has to publish, 0 for none."""
         self._published = trio.Event()
 
     def deliver(self, message: ToLinks) -> None:
         """Take a message of the circuit. Never blocks. Drops a message of an earlier incarnation."""
+        if isinstance(message, AheadDone):
+            self._ahead.send_nowait(message)
+            return
         incarnation, nursery = self._incarnation, self._nursery
         if incarnation is None or nursery is None or message.incarnation != incarnation.number:
             return
@@ -788,27 +813,73 @@ class Links:
         self._new_incarnation = trio.Event()
 
     async def _copy_ahead(self, order: CopyAhead, control: Participant, store: Store) -> None:
-        """Prepare for another layout, in place of what was prepared before. Report how far that is."""
+        """Prepare for another layout or a hand-over, in place of what was prepared, and report progress."""
         self._copying.cancel()
         self._copying = trio.CancelScope()
+        loaded = self._copies.loaded if order.opens else None
         self._copies = copies = CopiedState(self._spec.scratch_dir)
+        number = order.checkpoint
         reported_at = -math.inf
 
         async def report(copied: int, total: int) -> None:
             nonlocal reported_at
             if trio.current_time() > reported_at + limits.copied_report_s:
                 reported_at = trio.current_time()
-                await control.report(CopiedAhead(copied_bytes=copied, total_bytes=total))
+                await control.report(CopiedAhead(checkpoint=number, copied_bytes=copied, total_bytes=total))
 
         # Obsolete if an order has arrived meanwhile, which may end this worker.
         with self._copying, suppress(StaleIncarnationError):
             try:
                 plan = self._spec.graph.plan()
                 total = await copy_ahead(store, order, plan, copies, report, randomness.fresh_id())
+                if order.opens:
+                    total += await self._load_ahead(order, store, loaded, report)
             except (DosError, UserFault) as error:
-                await control.report(CopiedAhead(copied_bytes=0, total_bytes=0, error=str(error)))
+                report_error = CopiedAhead(checkpoint=number, copied_bytes=0, total_bytes=0, error=str(error))
+                await control.report(report_error)
             else:
-                await control.report(CopiedAhead(copied_bytes=total, total_bytes=total, done=True))
+                await control.report(
+                    CopiedAhead(checkpoint=number, copied_bytes=total, total_bytes=total, done=True)
+                )
+
+    async def _load_ahead(
+        self, order: CopyAhead, store: Store, before: LoadedState | None, report: Report
+    ) -> int:
+        """Let the circuit open its operators and load the worker's own state; return the bytes loaded.
+
+        before: what it has loaded for an earlier order. Raises DosError, also for an operator that fails.
+        """
+        sound, layout = SoundStore(store), order.layout
+        own = None if order.restore.in_origin else order.restore.workers.get(order.worker)
+        blocks: AsyncGenerator[StoredStateBlock] | None = None
+        if before is not None and before.fits(order) and before.at is not None:
+            with suppress(StateNotRecordedError):
+                blocks = these(await blocks_since(sound, order, before.at))
+        if blocks is None:
+            await self._do_ahead(
+                partial(OpenAhead, layout=layout, store_id=store.record.store_id, uids=order.uids)
+            )
+            at = None if own is None else own.state
+            blocks = these() if at is None else blocks_at(sound, order.job, order.worker, at)
+        loaded, total = 0, 0 if own is None else own.restore_bytes
+        async with aclosing(blocks):
+            async for checkpoint, table, data in blocks:
+                await self._do_ahead(partial(LoadAhead, checkpoint=checkpoint, table=table, data=data))
+                loaded += len(data)
+                await report(loaded, max(total, loaded))
+        # Not earlier: with a part of the blocks, the operators would continue from no checkpoint at all.
+        self._copies.loaded = LoadedState(layout, order.uids, None if own is None else own.state)
+        return loaded
+
+    async def _do_ahead(self, order: Callable[[int], OpenAhead | LoadAhead]) -> None:
+        """Let the circuit carry out an order ahead. Raises DosError if it fails."""
+        self._ahead_number += 1
+        self._inbox.put(order(self._ahead_number))
+        async for done in self._ahead_done:
+            if done.number == self._ahead_number:  # not of an order that was given up
+                if done.error:
+                    raise DosError(done.error)
+                return
 
     async def _run_incarnation(self, incarnation: LinkIncarnation, control: Participant) -> None:
         failure = await incarnation.run()

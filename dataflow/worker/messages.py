@@ -188,8 +188,18 @@ class CircuitFailed:
     report: Failed
 
 
+@dataclass(frozen=True, slots=True)
+class AheadDone:
+    """The order with this number, to open operators or load state ahead, is carried out."""
+
+    number: int
+    error: str = ""
+    """Why it failed, empty if it did not. Then nothing is opened any more."""
+
+
 ToLinks: TypeAlias = (
     BlockLoaded
+    | AheadDone
     | StateLoaded
     | StageEnded
     | PeerHeld

@@ -19,6 +19,7 @@ from checkpoint.core.coordination.vocabulary import (
     CoordinatorTick,
     HandOverAnswered,
     HandOverWanted,
+    LastCheckpointRead,
     LaunchWorker,
     LinkDown,
     ManifestLost,
@@ -27,6 +28,7 @@ from checkpoint.core.coordination.vocabulary import (
     NotifyObservers,
     OpenManifest,
     PauseWanted,
+    ReadLastCheckpoint,
     ReplaceWanted,
     ResetWanted,
     RestoreWanted,
@@ -52,7 +54,7 @@ from checkpoint.core.links.messages import (
     Stop,
 )
 from checkpoint.core.records.lines import restored
-from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.core.records.manifest import Checkpoint, ReplacedGraph
 from checkpoint.core.region import (
     AutoScale,
     AutoScaleStatus,
@@ -660,22 +662,169 @@ def test_a_successor_that_cannot_exchange_rows_with_the_others_is_refused_by_nam
 # --- a hand-over to another driver -----------------------------------------------------------------
 
 
-def test_a_driver_takes_a_region_over_when_its_workers_have_joined_and_not_before() -> None:
+def prepared(region: CoordinatorHarness, seen: Checkpoint | None) -> None:
+    """All workers have joined: they open their operators and load the state of this checkpoint."""
+    region.play(LastCheckpointRead(seen))
+    if seen is not None:
+        loads = {"incarnation": 0, "epoch": 0, "checkpoint": seen.number, "copied_bytes": 9, "total_bytes": 9}
+        for worker in range(len(region.core.run.roster)):
+            region.receive(worker, CopiedAhead, done=True, **loads)
+        region.play(LastCheckpointRead(seen))
+    assert len(region.take(AskForRegion)) == 1
+
+
+def test_a_driver_takes_a_region_over_when_its_workers_are_ready_and_not_before() -> None:
+    """They have opened their operators and loaded the state, and what followed if that took long."""
     before = CoordinatorHarness(3).run()
     seen = before.commit(1, step=5)
     region = CoordinatorHarness(hand_over=True, seen=seen, workers=None)
     assert [one.worker for one in region.out if isinstance(one, LaunchWorker)] == [0, 1, 2]
     region.join(0)
     region.join(1)
-    assert region.take(OpenManifest) == []
+    assert region.take(OpenManifest, ReadLastCheckpoint) == []
     assert region.core.status().reason == "its workers join before it takes the region over"
     region.join(2)
-    assert region.take(OpenManifest) == [], "the other driver pauses first"
+    assert len(region.take(ReadLastCheckpoint)) == 1
+    region.play(LastCheckpointRead(seen))
+    orders = [order for _, order in region.sent(CopyAhead)]
+    assert [(one.worker, one.checkpoint, one.opens, one.creates) for one in orders] == [
+        (worker, 1, True, False) for worker in range(3)
+    ]
+    loads = {"incarnation": 0, "epoch": 0, "checkpoint": 1, "total_bytes": 4_000_000}
+    region.receive(0, CopiedAhead, copied_bytes=1_000_000, **loads)
+    assert "load the state of checkpoint 1: 1.0 of 4.0 MB" in region.core.status().reason
+    region.now += limits.load_again_s
+    for worker in range(3):
+        assert region.take(ReadLastCheckpoint, AskForRegion) == []
+        region.receive(worker, CopiedAhead, copied_bytes=4_000_000, done=True, **loads)
+    newer = before.commit(2, step=9)
+    assert len(region.take(ReadLastCheckpoint)) == 1
+    region.play(LastCheckpointRead(newer))
+    assert [order.checkpoint for _, order in region.sent(CopyAhead)] == [2, 2, 2], "that took long"
+    for worker in range(3):
+        assert region.take(AskForRegion) == []
+        region.receive(worker, CopiedAhead, copied_bytes=1, done=True, **(loads | {"checkpoint": 2}))
+    newest = before.commit(3, step=11)
+    region.play(LastCheckpointRead(newest))
+    assert len(region.take(AskForRegion)) == 1, "so little is loaded while it pauses"
+    assert region.core.status().reason == "the driver that runs the region pauses it"
     region.play(HandOverAnswered())
     assert len(region.take(OpenManifest)) == 1
-    newer = before.commit(2, step=9)
-    region.opened(newer, epoch=before.epoch + 1)
-    assert [order.checkpoint for _, order in region.sent(Restore)] == [2, 2, 2]
+    region.opened(newest, epoch=before.epoch + 1)
+    assert [order.checkpoint for _, order in region.sent(Restore)] == [3, 3, 3]
+
+
+def test_a_process_that_has_not_prepared_takes_nothing_over() -> None:
+    """It came in place of one that had. The others need only what they have not loaded."""
+    seen = CoordinatorHarness(2).run().commit(1, step=5)
+    for asked in (False, True):
+        region = CoordinatorHarness(hand_over=True, seen=seen)
+        region.join(0)
+        region.join(1)
+        loads = {"incarnation": 0, "epoch": 0, "checkpoint": 1, "copied_bytes": 9, "total_bytes": 9}
+        region.play(LastCheckpointRead(seen))
+        region.receive(0, CopiedAhead, done=True, **loads)
+        if asked:
+            region.receive(1, CopiedAhead, done=True, **loads)
+            region.play(LastCheckpointRead(seen))
+        region.play(LinkDown(region.links[1], "closed"), WorkerEnded(1, 1, "killed"))
+        region.take()
+        region.tick(5)
+        region.join(1, attempt=2)
+        if asked:
+            region.play(HandOverAnswered())
+        assert region.take(OpenManifest, AskForRegion) == []
+        prepared(region, seen)
+        region.play(HandOverAnswered())
+        assert len(region.take(OpenManifest)) == 1
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_driver_whose_operators_cannot_be_opened_takes_nothing_over(*, hangs: bool) -> None:
+    seen = CoordinatorHarness(2).run().commit(1, step=5)
+    region = CoordinatorHarness(hand_over=True, seen=seen, start_timeout_s=20.0)
+    region.join(0)
+    region.join(1)
+    region.play(LastCheckpointRead(seen))
+    of = {"incarnation": 0, "epoch": 0, "checkpoint": 1, "copied_bytes": 0, "total_bytes": 0}
+    region.receive(0, CopiedAhead, done=True, **of)
+    if hangs:
+        region.tick(21)
+    else:
+        region.receive(1, CopiedAhead, error="operator 'score': there is no model", **of)
+    assert region.take(OpenManifest, AskForRegion) == []
+    assert region.core.run.outcome is not None
+    assert region.core.run.outcome.state is RegionState.FAILED
+    text = "did not open its operators" if hangs else "there is no model"
+    assert "worker 1" in region.core.run.reason
+    assert text in region.core.run.reason
+    assert "the region runs on under its driver" in str(region.core.run.outcome.error)
+
+
+def test_a_driver_that_reads_another_graph_before_it_asks_takes_nothing_over() -> None:
+    """It would fit, but it was compared with the graph before."""
+    seen = CoordinatorHarness(2).run().commit(1, step=5)
+    region = CoordinatorHarness(hand_over=True, seen=seen)
+    region.join(0)
+    region.join(1)
+    operators = seen.operators | notes(cheap="filter")
+    region.play(LastCheckpointRead(msgspec.structs.replace(seen, operators=operators)))
+    assert region.take(CopyAhead, AskForRegion) == []
+    assert "began this graph while this program started" in region.core.run.reason
+
+
+def heir_of_another_graph(before):
+    """A driver whose graph has another count, and whose workers have prepared with the last checkpoint."""
+    seen = before.core.run.last_checkpoint
+    region = CoordinatorHarness(hand_over=True, seen=seen, operators=notes(count="count", more="count"))
+    region.join(0)
+    region.join(1)
+    region.play(LastCheckpointRead(seen))
+    (uids,) = {tuple(order.uids.items()) for _, order in region.sent(CopyAhead)}
+    prepared(region, seen)
+    region.play(HandOverAnswered())
+    return region, dict(uids)
+
+
+def test_what_is_opened_before_a_hand_over_is_stored_under_the_uids_with_which_it_was_opened() -> None:
+    """Also if that driver is reset before its first checkpoint is committed."""
+    before = CoordinatorHarness(2).run()
+    before.commit(1, step=5)
+    region, uids = heir_of_another_graph(before)
+    last = before.commit(2, step=9)
+    for epoch in (7, 8):
+        region.epoch = epoch
+        region.play(ManifestOpened(epoch, last, (last,)))
+        assert [order.uids for _, order in region.sent(Restore)] == [uids] * 2
+        if epoch == 7:
+            region.receive(0, Failed, kind="peer", message="its peer is gone")
+            region.take()
+    region.receive_from_all(Restored, last_step=9)
+    region.votes(3, step=9)
+    assert region.appended().uids == uids
+    assert set(uids) == {"more"}
+
+
+def test_a_driver_is_refused_if_its_uids_may_have_been_given_to_what_came_and_went() -> None:
+    before = CoordinatorHarness(2).run()
+    before.commit(1, step=5)
+    region, _ = heir_of_another_graph(before)
+    last = before.commit(2, step=9)
+    replaced = {"0123456789abcdef": ReplacedGraph(2)}
+    region.opened(msgspec.structs.replace(last, replaced=replaced), epoch=7)
+    assert region.sent(Restore) == []
+    assert "began this graph while this program started" in region.core.run.reason
+
+
+def test_workers_that_a_hand_over_adds_join_and_prepare_before_the_pause() -> None:
+    """Also of a region that shows steps: it is lent after a checkpoint after which it shows none."""
+    seen = msgspec.structs.replace(CoordinatorHarness(2).run().commit(1, step=5), shows_on=True)
+    region = CoordinatorHarness(3, hand_over=True, seen=seen, shows_steps=True)
+    assert [one.worker for one in region.out if isinstance(one, LaunchWorker)] == [0, 1, 2]
+    for worker in range(3):
+        region.join(worker)
+    region.play(LastCheckpointRead(seen))
+    assert [len(order.layout.workers) for _, order in region.sent(CopyAhead)] == [3, 3, 3]
 
 
 @pytest.mark.parametrize("shown", [False, True])
@@ -685,6 +834,7 @@ def test_a_hand_over_begins_with_a_checkpoint_by_which_the_former_driver_knows_i
     region = CoordinatorHarness(hand_over=True, seen=seen, shows_steps=shown)
     region.join(0)
     region.join(1)
+    prepared(region, seen)
     region.play(HandOverAnswered())
     region.opened(seen, epoch=7)
     assert [order.moves for _, order in region.sent(Restore)] == [not shown] * 2
@@ -782,6 +932,7 @@ def test_a_driver_that_is_refused_fails_and_claims_nothing() -> None:
     region = CoordinatorHarness(hand_over=True)
     region.join(0)
     region.join(1)
+    prepared(region, None)
     region.play(HandOverAnswered(NotHandedOverError("it is being scaled")))
     assert region.take(OpenManifest) == []
     assert "it is being scaled" in region.core.run.reason
@@ -791,11 +942,12 @@ def test_a_worker_that_is_lost_while_the_region_is_asked_for_lets_it_be_asked_fo
     region = CoordinatorHarness(hand_over=True)
     region.join(0)
     region.join(1)
+    prepared(region, None)
     region.play(LinkDown(region.links[1], "closed"), WorkerEnded(1, 1, "killed"), HandOverAnswered())
     assert region.take(OpenManifest) == []
     region.tick(5)
     region.join(1, attempt=2)
-    assert len(region.take(AskForRegion)) == 1
+    prepared(region, None)
     region.play(HandOverAnswered())
     assert len(region.take(OpenManifest)) == 1
 
@@ -822,7 +974,7 @@ def test_a_region_that_never_ran_starts_as_always() -> None:
     region = CoordinatorHarness(hand_over=True)
     region.join(0)
     region.join(1)
-    assert len(region.take(AskForRegion)) == 1
+    prepared(region, None)
     region.play(HandOverAnswered())
     assert len(region.take(OpenManifest)) == 1
 

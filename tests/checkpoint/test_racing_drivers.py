@@ -22,13 +22,17 @@ from checkpoint.core.coordination.vocabulary import (
     End,
     HandOverAnswered,
     HandOverWanted,
+    LastCheckpointRead,
     LaunchWorker,
     NotifyObservers,
     OpenManifest,
+    ReadLastCheckpoint,
     SendControl,
 )
 from checkpoint.core.links.messages import (
     VERSIONS,
+    CopiedAhead,
+    CopyAhead,
     Counters,
     Join,
     Pause,
@@ -141,6 +145,8 @@ class Racer:
                     self.order_worker(link, message)
                 case AskForRegion():
                     self.ask()
+                case ReadLastCheckpoint():
+                    self.play(LastCheckpointRead(self.former.core.run.last_checkpoint))
                 case NotifyObservers(HandOverSettled() as settled):
                     error = NotHandedOverError(settled.error) if settled.error else None
                     self.heir.play(HandOverAnswered(error))
@@ -150,6 +156,9 @@ class Racer:
     def order_worker(self, link, message):
         """What the worker does."""
         match message:
+            case CopyAhead() as order:
+                fields = {"checkpoint": order.checkpoint, "copied_bytes": 0, "total_bytes": 0}
+                self.answer(link, CopiedAhead, done=True, **fields)
             case Restore() as order:
                 self.answer(link, Restored, last_step=order.restore.step if order.restore else 0)
                 if order.moves:

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -16,7 +17,18 @@ import pytest
 
 from checkpoint.core.region import RegionState
 from checkpoint.errors import GraphChangeRefusedError
-from dataflow import Graph, InputSource, LogSink, LogSource, Max, Sum, blocking, read_output
+from dataflow import (
+    Graph,
+    InputSource,
+    LogSink,
+    LogSource,
+    Max,
+    RuntimeContext,
+    Sum,
+    UserOperator,
+    blocking,
+    read_output,
+)
 from dataflow.errors import NoOutputError
 from dataflow.handle import RegionHandle
 from dos_client import Store
@@ -134,6 +146,143 @@ def test_a_running_region_is_handed_over_to_a_program_with_another_graph(
     # All of the rows before the change count, and half of those after it.
     assert 30 + sent // 2 + 5 <= sum(found.values()) <= 30 + sent + 5
     assert steps == sorted(set(steps)), "no step is shown twice"
+
+
+class Slow(UserOperator):
+    """Opens once a file is there, and fails if that has a text."""
+
+    needs = "key string, count bigint"
+    schema = "key string, count bigint"
+    state = "opened bigint"
+
+    def __init__(self, opens: Path) -> None:
+        self._opens = opens
+
+    def open(self, ctx: RuntimeContext) -> None:
+        with Path(f"{self._opens}.began").open("a") as file:
+            file.write(f"{ctx.worker}\n")
+        while not self._opens.exists():
+            time.sleep(0.05)
+        if self._opens.read_text():
+            raise ValueError(self._opens.read_text())
+
+    def process(self, batch: Any) -> Any:
+        return batch
+
+    def checkpoint(self) -> list[int]:
+        return [1]
+
+    def reset(self, state: Any) -> None:
+        assert state.to_pylist() in ([], [{"opened": 1}]), state
+
+
+def with_slow(opens: Path) -> Graph:
+    graph = Graph("counts")
+    rows = graph.source("rows", InputSource("rows", ROWS)).filter("even", is_even)
+    counts = rows.key_by("by_key_2", "key").count("counts")
+    counts.apply("slow", Slow(opens)).sink("out", LogSink(publish="step"))
+    return graph
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("forks")
+def test_operators_are_opened_before_the_region_pauses_for_a_hand_over(
+    shared_store: str, tmp_path: Path
+) -> None:
+    """It shows rows meanwhile. If they cannot be opened, it runs on. Each is opened once for a hand-over."""
+    name, opens = tmp_path.name, tmp_path / "opens"
+    began = Path(f"{opens}.began")
+    with open_blocking(shared_store) as client, ExitStack() as programs:
+        shown = partial(client.portal.call, last_rows, client.store, name)
+
+        def begin(graph: Graph, folder: str, **options: Any) -> RegionHandle:
+            place = tmp_path / folder / name
+            place.mkdir(parents=True)
+            control, _ = programs.enter_context(running(graph, shared_store, place, **options))
+            return control
+
+        old = begin(graph_of(1, "step"), "old", workers=2)
+        send(client, name, range(30))
+        until(lambda: old.status.checkpoints_committed > 0, "there is a checkpoint", 60)
+        opens.write_text("there is no model")
+        failed = begin(with_slow(opens), "failed", hand_over=True)
+        assert not finished(failed)
+        assert "there is no model" in str(failed.exception())
+        opens.unlink()
+        began.unlink()
+        heir = begin(with_slow(opens), "heir", hand_over=True)
+        until(lambda: began.exists() and len(began.read_text()) == 4, "both workers open it", 60)
+        assert "open their operators and load the state" in heir.status.reason
+        send(client, name, range(30, 60))
+        until(lambda: sum(shown()[0].values()) == 60, "the rows are shown by the old program", 60)
+        old.checkpoint(60)
+        assert not old.status.resets
+        opens.touch()
+        until(lambda: not old.isActive, "it is handed over", 60)
+        send(client, name, range(60, 72))
+        blocking.close_input(client, name, "rows")
+        assert finished(heir), heir.status
+        found, steps = shown()
+    assert sum(found.values()) == 60 + 6
+    assert steps == sorted(set(steps)), "no step is shown twice"
+    assert sorted(began.read_text().split()) == ["0", "1"], "it is opened once on each worker"
+
+
+def without_top(row: dict[str, Any]) -> tuple[str, int]:
+    return row["key"], row["total"]
+
+
+def with_sums(version: int) -> Graph:
+    """Version 2 has another result, and a log of it."""
+    graph = Graph("sums")
+    results = {"total": Sum("n"), **({"top": Max("n")} if version == 2 else {})}
+    keyed = graph.source("rows", InputSource("rows", ROWS)).key_by("by_key", "key")
+    sums = keyed.aggregate("sums", **results)
+    totals = sums.map("totals", without_top, schema="key string, total bigint")
+    totals.sink("out", LogSink(publish="step"))
+    if version == 2:
+        sums.sink("tops", LogSink(publish="checkpoint"))
+    return graph
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("forks")
+def test_state_that_is_loaded_before_a_hand_over_is_stored_as_it_is_found_again(
+    shared_store: str, tmp_path: Path
+) -> None:
+    """A result that comes with the graph has a uid, which the operator was opened with before the claim."""
+    name = tmp_path.name
+    with open_blocking(shared_store) as client, ExitStack() as programs:
+
+        def begin(version: int, **options: Any) -> RegionHandle:
+            place = tmp_path / f"{version}" / name
+            place.mkdir(parents=True)
+            control, _ = programs.enter_context(running(with_sums(version), shared_store, place, **options))
+            return control
+
+        old = begin(1, workers=2)
+        send(client, name, range(30))
+        until(lambda: old.status.checkpoints_committed > 0, "there is a checkpoint", 60)
+        heir = begin(2, new_aggregates=("sums:top",), hand_over=True)
+        until(lambda: not old.isActive, "it is handed over", 60)
+        until(lambda: heir.status.state is RegionState.RUNNING, "the new program runs it", 60)
+        send(client, name, range(30, 36))
+        heir.checkpoint(60)
+        kill(heir, 0, wipe=True)
+        send(client, name, range(3))
+        blocking.close_input(client, name, "rows")
+        assert finished(heir), heir.status
+
+        async def results() -> dict[str, tuple[int, int]]:
+            found = {}
+            async for step in read_output(client.store, name, "tops"):
+                for row in [] if step.table is None else step.table.to_pylist():
+                    found[row["key"]] = row["total"], row["top"]
+            return found
+
+        found = client.portal.call(results)
+    rows = [*range(36), *range(3)]
+    assert found == {f"k{key}": (sum(n for n in rows if n % 3 == key), 33 + key) for key in range(3)}
 
 
 DRIVER = """

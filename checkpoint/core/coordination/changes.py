@@ -25,7 +25,7 @@ from checkpoint.core.coordination.vocabulary import (
 )
 from checkpoint.core.coordination.workers import STARTED, Worker, WorkerState
 from checkpoint.core.links.messages import CopiedAhead, CopyAhead, Refusal
-from checkpoint.core.records.layout import even_layout, rebalanced, workers_text
+from checkpoint.core.records.layout import Layout, even_layout, rebalanced, workers_text
 from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import HandOverSettled, ReplaceSettled, ScaleSettled, workers_wanted
 
@@ -124,9 +124,7 @@ class Changes:
             self._run.retire(run.roster.succeed(), "another process takes its place", now)
         else:
             settles = change is not None
-            first = self._first(last)
-            changes = first != len(last.workers)
-            layout = rebalanced(last.layout, range(first)) if changes else last.layout
+            layout = self.layout_after(last)
         workers, asked = len(layout.workers), run.spec.workers
         run.set_layout(layout, workers if last is None or asked == workers else last.workers_declared)
         self._run.retire(
@@ -147,6 +145,11 @@ class Changes:
     def expect_workers(self, checkpoint: Checkpoint) -> None:
         """Have as many workers as an incarnation will have that begins with this checkpoint."""
         self._run.roster.resize(self._first(checkpoint))
+
+    def layout_after(self, checkpoint: Checkpoint) -> Layout:
+        """Return the layout with which an incarnation begins that restores this checkpoint."""
+        first, layout = self._first(checkpoint), checkpoint.layout
+        return layout if first == len(checkpoint.workers) else rebalanced(layout, range(first))
 
     def _first(self, checkpoint: Checkpoint) -> int:
         """Return the number of workers with which an incarnation begins."""
@@ -324,6 +327,7 @@ class Changes:
                         worker=worker.index,
                         restore=last,
                         layout=layout,
+                        uids=last.uids,
                         # Once in an incarnation: they are claimed with it as the epoch, and the process of
                         # a change that was given up may still hold that claim.
                         creates=self._ordered.get(worker.index) != run.incarnation,

@@ -22,6 +22,7 @@ from checkpoint.core.coordination.autoscaling import Autoscaling
 from checkpoint.core.coordination.batches import Batches
 from checkpoint.core.coordination.changes import Changes, Scaling
 from checkpoint.core.coordination.checkpoints import Checkpoints
+from checkpoint.core.coordination.handing_over import Heir
 from checkpoint.core.coordination.losses import FallingBack, Losses
 from checkpoint.core.coordination.recovery_estimate import estimate
 from checkpoint.core.coordination.rounds import Gathering, Recovery, TakeOvers
@@ -37,6 +38,7 @@ from checkpoint.core.region import (
     ScalingStatus,
     StateChanged,
     UnderWayStatus,
+    when_handed_over,
 )
 from checkpoint.errors import GraphChangeRefusedError, ManifestError, RegionFencedError
 
@@ -90,7 +92,7 @@ class ManifestClaim:
             self._run.fail(error, now)
             return False
         if event.seen is not None:
-            self._changes.expect_workers(event.seen)
+            self._changes.expect_workers(when_handed_over(self._run.spec, event.seen))
         return True
 
     def on_manifest_opened(self, event: v.ManifestOpened, now: float) -> None:
@@ -368,6 +370,7 @@ class Coordinator:
         self._take_overs = take_overs = TakeOvers(run, checkpoints, rounds)
         self._gathering = gathering = Gathering(run, checkpoints, rounds, take_overs)
         self.changes = changes = Changes(run, checkpoints, rounds)
+        self._heir = Heir(run, rounds, changes)
         self._batches = Batches(run, checkpoints)
         self._autoscaling = Autoscaling(run, checkpoints, changes)
         falling_back = FallingBack(run, checkpoints, gathering)
@@ -400,7 +403,8 @@ class Coordinator:
             v.ScaleWanted: changes.on_scale_wanted,
             v.ReplaceWanted: changes.on_replace_wanted,
             v.HandOverWanted: changes.on_hand_over_wanted,
-            v.HandOverAnswered: rounds.on_hand_over_answered,
+            v.HandOverAnswered: self._heir.on_hand_over_answered,
+            v.LastCheckpointRead: self._heir.on_last_read,
             v.StopWanted: self._on_stop_wanted,
         }
         self._on_message: Final[dict[type[Any], Callable[[Worker, Any, float], m.Refusal | None]]] = {
@@ -411,13 +415,13 @@ class Coordinator:
             m.Vote: checkpoints.on_vote,
             m.WantsCheckpoint: self._on_wants_checkpoint,
             m.Paused: checkpoints.on_paused,
-            m.CopiedAhead: changes.on_copied,
+            m.CopiedAhead: self._on_copied,
             m.Finished: checkpoints.on_finished,
         }
         self._on_timer: Final[dict[str, Callable[[float], None]]] = {
             "beat": losses.beat,
             "open": manifest.open_again,
-            "gather": gathering.timed_out,
+            "gather": self._gather_timed_out,
             "restore": losses.restore_timed_out,
             "take over": take_overs.timed_out,
             "drain": losses.drain_timed_out,
@@ -438,6 +442,7 @@ class Coordinator:
         self._on_event[type(event)](event, now)
         self._reporter.note_waiting(now)
         self.changes.advance(now)
+        self._heir.advance(now)
         self._take_overs.advance(now)
         self._stop_if_covered(now)
         self._batches.advance(now)
@@ -497,6 +502,12 @@ class Coordinator:
         del event
         if self.run.phase in (CoordinatorPhase.RESTORING, CoordinatorPhase.RUNNING):
             self.rounds.reset("a reset was requested", now, spend=False)
+
+    def _gather_timed_out(self, now: float) -> None:
+        if (problem := self._heir.problem()) is not None:
+            self.run.fail(problem, now)
+        else:
+            self._gathering.timed_out(now)
 
     def _autoscale(self, now: float) -> None:
         self._autoscaling.timer_expired(self._reporter.waiting_for, now)
@@ -577,6 +588,10 @@ class Coordinator:
         if message.batch >= 0:
             return self._batches.on_fed(worker, message, now)
         return self.checkpoints.on_wants_checkpoint(worker, message, now)
+
+    def _on_copied(self, worker: Worker, message: m.CopiedAhead, now: float) -> m.Refusal | None:
+        copies_for = self._heir if self._heir.takes_over else self.changes
+        return copies_for.on_copied(worker, message, now)
 
     def _on_link_down(self, event: v.LinkDown, now: float) -> None:
         self._batches.link_down(event.link)

@@ -19,10 +19,8 @@ from checkpoint.core.coordination.checkpoints import Checkpoints
 from checkpoint.core.coordination.recovery_estimate import RecoveryHistory
 from checkpoint.core.coordination.run import CoordinatorPhase, PhaseEvent, RegionRun
 from checkpoint.core.coordination.vocabulary import (
-    AskForRegion,
     CancelWorker,
     CloseLink,
-    HandOverAnswered,
     LaunchWorker,
     OpenManifest,
     WorkerHosted,
@@ -87,8 +85,6 @@ class Recovery:
         self._attempts = 0
         """Reset attempts spent since the last committed checkpoint."""
         self._epoch_floor = 0
-        self._asked = False
-        """The region was asked for, and no answer came yet."""
         self._resets: deque[ResetReport] = deque(maxlen=RESETS_KEPT_MAX)
         self._history = RecoveryHistory()
 
@@ -122,7 +118,7 @@ class Recovery:
     # --- a round begins -------------------------------------------------------------------------------
 
     def start(self, now: float) -> None:
-        """Begin the first round; for a hand-over, claim nothing before all have joined (`Gathering`)."""
+        """Begin the first round; for a hand-over, claim nothing before all have joined (`Heir`)."""
         run = self._run
         run.move(PhaseEvent.BEGUN)
         self._round.number, self._round.began = 1, now
@@ -141,27 +137,6 @@ class Recovery:
         step = limits.terms_per_incarnation if run.spec.recovery == "local" else 1
         heir_s = limits.heir_commits_s if run.lent else 0.0
         run.emit(OpenManifest(self._epoch_floor, run.incarnation, step, heir_s, run.decide_claimed))
-
-    def ask_for_region(self) -> None:
-        """All workers have joined: ask the driver that runs the region to lend it, unless that is done."""
-        if not self._asked:
-            self._asked = True
-            self._run.reason = "the driver that runs the region pauses it"
-            self._run.emit(AskForRegion())
-
-    def on_hand_over_answered(self, event: HandOverAnswered, now: float) -> None:
-        """Claim the region at once, or fail: the other driver continues then. If a worker was lost meanwhile,
-        the lease ends, and the region is asked for again when all have joined.
-        """
-        run = self._run
-        if run.over:
-            return
-        self._asked = False
-        if event.refused is not None:
-            run.fail(event.refused, now)
-        elif run.roster.all_in(WorkerState.JOINED):
-            run.reason = ""
-            self.open_manifest()
 
     def reset(
         self, reason: str, now: float, *, worker: int = -1, spend: bool = True, delay_s: float = 0.0
@@ -569,8 +544,6 @@ class Gathering:
         run.roster.joined(worker, link, join, now)
         self._rounds.history.note_launch(now - worker.launched_at)
         run.report(WorkerJoined(worker.index, worker.attempt, join.host, join.pid))
-        if run.spec.hand_over and not run.incarnation and run.roster.all_in(WorkerState.JOINED):
-            self._rounds.ask_for_region()
         self.order_if_gathered(now)
         return None
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Any, Final
 
+import msgspec
+
 from checkpoint import limits
 from checkpoint.core.coordination.vocabulary import (
     CancelWorker,
@@ -122,6 +124,8 @@ class RegionRun:
         """Whether a change of the workers is under way; `Changes` sets it. Then none is taken over."""
         self.lent = False
         """Whether the region is paused for another driver, which may have claimed it. `Changes` sets it."""
+        self.prepared = 0
+        """The checkpoint with which workers opened operators ahead of a hand-over; `Heir` sets it."""
         self.batch_open = False
         """Whether workers feed a batch that is in no record yet; `Batches` sets it, and its record or a reset
         clears it. Then no other checkpoint is requested, and no worker is paused.
@@ -185,7 +189,14 @@ class RegionRun:
     @property
     def uids(self) -> dict[str, str]:
         """`Checkpoint.uids` of the next record that is voted."""
-        return {} if self._last is None else dict(change_of(self.spec, self._last).uids)
+        return {} if self._last is None else self.uids_after(self._last)
+
+    def uids_after(self, last: Checkpoint) -> dict[str, str]:
+        """Return `Checkpoint.uids` of a record that follows this one."""
+        # Not of a later number: operators were opened with these uids, and write under them.
+        prepared = self.prepared if last.operators != self.spec.operators else 0
+        born = msgspec.structs.replace(last, number=prepared or last.number)
+        return dict(change_of(self.spec, born).uids)
 
     def take_effects(self) -> list[Effect]:
         """Return the effects since the last call, in order."""
@@ -256,6 +267,8 @@ class RegionRun:
         # Before the claim: a program that does not fit must not fence off the driver that runs the region.
         if seen is not None:
             check_continues(self.spec, when_handed_over(self.spec, seen))
+            if self._compared is not None and seen.operators not in (self._compared, self.spec.operators):
+                raise meanwhile_another_graph(self.spec, seen)
         if not unread:
             self._compared = {} if seen is None else seen.operators
 
@@ -279,8 +292,10 @@ class RegionRun:
             )
         check_continues(self.spec, last)
         # Also if it fits: another program has changed the graph meanwhile, and its change would be undone
-        # without a word.
-        if self._compared is not None and last.operators not in (self._compared, self.spec.operators):
+        # without a word. Also if it was changed back: what came and went may have the uids of what comes now.
+        changed = self._compared is not None and last.operators not in (self._compared, self.spec.operators)
+        came = max((note.checkpoint for note in last.replaced.values()), default=0)
+        if changed or (came > self.prepared > 0 and last.operators != self.spec.operators):
             raise meanwhile_another_graph(self.spec, last)
 
     # --- what is committed ----------------------------------------------------------------------------

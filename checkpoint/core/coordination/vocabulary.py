@@ -145,6 +145,13 @@ class HandOverAnswered:
     refused: DosError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LastCheckpointRead:
+    """The last checkpoint of the region, which another driver runs; None if it has none."""
+
+    seen: Checkpoint | None = None
+
+
 class UserRequest:
     """A request of a user, in the driver's process or through the store."""
 
@@ -270,6 +277,7 @@ Event: TypeAlias = (
     | WorkerEnded
     | BatchesWaitInVain
     | HandOverAnswered
+    | LastCheckpointRead
     | CoordinatorTick
     | UserRequest
 )
@@ -306,6 +314,11 @@ class OpenManifest:
 @dataclass(frozen=True, slots=True)
 class AskForRegion:
     """Ask the driver that runs the region to lend it. Answer: HandOverAnswered."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLastCheckpoint:
+    """Read the last checkpoint of the region, which another driver runs. Answer: LastCheckpointRead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +400,7 @@ Effect: TypeAlias = (
     OpenManifest
     | AppendCheckpoint
     | AskForRegion
+    | ReadLastCheckpoint
     | ExamineCheckpoints
     | LaunchWorker
     | CancelWorker

@@ -405,7 +405,9 @@ class View(ControlMessage, frozen=True, kw_only=True):
 
 
 class CopyAhead(ControlMessage, frozen=True, kw_only=True):
-    """Prepare for another layout: create journals, copy state of `checkpoint`. Answers: CopiedAhead."""
+    """Prepare for another layout, or to take the region over from another driver that runs it: create
+    journals, open operators, copy or load state of `checkpoint`. Answers: CopiedAhead.
+    """
 
     worker: int
     restore: Checkpoint
@@ -415,12 +417,13 @@ class CopyAhead(ControlMessage, frozen=True, kw_only=True):
     epoch has one writer, and an attempt that was given up may still hold the claim. After that the restore
     creates what is missing.
     """
+    opens: bool = False
+    """Whether the worker opens its operators, except sources and sinks, and loads its own state into them. It
+    is not ordered to restore yet.
+    """
+    uids: dict[str, str] = {}
+    """As `Restore.uids`."""
     moves: ClassVar[bool] = True
-
-    @property
-    def uids(self) -> dict[str, str]:
-        """As `Restore.uids`: the graph does not change with the layout of a region that runs."""
-        return self.restore.uids
 
 
 class Start(ControlMessage, frozen=True, kw_only=True):

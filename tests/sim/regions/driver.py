@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from checkpoint.chains import whole_checkpoints
-from checkpoint.chains.manifest_log import ManifestLog
+from checkpoint.chains.manifest_log import ManifestLog, retained_checkpoints
 from checkpoint.core.coordination.coordinator import Coordinator
 from checkpoint.core.coordination.run import PhaseEvent, RegionRun
 from checkpoint.core.coordination.vocabulary import (
@@ -28,12 +28,14 @@ from checkpoint.core.coordination.vocabulary import (
     ExamineCheckpoints,
     HandOverAnswered,
     HandOverWanted,
+    LastCheckpointRead,
     LaunchWorker,
     LinkDown,
     ManifestOpened,
     MessageRefused,
     NotifyObservers,
     OpenManifest,
+    ReadLastCheckpoint,
     SendControl,
     WorkerEnded,
     WorkerHosted,
@@ -247,6 +249,8 @@ class Driver(Process):
                 self._launch(effect)
             case AskForRegion():
                 self._ask_for_region()
+            case ReadLastCheckpoint():
+                self.start("last checkpoint", self._read_last())
             case SendControl(link, message):
                 self.region.record.sent(message)
                 self.region.saw(f"sent: {type(message).__name__}")
@@ -296,6 +300,20 @@ class Driver(Process):
             self.after(1.0, self._ask_for_region)
         else:
             self.post(HandOverAnswered())
+
+    async def _read_last(self) -> None:
+        """Do what `RegionShell` does."""
+        store = SimStore(self, self.region.network, self.region.store)
+        while True:
+            try:
+                kept = await retained_checkpoints(store, self.region.spec.name)
+            except DosError:
+                await self.sleep(0.25)
+            else:
+                break
+            finally:
+                store.close()
+        self.post(LastCheckpointRead(kept[-1] if kept else None))
 
     async def _examine(self, order: ExamineCheckpoints) -> None:
         """Do what `RegionShell` does."""

@@ -703,7 +703,7 @@ class Worker(Process):
         store = SimStore(self, region.network, region.store)
 
         async def report(copied: int, total: int) -> None:
-            self._send_copied(copied, total)
+            self._send_copied(order.checkpoint, copied, total)
 
         try:
             if order.creates and not change.share.stays:
@@ -714,16 +714,18 @@ class Worker(Process):
             total = await self._copies.copy(store, order, change, report)
         except DosError as error:
             region.saw("state could not be copied ahead")
-            self._send_copied(0, 0, error=str(error))
+            self._send_copied(order.checkpoint, 0, 0, error=str(error))
         else:
             region.saw("state was copied ahead")
-            self._send_copied(total, total, done=True)
+            self._send_copied(order.checkpoint, total, total, done=True)
         finally:
             store.close()
 
-    def _send_copied(self, copied: int, total: int, *, done: bool = False, error: str = "") -> None:
+    def _send_copied(
+        self, checkpoint: int, copied: int, total: int, *, done: bool = False, error: str = ""
+    ) -> None:
         fields: dict[str, Any] = {"copied_bytes": copied, "total_bytes": total, "done": done, "error": error}
-        self.report(CopiedAhead(job="", worker=self.index, **fields))
+        self.report(CopiedAhead(job="", checkpoint=checkpoint, worker=self.index, **fields))
 
     # Peers
 
