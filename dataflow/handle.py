@@ -50,6 +50,7 @@ from dataflow.graph.plan import GraphPlan
 from dataflow.limits import handle_poll_s, stop_timeout_s, workers_end_timeout_s
 from dataflow.sinks.base import SinkSpec
 from dataflow.sources.batches import LOCAL_RECOVERY_OF_BATCHES
+from dataflow.worker.spec import removed_specs
 from dos_client import Store, metrics, parse_url
 from dos_monitoring import (
     LOG_VARIABLE,
@@ -568,7 +569,7 @@ def start_part(
         monitor.observe(event)
         events(event)
 
-    check, prepare = partial(check_places, part), partial(_prepare, part, spec)
+    check, prepare = partial(check_places, part, specs=removed_specs(spec)), partial(_prepare, part, spec)
     control = RegionControl(spec, observer=observe, check=check, prepare=prepare)
     for listener in options.get("listeners", ()):
         control.addListener(listener)
@@ -721,7 +722,9 @@ def check_option_values(options: Mapping[str, Any]) -> None:
         value = options.get(name)
         if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
             raise TypeError(f"{name} must be {what}, got {value!r:.60}")
-    GraphOptions.of(options)
+    for name, sink in GraphOptions.of(options).removed.items():
+        if not (sink is None or isinstance(sink, SinkSpec)):
+            raise TypeError(f"removed has {name!r}: {sink!r:.60}, which is no sink; a source has None")
 
 
 def check_options(parts: Sequence[GraphPart], options: RegionOptions) -> None:

@@ -45,7 +45,7 @@ from dataflow.limits import WorkerLimits
 from dataflow.programs import parts_in_store
 from dataflow.worker.companion import begin_companion
 from dataflow.worker.process import run_worker
-from dataflow.worker.spec import WorkerSpec
+from dataflow.worker.spec import WorkerSpec, removed_specs
 from dos_client.urls import parse_store_url
 from dos_monitoring import LogChoice, begin_logs, log_choice_of_environment
 
@@ -104,6 +104,7 @@ def _launch(
     standby: int,
 ) -> "ProcessLauncher":
     below = part.name if part.name != application else ""
+    removed = removed_specs(spec)
 
     def spec_of(worker: int, attempt: int) -> WorkerSpec:
         return WorkerSpec(
@@ -121,6 +122,7 @@ def _launch(
             metrics=shown.metrics,
             log=shown.log,
             limits=limits or WorkerLimits(),
+            removed=removed,
             orphan_timeout_s=spec.orphan_timeout_s,
         )
 

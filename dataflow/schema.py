@@ -97,6 +97,36 @@ def schema_text(schema: pa.Schema) -> str:
     return ", ".join(f"{_name_text(field.name)} {type_text(field.type)}" for field in schema)
 
 
+def columns_of_text(text: str) -> pa.Schema:
+    """Return the columns of a text of `schema_text`, perhaps with "changes " before it, as a checkpoint has
+    them of an input. The type of a column is null if neither Spark nor Arrow has such a name.
+    """
+    columns, depth, begin, is_name = [], 0, 0, False
+    for at, sign in enumerate(f"{text},"):
+        is_name ^= sign == "`"
+        if not is_name:
+            depth += (sign in "<([") - (sign in ">)]")
+            if sign == "," and not depth:
+                columns.append(text[begin:at].strip())
+                begin = at + 1
+    first = [_column(columns[0]), _column(columns[0].removeprefix("changes "))]
+    known = [one for one in first if one.type != pa.null()]
+    return pa.schema([[*known, *first][0], *map(_column, columns[1:])])
+
+
+def _column(text: str) -> pa.Field:
+    try:
+        return parse_schema(text).field(0)
+    except SchemaError:
+        pass
+    name, _, kind = text.rpartition("` ") if text.startswith("`") else text.partition(" ")
+    try:
+        kind_of_arrow = pa.type_for_alias(kind)
+    except ValueError:
+        kind_of_arrow = pa.null()
+    return pa.field(name.removeprefix("`").replace("``", "`"), kind_of_arrow)
+
+
 def type_text(kind: pa.DataType) -> str:
     """Return Spark's name of a type, Arrow's name if Spark has none."""
     for known, name in _NAMES:

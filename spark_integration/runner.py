@@ -36,6 +36,7 @@ from dataflow.handle import (
     start_application,
 )
 from dataflow.programs import parts_in_store
+from dataflow.worker.spec import removed_specs
 from dos_client.errors import StoreRefusedError
 from dos_client.sessions.connection import ServerAccess
 from dos_client.sessions.discovery import probe, send_record
@@ -394,6 +395,8 @@ def _task_maker(
 ) -> Callable[[int | None, int], TaskFunction]:
     """Return what makes the task of an attempt of a worker; of a stand-by, if the worker is None."""
     expected = on_executor.expected_of_driver()
+    removed = removed_specs(spec)
+    shipped = ship(removed, "removed=") if removed else b""
 
     def make(worker: int | None, attempt: int) -> TaskFunction:
         fields: dict[str, Any] = {
@@ -409,6 +412,7 @@ def _task_maker(
             "port_range": spec.port_range,
             "scratch": None if scratch is None else str(scratch),
             # only what is asked for: executors with an older version do not know these fields
+            **({"removed": shipped} if shipped else {}),
             **{name: value for name, value in shown._asdict().items() if value},
         }
         return on_executor.make_task(expected, graph, fields)

@@ -23,12 +23,15 @@ from spark_integration.limits import REJECTED_TASK_S
 def run(graph: bytes, fields: dict[str, Any]) -> str:
     """Run the worker to its end and return its summary as JSON. Raises what `run_worker` raises.
 
-    `graph` is a result of `shipping.ship`. It arrives in Spark's own task closure, and is trusted like that.
+    `graph` is a result of `shipping.ship`, as is the field `removed`. Both arrive in Spark's own task
+    closure, and are trusted like that.
     `fields` are those of `WorkerSpec`, with `scratch` in place of `scratch_dir`: a directory for all workers
     of a machine, or None. With `standby` in place of `worker` and `attempt`, it is the number of a stand-by:
     it first waits until it is to become a worker, and returns an empty summary if it is not needed.
     """
     spec_fields = {"graph": pickle.loads(graph), **fields}  # noqa: S301  # see above
+    if "removed" in fields:
+        spec_fields["removed"] = pickle.loads(fields["removed"])  # noqa: S301
     if "standby" in fields:
         assigned = _stand_by(spec_fields.pop("standby"), fields)
         if assigned is None:

@@ -65,6 +65,7 @@ from checkpoint.core.region import (
     RegionSpec,
     RegionStatus,
     change_of,
+    removed_sinks,
     when_restored,
 )
 from checkpoint.core.requests import Answer
@@ -359,7 +360,7 @@ class RegionShell:
             channel.close()  # a worker that does not read its messages is treated as lost: close its link
 
 
-PlacesCheck: TypeAlias = Callable[[bytes, OutputIdentity | None, Mapping[str, str]], None]
+PlacesCheck: TypeAlias = Callable[[bytes, OutputIdentity | None, Mapping[str, str], Mapping[str, str]], None]
 """Checks the places of a region, with the id of its store, its identity, and `Checkpoint.uids`."""
 
 
@@ -446,15 +447,16 @@ async def check_places(spec: RegionSpec, store: Store, check: PlacesCheck) -> No
     except DosError:
         last = None
     uids: Mapping[str, str] = {}
+    removed: Mapping[str, str] = {}
     if last is not None:
         with suppress(GraphChangeRefusedError):  # it is reported by the decision about the graph
-            uids = change_of(spec, last).uids
+            uids, removed = change_of(spec, last).uids, removed_sinks(spec, last)
     try:
-        await trio.to_thread.run_sync(check, store.record.store_id, None, uids)
+        await trio.to_thread.run_sync(check, store.record.store_id, None, uids, removed)
     except DosError:
         if last is None or last.identity is None:
             raise
-        await trio.to_thread.run_sync(check, store.record.store_id, last.identity, uids)
+        await trio.to_thread.run_sync(check, store.record.store_id, last.identity, uids, removed)
 
 
 async def before_claim(store: Store, spec: RegionSpec) -> Begin:

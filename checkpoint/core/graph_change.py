@@ -510,8 +510,9 @@ class _Comparing:
                 "may have rows outside of the store that only its specification makes visible:"
                 f' removed={{"{old}": {how_removed(note)}}}, as the former program has it'
             )
-        if given.detail() != note.detail:
-            was, named = note.detail or "without details", given.detail() or "without details"
+        named = type(given).__name__
+        if named != note.removed_with or given.detail() != note.detail:
+            was, named = note.detail or note.removed_with, given.detail() or named
             return f"is {was}, and removed= has one that is {named}: give the sink that is removed"
         return ""
 
@@ -567,9 +568,9 @@ def _why_not_removable(note: OperatorNote) -> str:
     # The one place to open a kind: when what it leaves is released, stays readable, or is completed.
     if note.kind == "source":
         return ""
-    if note.removed_with:
-        return "is a sink outside of the store, which cannot be removed yet"
-    return "is a sink, which cannot be removed yet"
+    if note.detail.startswith("LogSink"):
+        return "is a LogSink, which cannot be removed yet"
+    return ""
 
 
 def how_removed(note: OperatorNote) -> str:

@@ -786,6 +786,17 @@ def change_of(spec: RegionSpec, checkpoint: Checkpoint) -> GraphChange:
     return graph_change(checkpoint, spec.operators, region=spec.name, options=spec.graph_options)
 
 
+def removed_sinks(spec: RegionSpec, checkpoint: Checkpoint) -> dict[str, str]:
+    """Return sink outside of the store that the graph of a region gives up -> its uid in the checkpoint from
+    which the region continues. Raises GraphChangeRefusedError.
+    """
+    return {
+        name: checkpoint.uid_of(name)
+        for name in change_of(spec, checkpoint).removed
+        if checkpoint.operators[name].removed_with
+    }
+
+
 def check_continues(spec: RegionSpec, checkpoint: Checkpoint) -> None:
     """Raise ManifestError or GraphChangeRefusedError unless a region can continue from a checkpoint."""
     check_checkpoint(checkpoint)

@@ -993,24 +993,28 @@ def check_places(
     store_id: bytes,
     identity: OutputIdentity | None = None,
     uids: Mapping[str, str] = MappingProxyType({}),
+    removed: Mapping[str, str] = MappingProxyType({}),
+    *,
+    specs: Mapping[str, SinkSpec | None] = MappingProxyType({}),
 ) -> None:
     """Raise an error, before any worker starts, if a source cannot be read, or if the target of a sink holds
     output of another run (SinkOwnedError) or cannot be written. identity: the owner in the region's last
-    checkpoint; None: the region itself. uids: as `Checkpoint.uids`. Workers check places that the driver
-    cannot read.
+    checkpoint; None: the region itself. uids: as `Checkpoint.uids`. removed: sink that the graph gives up ->
+    its uid; specs: with the specification of each. Workers check places that the driver cannot read.
     """
     owner = identity or OutputIdentity(region=part.name, store=store_id.hex())
-    for node in part.graph.nodes()[0]:
+    ends = [(name, specs[name], uid) for name, uid in removed.items()]
+    here = [(node.name, node.spec, uids.get(node.name, node.name)) for node in part.graph.nodes()[0]]
+    for name, spec, uid in [*ends, *here]:
         try:
-            if isinstance(node.spec, SinkSpec):
-                uid = uids.get(node.name, node.name)
-                node.spec.check_place(OutputOwner(owner.region, owner.store, uid))
-            elif isinstance(node.spec, SourceSpec):
-                node.spec.check_access()
+            if isinstance(spec, SinkSpec):
+                spec.check_place(OutputOwner(owner.region, owner.store, uid))
+            elif isinstance(spec, SourceSpec):
+                spec.check_access()
         except DosError:
             raise
         except Exception as error:
-            logger.info("%r: the driver cannot read its place: %s", node.name, error)
+            logger.info("%r: the driver cannot read its place: %s", name, error)
 
 
 def parts_of(

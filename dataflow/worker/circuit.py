@@ -47,7 +47,7 @@ from dataflow.core.event_time import (
 from dataflow.core.plan import KIND_RULES, NodePlan, OperatorKind, StagePlan
 from dataflow.graph.plan import GraphPlan
 from dataflow.operators.aggregates import CountSpec
-from dataflow.operators.base import Operator, OperatorContext, StateTable
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.broadcast_state import BroadcastStateOperator
 from dataflow.operators.event_time import EventTimeOperator, NullRule, WatermarkTable
 from dataflow.operators.routing import KeyBySpec, SideOutputSpec, wire_schema
@@ -59,6 +59,7 @@ from dataflow.state.operator_directory import ChangeLog, Handover, OperatorDirec
 from dataflow.state.scratch import SnapshotSpool
 from dataflow.worker.companion import RunningOperator
 from dataflow.worker.failures import ROW_FAULTS, naming, raise_with_row
+from dataflow.worker.layout_change import RemovedOutput
 from dataflow.worker.partitioning import Broadcaster, Partitioner, key_owner
 from dataflow.worker.spec import Clock
 
@@ -423,8 +424,7 @@ class Circuit:
         another driver runs the region. Then sources and sinks are not opened: they may hold what that
         driver's workers use, and sinks fence these by incarnation.
         """
-        self._ahead = ahead
-        self._opened = {} if opened is None else opened.operators
+        self._ahead, self._opened = ahead, {} if opened is None else opened.operators
         self._running, self.seconds = running or RunningOperator(), seconds
         self.busy_s: dict[str, float] = defaultdict(float)
         self.graph = graph
@@ -493,7 +493,7 @@ class Circuit:
         with self.calling(node.name, "its start"):
             operator = self._opened.get(node.name) or self.graph.specs[node.name].open(context)
             tables = operator.tables()
-        self._operators[node.name] = operator
+        self._operators[node.name], self._context = operator, context
         if isinstance(operator, SourceReader):
             self.sources[node.name] = operator
         elif isinstance(operator, SinkWriter):
@@ -642,18 +642,41 @@ class Circuit:
         back.
         """
         for name, context in self._sink_contexts.items():
-            with self.calling(name, f"the output of worker {worker}"):
-                operator = self.graph.specs[name].open(replace(context, worker=worker))
-                try:
-                    assert isinstance(operator, SinkWriter)
-                    if positions is None:
-                        operator.take_all_back()
-                        continue
-                    operator.reset_to(positions.get(name))
-                    if checkpoint:
-                        operator.publish(checkpoint)
-                finally:
-                    operator.close()
+            self._complete(self.graph.specs[name], replace(context, worker=worker), positions, checkpoint)
+
+    def complete_removed(self, removed: RemovedOutput, checkpoint: int) -> None:
+        """Publish what a sink that the graph gives up had prepared for the checkpoint, and discard what
+        followed.
+        """
+        # With the strongest delivery: what followed is never made again, so none of it may stay.
+        context = replace(
+            self._context, operator=removed.name, inputs=(removed.columns,), output=None, broadcast=None,
+            delivery=None, owns_key=None, uid=removed.uid,
+        )  # fmt: skip
+        for worker, positions in removed.completes.items():
+            self._complete(removed.spec, replace(context, worker=worker), positions, checkpoint)
+
+    def _complete(
+        self,
+        spec: OperatorSpec,
+        context: OperatorContext,
+        positions: Mapping[str, Any] | None,
+        checkpoint: int,
+    ) -> None:
+        # Another worker than its own opens the sink: the incarnation in the context fences earlier ones, and
+        # this one if a later one has opened it.
+        with self.calling(context.operator, f"the output of worker {context.worker}"):
+            operator = spec.open(context)
+            try:
+                assert isinstance(operator, SinkWriter)
+                if positions is None:
+                    operator.take_all_back()
+                    return
+                operator.reset_to(positions.get(context.operator))
+                if checkpoint:
+                    operator.publish(checkpoint)
+            finally:
+                operator.close()
 
     def open_ahead(self) -> None:
         """Let the operators do ahead of the restore what takes long. Raises OperatorError."""

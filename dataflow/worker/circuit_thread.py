@@ -61,7 +61,7 @@ from dataflow.worker.circuit import Circuit, OwnPart, Sends, StepTime
 from dataflow.worker.companion import CircuitPulse
 from dataflow.worker.directories import PostedChanges
 from dataflow.worker.failures import CONVERSIONS, LOSSES, operator_error
-from dataflow.worker.layout_change import LayoutChange
+from dataflow.worker.layout_change import LayoutChange, RemovedOutput
 from dataflow.worker.messages import (
     AheadDone,
     BlockLoaded,
@@ -122,6 +122,8 @@ class RestoreCircuit:
     """As `Restore.uids`. All else here has the names of the graph."""
     opened: bool = False
     """Whether the operators that were opened ahead continue, with the state that they have loaded."""
+    removed: tuple[RemovedOutput, ...] = ()
+    """Sinks that the graph gives up, with what this worker completes of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -689,6 +691,8 @@ class CircuitIncarnation:
         for worker, sinks in order.completes.items():
             # The heir completes the output of workers that left, before anything new becomes visible.
             self._circuit.complete_output(worker, sinks, order.checkpoint)
+        for removed in order.removed:
+            self._circuit.complete_removed(removed, order.checkpoint)
         self._shared.step = order.step
         self._shared.exhausted = False
 

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import pyarrow as pa
 
 from checkpoint import (
     CopyAhead,
@@ -32,6 +33,8 @@ from checkpoint.chains.steps_log import StepsLog
 from checkpoint.errors import StateNotRecordedError
 from dataflow.graph.plan import GraphPlan
 from dataflow.operators.apply import ApplySpec
+from dataflow.schema import columns_of_text
+from dataflow.sinks.base import SinkSpec
 from dataflow.sinks.log import LogSink
 from dataflow.sources.base import Positions, SourceSpec, own_positions
 from dataflow.state.base import Share
@@ -97,6 +100,46 @@ class LayoutChange(NamedTuple):
             of_workers = [checkpoint.workers[one].sources for one in sorted(checkpoint.workers)]
             own = msgspec.structs.replace(own, sources=dealt_sources(plan, of_workers, share))
         return cls(order.checkpoint + 1, share, own, completes, moves, checkpoint.in_origin)
+
+
+class RemovedOutput(NamedTuple):
+    """A sink outside of the store that the graph gives up."""
+
+    name: str
+    """In the checkpoint."""
+    uid: str
+    spec: SinkSpec
+    columns: pa.Schema
+    """Of the rows that it got."""
+    completes: "dict[int, dict[str, Any] | None]"
+    """As `LayoutChange.completes`, with the own output of the worker."""
+
+
+def removed_outputs(
+    order: Restore, change: LayoutChange | None, specs: Mapping[str, SinkSpec]
+) -> tuple[RemovedOutput, ...]:
+    """Return the removed sinks with what the ordered worker completes: its own output, and that of the
+    workers whose heir it is. order: with uids. specs: removed sink -> its specification.
+    """
+    checkpoint = order.restore
+    if checkpoint is None or not order.removed:
+        return ()
+    assert change is not None, "a graph begins"
+    parts, orphans = checkpoint.workers, checkpoint.orphans
+    mine = {one for one in (order.worker, *change.completes) if one in parts or one in orphans}
+    return tuple(
+        RemovedOutput(
+            name,
+            uid,
+            specs[name],
+            columns_of_text(checkpoint.operators[name].stored[0]),
+            {
+                worker: {name: parts[worker].sinks.get(uid)} if worker in parts else None
+                for worker in sorted(mine)
+            },
+        )
+        for name, uid in sorted(order.removed.items())
+    )
 
 
 Order = TypeVar("Order", Restore, CopyAhead)

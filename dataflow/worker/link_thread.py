@@ -85,6 +85,7 @@ from dataflow.worker.layout_change import (
     copy_ahead,
     left_before,
     part_of,
+    removed_outputs,
     these,
 )
 from dataflow.worker.messages import (
@@ -444,6 +445,7 @@ class LinkIncarnation:
             owner,
             order.uids,
             self._copies.loaded is not None,
+            removed_outputs(order, change, self._spec.removed),
         )
         self._inbox.put(restores)
         self._circuit_ordered.set()

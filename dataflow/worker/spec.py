@@ -4,13 +4,16 @@ Both are pickled into the closure of a Spark task or over the launcher's pipe, w
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from checkpoint import RegionSpec
 from checkpoint import limits as checkpoint_limits
 from checkpoint.participant import ParticipantSpec
 from dataflow.graph.builder import Graph
 from dataflow.limits import WorkerLimits
+from dataflow.sinks.base import SinkSpec
 
 ADVERTISE_HOST: Final = "DOS_ADVERTISE_HOST"
 """Environment variable of an executor: the address at which other hosts reach it, by default that of its link
@@ -48,6 +51,8 @@ class WorkerSpec:
     """Where to serve the worker's figures, as `parse_metrics_listen` reads it; '': nowhere."""
     log: str = ""
     """How to log, as `parse_log_choice` reads it; '': as the process does anyway."""
+    removed: Mapping[str, SinkSpec] = field(default_factory=dict)
+    """The specifications of sinks that the graph gives up, by their names in the checkpoint."""
     limits: WorkerLimits = field(default_factory=WorkerLimits)
     heartbeat_s: float = checkpoint_limits.heartbeat_s
     orphan_timeout_s: float = checkpoint_limits.orphan_timeout_s
@@ -63,6 +68,12 @@ class WorkerSpec:
             heartbeat_s=self.heartbeat_s,
             orphan_timeout_s=self.orphan_timeout_s,
         )
+
+
+def removed_specs(spec: RegionSpec) -> dict[str, SinkSpec]:
+    """Return `WorkerSpec.removed` of the workers of a region."""
+    given = spec.graph_options.removed
+    return {name: sink for name, sink in given.items() if isinstance(sink, SinkSpec)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What differs between two graphs, and which differences are refused (`checkpoint/core/graph_change.py`)."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -387,6 +387,42 @@ def test_a_source_at_another_place_is_another_source_if_the_former_is_removed() 
     change = compare(graph("a"), graph("b"), options=rewired, born="_1f-")
     assert (change.refused, change.removed, change.new) == ((), ("orders",), ("orders",))
     assert change.uids == {"orders": "_1f-orders"}
+
+
+class Named(NamedTuple):
+    """A specification of a sink, as far as graphs are compared."""
+
+    text: str
+
+    def detail(self) -> str:
+        return self.text
+
+
+class Other(Named):
+    """One of another class."""
+
+
+def test_a_sink_outside_of_the_store_is_removed_with_the_specification_that_it_had() -> None:
+    sink = OperatorNote(kind="sink", detail="in /data/a", removed_with="Named")
+    stored = BY_ITEM | {"audit": sink}
+    (why,) = refused_of(stored, BY_ITEM).values()
+    assert why.endswith('Give it its former name and settings, or remove it: removed={"audit": Named(...)}')
+    (why,) = refused_of(stored, BY_ITEM, removed={"audit": None}).values()
+    assert why.startswith("may have rows outside of the store that only its specification makes visible")
+    (why,) = refused_of(stored, BY_ITEM, removed={"audit": Named("in /data/b")}).values()
+    assert why.startswith("is in /data/a, and removed= has one that is in /data/b: give the sink")
+    assert "audit" in refused_of(stored, BY_ITEM, removed={"audit": Other("in /data/a")})
+    given = {"audit": Named("in /data/a")}
+    change = compare(stored, BY_ITEM, options=GraphOptions(removed=given))
+    assert (change.refused, change.removed, change.gone) == ((), ("audit",), ())
+    moved = stored | {"audit": msgspec.structs.replace(sink, detail="in /data/b")}
+    change = compare(stored, moved, options=GraphOptions(removed=given), born="_1f-")
+    assert (change.refused, change.removed, change.new) == ((), ("audit",), ("audit",))
+    assert change.uids == {"audit": "_1f-audit"}
+    fork = compare(stored, BY_ITEM, options=GraphOptions(removed=given), outputs_begin=True)
+    assert (fork.removed, fork.gone) == ((), ("audit",)), "its output is the original's"
+    dry_run = GraphOptions(removed={"audit": None}, without_specs=True)
+    assert compare(stored, BY_ITEM, options=dry_run).removed == ("audit",)
 
 
 def test_only_what_is_a_source_or_sink_is_removed() -> None:

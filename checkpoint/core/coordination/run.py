@@ -33,6 +33,7 @@ from checkpoint.core.region import (
     check_continues,
     check_has_begun,
     meanwhile_another_graph,
+    removed_sinks,
     when_handed_over,
 )
 from checkpoint.core.state_machines import Timers, follow
@@ -183,6 +184,7 @@ class RegionRun:
             uids=self.uids,
             # Not once its checkpoint is committed: what was read since would be skipped.
             latest=() if self._last is None else change_of(self.spec, self._last).latest,
+            removed={} if self._last is None else removed_sinks(self.spec, self._last),
         )
         self.send(link, order)
 

@@ -369,6 +369,9 @@ class Restore(Releasing, frozen=True, kw_only=True):
     """As `Checkpoint.uids`, of the graph of the worker."""
     latest: tuple[str, ...] = ()
     """Sources of the graph that begin at their end now: the checkpoint does not have them yet."""
+    removed: dict[str, str] = {}
+    """Sink outside of the store that the graph gives up -> its uid in the checkpoint. Its output is completed
+    before the next vote."""
 
     @property
     def is_local(self) -> bool:
