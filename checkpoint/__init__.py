@@ -155,9 +155,12 @@ if TYPE_CHECKING:
     from checkpoint.core.region import ScaleSettled as ScaleSettled
     from checkpoint.core.region import StateChanged as StateChanged
     from checkpoint.core.region import begins_latest as begins_latest
-    from checkpoint.core.region import check_sources_begin as check_sources_begin
+    from checkpoint.core.region import check_continues as check_continues
+    from checkpoint.core.region import check_names as check_names
     from checkpoint.core.region import coordinator_directory as coordinator_directory
     from checkpoint.core.region import region_of_worker as region_of_worker
+    from checkpoint.core.region import rows_made_of as rows_made_of
+    from checkpoint.core.region import rows_to_add as rows_to_add
     from checkpoint.core.region import worker_directory as worker_directory
     from checkpoint.core.verbs import VERBS as VERBS
 else:

@@ -27,10 +27,14 @@ from checkpoint import (
     RegionSpec,
     SplitPosition,
     begins_latest,
+    born_with,
+    check_continues,
     edit_target,
     even_layout,
     graph_change,
     result_uids,
+    rows_made_of,
+    rows_to_add,
 )
 from checkpoint.chains.manifest_log import ManifestView, StoreHost, read_manifest
 from checkpoint.chains.state_blocks import StateFold, encode_block, make_block, newest_rows, state_version_of
@@ -628,6 +632,66 @@ async def bootstrap_state(
         edit=_note(first, why),
     )
     return StateEdit(region, 0, record.number, first.tables)
+
+
+def collected(tables: Mapping[str, Any]) -> dict[str, StateRows]:
+    """Return rows of operators, those of Spark as Arrow tables. It waits for Spark."""
+    return {name: rows.toArrow() if hasattr(rows, "toArrow") else rows for name, rows in tables.items()}
+
+
+def _made(given: Mapping[str, Any]) -> dict[str, GivenTable]:
+    """Return the rows of `bootstrap`. Raises EditRefusedError, also for what a function raises."""
+    found: dict[str, GivenTable] = {}
+    for name, rows in given.items():
+        try:
+            made = rows() if callable(rows) else rows
+            ((_, table),) = collected({name: made}).items()
+        except Exception as error:
+            raise EditRefusedError(
+                f"operator {name!r}: its rows for bootstrap were not made: {type(error).__name__}: {error}",
+                remedy="correct the function, and start the program again: nothing was changed",
+            ) from error
+        found[name] = as_table(name, table)
+    return found
+
+
+async def add_first_rows(
+    store: Store, part: GraphPart, spec: RegionSpec, last: Checkpoint
+) -> Checkpoint | None:
+    """Record the rows with which new operators of a program begin (`bootstrap=`) beside the state of the last
+    checkpoint of the region, and return that record. None: none begins so.
+
+    Raises EditRefusedError, with nothing claimed; GraphChangeRefusedError, with no segment left, if `last` is
+    not the last one under the claim; and as `edit_state`.
+    """
+    # An edit of the state of operators that the graph of `last` lacks: a program that has that graph
+    # continues from the record as from `last`. The first checkpoint of the new graph follows it, so it has
+    # these rows.
+    if not (new := rows_to_add(spec, last)):
+        return None
+    plan, options = part.graph.plan(), spec.graph_options
+    given = await trio.to_thread.run_sync(_made, {name: options.bootstrap[name] for name in new})
+    edited = edited_tables(plan, part.name, given)
+    first = await trio.to_thread.run_sync(planned, edited, given, NO_STATE, last.layout)
+    note = _note(first, f"bootstrap of {', '.join(new)}")
+
+    def decide(claimed: Checkpoint | None) -> None:
+        assert claimed is not None, "a manifest that had a checkpoint has one"
+        check_continues(spec, claimed, rows_to_add(spec, claimed).values())
+        assert claimed.layout == last.layout, "both have the state of one checkpoint"
+
+    async def rows_for(checkpoint: Checkpoint) -> tuple[EncodedRows, Edit]:
+        # Of the record that follows: its number is in the uids with which the graph comes after it.
+        born = born_with(part.name, checkpoint.number + 1)
+        rows = {
+            worker: [(f"{born}{name}", data) for name, data in of_worker]
+            for worker, of_worker in first.rows.items()
+        }
+        uids = tuple(sorted(f"{born}{name}" for name in new))
+        made_of = rows_made_of(spec, checkpoint)
+        return rows, msgspec.structs.replace(note, bootstraps=uids, made_of=made_of)
+
+    return await edit_stopped(StoreHost(store), part.name, rows_for, decide=decide)
 
 
 async def begin_at_latest(store: Store, part: GraphPart, spec: RegionSpec) -> Checkpoint | None:

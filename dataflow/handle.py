@@ -36,14 +36,14 @@ from checkpoint import (
     ScaleSettled,
     StateChanged,
     begins_latest,
-    check_sources_begin,
+    check_names,
     driver_report,
     span_of,
 )
 from checkpoint.coordinator.control import RegionControl, RegionListener
 from checkpoint.coordinator.figures import RegionFigures
 from checkpoint.runtime import runtime
-from dataflow.editing import begin_at_latest
+from dataflow.editing import add_first_rows, begin_at_latest
 from dataflow.graph.builder import GraphPart, check_places, part_options
 from dataflow.graph.pictures import svg
 from dataflow.graph.plan import GraphPlan
@@ -453,6 +453,9 @@ class RegionOptions(TypedDict, total=False):
     - `graph_back`: confirms that a graph is used again that another one has replaced in this region.
     - `begins`: source -> "latest", if it begins at its end unless the last checkpoint has it already; of a
       `LogSource`, at the last checkpoint of its region. Default, also as "first": at its first row.
+    - `bootstrap`: a checkpoint, and operator -> the rows with which its state begins if it is new, or begins
+      anew, as for `edit_state`, or a function that returns them: `("savepoint:b", {"top": rows})`. The rows
+      are made of that checkpoint, which must be the last one. Not with `hand_over`.
     - `on_damaged`: what follows if the last checkpoint is damaged on more members than the store tolerates.
       "fail", the default: the region fails, and names what is damaged and what is whole. "previous": it goes
       back to the newest older checkpoint that is whole; status, log and event (`FellBack`) name what is lost.
@@ -490,6 +493,7 @@ class RegionOptions(TypedDict, total=False):
     removed_regions: Sequence[str]
     graph_back: bool
     begins: Mapping[str, Begin]
+    bootstrap: tuple[str, Mapping[str, Any]]
     on_damaged: OnDamaged
     scratch: "str | os.PathLike[str] | None"
     port_range: tuple[int, int] | None
@@ -539,9 +543,9 @@ def spec_of_part(
 async def _prepare(
     part: GraphPart, spec: RegionSpec, store: Store, last: Checkpoint | None
 ) -> Checkpoint | None:
-    if last is None and begins_latest(spec):
-        return await begin_at_latest(store, part, spec)
-    return None
+    if last is not None:
+        return await add_first_rows(store, part, spec, last)
+    return await begin_at_latest(store, part, spec) if begins_latest(spec) else None
 
 
 def start_part(
@@ -750,6 +754,11 @@ def check_options(parts: Sequence[GraphPart], options: RegionOptions) -> None:
 
 
 def _check_options_of_driven(name: str, options: RegionOptions) -> None:
+    if options.get("bootstrap"):
+        raise ValueError(
+            f"{name}: bootstrap adds rows to the last checkpoint, and the query of this region commits"
+            " others; leave it out"
+        )
     if options.get("recovery") == "local":
         raise ValueError(f"{name}: {LOCAL_RECOVERY_OF_BATCHES}")
     if options.get("hand_over"):
@@ -781,7 +790,7 @@ def start_application(
             f" them with `dos region restore --stopped` ({names})"
         )
     specs = {part.name: spec_of_part(part, options, application=name, **fields) for part in parts}
-    check_sources_begin([*specs.values()])
+    check_names([*specs.values()])
     with ExitStack() as undo:
         handles = {
             part.name: start_part(

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import dataflow.editing
-from dataflow.editing import StateEdit
+from dataflow.editing import StateEdit, collected
 from dataflow.graph.builder import Graph
 from dos_client.blocking import open_store
 
@@ -52,7 +52,7 @@ def edit_state(
         dry_run=dry_run,
     )
     with open_store(store, token=token) as opened:
-        return opened.portal.call(call, opened.store, graph, _collected(tables))
+        return opened.portal.call(call, opened.store, graph, collected(tables))
 
 
 def bootstrap_state(
@@ -81,11 +81,7 @@ def bootstrap_state(
     """
     call = partial(dataflow.editing.bootstrap_state, name=name, workers=workers, why=why)
     with open_store(store, token=token) as opened:
-        return opened.portal.call(call, opened.store, graph, _collected(tables), positions)
-
-
-def _collected(tables: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: rows.toArrow() if hasattr(rows, "toArrow") else rows for name, rows in tables.items()}
+        return opened.portal.call(call, opened.store, graph, collected(tables), positions)
 
 
 __all__ = ["StateEdit", "bootstrap_state", "edit_state"]

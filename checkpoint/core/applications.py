@@ -9,7 +9,13 @@ from typing import Final
 
 from checkpoint.core.graph_change import NO_OPTIONS, GraphOptions, Operators
 from checkpoint.core.records.manifest import Checkpoint
-from checkpoint.core.region import RegionSpec, check_continues, when_handed_over
+from checkpoint.core.region import (
+    RegionSpec,
+    check_continues,
+    check_may_begin,
+    rows_to_add,
+    when_handed_over,
+)
 from checkpoint.errors import GraphChangeRefusedError
 
 Regions = Mapping[str, Checkpoint]
@@ -90,9 +96,10 @@ def check_application(spec: RegionSpec, regions: Regions) -> None:
         if one.without_checkpoints:
             continue
         if last is None:
+            check_may_begin(one)
             check_begins(one, regions, parts)
             continue
-        check_continues(one, when_handed_over(one, last))
+        check_continues(one, when_handed_over(one, last), rows_to_add(one, last).values())
         for name, other in sorted(regions.items()):
             mine = one.operators.keys() - last.operators.keys()
             moved = sorted(mine & {of for of, note in other.operators.items() if not note.is_stateless})

@@ -205,6 +205,10 @@ class GraphOptions:
     """Source -> where it begins if it is new; default: "first"."""
     removed_regions: tuple[str, ...] = ()
     """Regions of the application that no part of the program continues."""
+    bootstrap_of: str = ""
+    """The checkpoint of which the rows in `bootstrap` are made: "savepoint:NAME" or "checkpoint:N"."""
+    bootstrap: Mapping[str, Any] = field(default_factory=dict)
+    """Operator that is new -> the rows with which its state begins, or a function that returns them."""
     without_specs: bool = False
     """Nobody has the specifications in `removed`, because nothing starts: they are not compared."""
     new_aggregates: tuple[str, ...] = ()
@@ -235,6 +239,13 @@ class GraphOptions:
         if not isinstance(begins, Mapping) or not all(one in get_args(Begin) for one in begins.values()):
             words = " or ".join(map(repr, get_args(Begin)))
             raise TypeError(f'begins must be {{"source": where}}, where being {words}, got {begins!r:.60}')
+        bootstrap: Any = given.get("bootstrap") or ("", {})
+        is_pair = isinstance(bootstrap, tuple | list) and len(bootstrap) == len(("of", "rows"))
+        if not (is_pair and isinstance(bootstrap[0], str) and isinstance(bootstrap[1], Mapping)):
+            raise TypeError(
+                'bootstrap must be ("savepoint:b", {"operator": rows}), with the checkpoint of which the rows'
+                f" are made, got {bootstrap!r:.60}"
+            )
         return cls(
             tuple(lists["drop_state"]),
             dict(renamed),
@@ -243,15 +254,24 @@ class GraphOptions:
             dict(removed),
             dict(begins),
             tuple(lists["removed_regions"]),
+            bootstrap[0],
+            dict(bootstrap[1]),
             bool(given.get("without_specs")),
             new_aggregates=tuple(lists["new_aggregates"]),
         )
 
-    def check_begins(self, operators: "Operators", endless: Mapping[str, str]) -> None:
-        """Raise ValueError unless `begins` names sources of these operators that can begin so.
+    def check_names(self, operators: "Operators", endless: Mapping[str, str]) -> None:
+        """Raise ValueError unless `begins` names sources of these operators that can begin so, and
+        `bootstrap` operators with a state.
 
         endless: source -> why it cannot begin at its end.
         """
+        for name in self.bootstrap:
+            if name not in operators or not operators[name].has_state:
+                known = _listed([one for one, note in operators.items() if note.has_state])
+                raise ValueError(
+                    f"bootstrap has {name!r}, which is no operator with a state of the graph; it has {known}"
+                )
         for name, begin in self.begins.items():
             if name not in operators or operators[name].kind != "source":
                 known = _listed([one for one, note in operators.items() if note.kind == "source"])
@@ -291,13 +311,20 @@ class GraphChange:
     """(option, OPERATOR:RESULT) with which results that are refused would be permitted."""
     latest: tuple[str, ...] = ()
     """New sources that begin at their end."""
+    bootstrapped: Mapping[str, str] = field(default_factory=dict)
+    """New operator whose state begins with rows that the program makes -> its uid."""
+
+    def with_begin(self, name: str) -> str:
+        """Return the name of a new operator, and how it begins if not as others do."""
+        how = AT_ITS_END if name in self.latest else "bootstrap" if name in self.bootstrapped else ""
+        return f"{name} ({how})" if how else name
 
     def __str__(self) -> str:
         renamed = [f"{old} -> {new}" for old, new in self.renamed]
         rows: tuple[tuple[str, Sequence[str]], ...] = (
             ("kept", self.kept),
             ("renamed", renamed),
-            ("new", [f"{name} ({AT_ITS_END})" if name in self.latest else name for name in self.new]),
+            ("new", [self.with_begin(name) for name in self.new]),
             ("gone", self.gone),
             ("dropped", self.dropped),
             ("removed", self.removed),
@@ -314,16 +341,18 @@ def compare(
     uids: Mapping[str, str] = MappingProxyType({}),
     born: str = "_-",
     outputs_begin: bool = False,
+    checkpoint: int = 0,
 ) -> GraphChange:
     """Return what a graph changes with which a region continues from a checkpoint of another graph.
 
     uids: operator of the checkpoint -> its uid, if that is not its name. born: the prefix of new uids
     (`born_with`). outputs_begin: no output continues, so a sink may have another place, and may be gone.
+    checkpoint: its number, for texts.
     """
     if stored == present:  # then the options are not looked at: they were carried out before
         kept = tuple(sorted(stored_under(stored, uids)))
         return GraphChange(kept, (), (), (), (), (), (), dict(uids))
-    return _Comparing(stored, present, options, uids, born, outputs_begin).change()
+    return _Comparing(stored, present, options, uids, born, outputs_begin, checkpoint).change()
 
 
 class _Comparing:
@@ -337,10 +366,11 @@ class _Comparing:
         uids: Mapping[str, str],
         born: str,
         outputs_begin: bool,
+        checkpoint: int,
     ) -> None:
         self._stored, self._present, self._options = stored, present, options
         self._uids, self._was = uids, stored_under(stored, uids)
-        self._born, self._outputs_begin = born, outputs_begin
+        self._born, self._outputs_begin, self._checkpoint = born, outputs_begin, checkpoint
         self._now: dict[str, str] = {}
         self._results: list[_ResultChange] = []
         self._permitted_by: list[tuple[str, str]] = []
@@ -405,6 +435,7 @@ class _Comparing:
             permitted_by=tuple(sorted(self._permitted_by)),
             uids=dict(sorted(uids.items())),
             latest=tuple(sorted(one for one in fresh if self._options.begins.get(one) == "latest")),
+            bootstrapped={name: self._now[name] for name in sorted(fresh & self._options.bootstrap.keys())},
         )
 
     def _decide(self, name: str) -> None:
@@ -418,6 +449,11 @@ class _Comparing:
             if not why:
                 self._now[name] = self._was[old]
                 self._results.append(results)
+                if name in self._options.bootstrap:
+                    self._refused[name] = (
+                        "keeps the state that it has, so it does not begin with the rows of bootstrap: leave"
+                        " it out of that, or give it another name and drop this one"
+                    )
                 return
         self._now[name] = uid = f"{self._born}{name}"
         if old is not None and (refused := self._why_not_ended(old, why)):
@@ -520,7 +556,12 @@ class _Comparing:
         """Return what to do about an operator whose stored data does not continue."""
         note = self._stored[old]
         if note.has_state:
-            return f'To drop its state: drop_state=("{old}",)'
+            made = ""
+            if self._checkpoint and old in self._present and self._present[old].has_state:
+                rows = f'bootstrap=("checkpoint:{self._checkpoint}", {{"{old}": rows}})'
+                read = f"read the state (dos-state, checkpoint {self._checkpoint} if it is the last one)"
+                made = f". Or stop the region, {read}, transform it, and add {rows}"
+            return f'To drop its state: drop_state=("{old}",){made}'
         how = how_removed(note)
         removed = f', or remove it: removed={{"{old}": {how}}}' if how else ""
         return f"Give it its former name and settings{removed}"

@@ -2,7 +2,7 @@
 receive, and its directories. Plain values; nothing here decides anything but whether a region can continue.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from html import escape
@@ -797,8 +797,74 @@ def removed_sinks(spec: RegionSpec, checkpoint: Checkpoint) -> dict[str, str]:
     }
 
 
-def check_continues(spec: RegionSpec, checkpoint: Checkpoint) -> None:
-    """Raise ManifestError or GraphChangeRefusedError unless a region can continue from a checkpoint."""
+def rows_made_of(spec: RegionSpec, last: Checkpoint) -> int:
+    """Return the number of the checkpoint of which the rows of `bootstrap` are made, 0 if its state is not
+    that of the last one.
+    """
+    kind, _, text = spec.graph_options.bootstrap_of.partition(":")
+    known = {"savepoint": last.savepoints.get(text, 0), "checkpoint": int(text) if text.isdecimal() else 0}
+    same = {last.number, last.voted_as}
+    if last.edit is not None and last.edit.bootstraps:  # of an attempt that was cut short: for the next graph
+        same |= {last.edit.made_of, last.rolled_back_to}
+    return number if (number := known.get(kind, 0)) in same else 0
+
+
+def rows_to_add(spec: RegionSpec, last: Checkpoint) -> dict[str, str]:
+    """Return new operator -> its uid, of those whose first rows the program adds to the last checkpoint.
+    Raises GraphChangeRefusedError if it cannot.
+    """
+    change, of = change_of(spec, last), spec.graph_options.bootstrap_of
+    if not change.bootstrapped:
+        return {}
+    why = ""
+    if not rows_made_of(spec, last):
+        why, remedy = (
+            f"its rows are made of {of}, and not of checkpoint {last.number}, the last one",
+            f"stop the region, and make them of its last checkpoint: checkpoint:{last.number}, if it is that",
+        )
+    elif spec.hand_over:
+        why, remedy = (
+            "a hand-over takes another checkpoint, of which its rows are not made",
+            "stop the region, make a savepoint of it and the rows of that, and start without hand_over",
+        )
+    elif last.in_origin:
+        why, remedy = (
+            "its state is still in the region of which it is a fork",
+            "run it with the former graph until its first checkpoint, and stop it",
+        )
+    if why:
+        raise GraphChangeRefusedError(
+            f"region {spec.name!r}: bootstrap of {', '.join(map(repr, change.bootstrapped))}: {why}",
+            operators=tuple(change.bootstrapped),
+            remedy=remedy,
+        )
+    return dict(change.bootstrapped)
+
+
+def _check_rows(spec: RegionSpec, checkpoint: Checkpoint, added: Collection[str]) -> None:
+    """Raise GraphChangeRefusedError unless a checkpoint has the rows with which operators begin, and of no
+    others.
+    """
+    change = change_of(spec, checkpoint)
+    given = {*added, *(checkpoint.edit.bootstraps if checkpoint.edit is not None else ())}
+    for name in change.new:
+        if (wanted := name in change.bootstrapped) == (change.uids.get(name, name) in given):
+            continue
+        has = "has no rows of bootstrap for" if wanted else "has rows of a bootstrap for"
+        raise GraphChangeRefusedError(
+            f"checkpoint {checkpoint.number} of region {spec.name!r} {has} the new operator {name!r}",
+            operators=(name,),
+            remedy="start this program again without restore, with rows that are made of the last checkpoint"
+            if wanted
+            else "start it with the bootstrap that added them, or run the former program first",
+        )
+
+
+def check_continues(spec: RegionSpec, checkpoint: Checkpoint, added: Collection[str] = ()) -> None:
+    """Raise ManifestError or GraphChangeRefusedError unless a region can continue from a checkpoint.
+
+    added: uids of operators whose first rows are added to it before.
+    """
     check_checkpoint(checkpoint)
     if spec.keeps_workers and (wanted := workers_wanted(spec, checkpoint)) != len(checkpoint.workers):
         raise ManifestError(
@@ -808,7 +874,7 @@ def check_continues(spec: RegionSpec, checkpoint: Checkpoint) -> None:
             remedy="run the region with as many workers as made the checkpoint",
         )
     check_places(checkpoint, spec.unchecked_places)
-    change_of(spec, checkpoint)
+    _check_rows(spec, checkpoint, added)
     if spec.operators == checkpoint.operators or checkpoint.in_origin:
         return
     # Not where only declared states differ: each replica restores its own, through its migrations.
@@ -834,7 +900,8 @@ def check_goes_back(spec: RegionSpec, kept: Sequence[Checkpoint], target: Checkp
     """Raise as `check_continues` unless a region that continues from the last of `kept` can go back to one of
     them.
     """
-    check_continues(spec, target)
+    # The record that goes back has the number of another uid: no rows of a bootstrap are found after it.
+    check_continues(spec, replace(target, edit=None))
     last = kept[-1]
     graphs = [(last.operators, last.uids)]
     if spec.operators == last.operators:
@@ -900,10 +967,22 @@ def begins_latest(spec: RegionSpec) -> tuple[str, ...]:
     return compare({}, spec.operators, options=spec.graph_options).latest
 
 
+def check_may_begin(spec: RegionSpec) -> None:
+    """Raise GraphChangeRefusedError if a region without a checkpoint was to have rows made of one."""
+    if named := sorted(spec.graph_options.bootstrap.keys() & spec.operators.keys()):
+        raise GraphChangeRefusedError(
+            f"region {spec.name!r} has no checkpoint, and bootstrap has rows of {', '.join(map(repr, named))}"
+            f" that are made of {spec.graph_options.bootstrap_of}",
+            operators=tuple(named),
+            remedy="begin it with the rows by dos.bootstrap_state, or leave bootstrap out",
+        )
+
+
 def check_has_begun(spec: RegionSpec) -> None:
     """Raise GraphChangeRefusedError if a source of a region without a checkpoint begins at its end: after a
     crash before the first one, that would be another place, and rows in between would be skipped.
     """
+    check_may_begin(spec)
     if latest := begins_latest(spec):
         raise GraphChangeRefusedError(
             f"no checkpoint of region {spec.name!r} states where the end of source {latest[0]!r} was",
@@ -912,13 +991,13 @@ def check_has_begun(spec: RegionSpec) -> None:
         )
 
 
-def check_sources_begin(specs: Sequence[RegionSpec]) -> None:
-    """Raise ValueError unless the regions of an application have the sources that its options name, and these
-    can begin so.
+def check_names(specs: Sequence[RegionSpec]) -> None:
+    """Raise ValueError unless the regions of an application have what the options `begins` and `bootstrap`
+    name, and it can begin so.
     """
     operators = {name: note for one in specs for name, note in one.operators.items()}
     endless = {name: why for one in specs for name, why in one.endless.items()}
     for one in specs:
         if one.without_checkpoints:
             endless |= dict.fromkeys(one.operators, "no checkpoint of its region states where it began")
-    specs[0].graph_options.check_begins(operators, endless)
+    specs[0].graph_options.check_names(operators, endless)

@@ -23,7 +23,8 @@ from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import (
     RegionSpec,
     check_continues,
-    check_sources_begin,
+    check_names,
+    rows_to_add,
     when_handed_over,
 )
 from checkpoint.errors import GraphChangeRefusedError, ManifestError
@@ -132,6 +133,9 @@ class RegionUpgrade:
         if removed := {name: how for name, note in stored.items() if (how := how_removed(note))}:
             texts = ", ".join(f'"{name}": {how}' for name, how in removed.items())
             given.append(f"removed={{{texts}}}")
+        if self.change.bootstrapped:
+            texts = ", ".join(f'"{name}": rows' for name in self.change.bootstrapped)
+            given.append(f'bootstrap=("checkpoint:{self.last.number}", {{{texts}}})')
         if self.change.latest:
             texts = ", ".join(f'"{name}": "latest"' for name in self.change.latest)
             given.append(f"begins={{{texts}}}")
@@ -191,6 +195,8 @@ class RegionUpgrade:
             text += f", {splits} splits"
         if name in self.change.latest:
             text += f"; {AT_ITS_END}"
+        if name in self.change.bootstrapped:
+            text += "; bootstrap"
         return f"{name} ({text})"
 
 
@@ -212,11 +218,12 @@ def plan_upgrade(
     """Return what each region of an application would change. spec: one of them, with the others beside it.
 
     regions: as `check_application` takes them. options: of the program. Raises ValueError as
-    `check_sources_begin`.
+    `check_names`.
     """
     # The region may run: its driver would be asked to lend it, or stopped first.
-    check_sources_begin([replace(one, graph_options=options) for one in (spec, *spec.beside)])
-    all_of_it = [replace(one, hand_over=True, graph_options=options) for one in (spec, *spec.beside)]
+    check_names([replace(one, graph_options=options) for one in (spec, *spec.beside)])
+    lent = not options.bootstrap  # it excludes that
+    all_of_it = [replace(one, hand_over=lent, graph_options=options) for one in (spec, *spec.beside)]
     found = [_compared(one, regions.get(one.name)) for one in all_of_it]
     if all(one.fits for one in found):
         try:
@@ -234,7 +241,7 @@ def _compared(spec: RegionSpec, last: Checkpoint | None) -> RegionUpgrade:
     problem = ""
     if not change.refused:
         try:
-            check_continues(spec, when_handed_over(spec, last))
+            check_continues(spec, when_handed_over(spec, last), rows_to_add(spec, last).values())
         except (ManifestError, GraphChangeRefusedError) as error:
             problem = str(error)
     return RegionUpgrade(spec.name, last, spec.operators, change, problem)

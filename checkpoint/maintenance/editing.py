@@ -45,16 +45,17 @@ async def edit_stopped(
     to: str = "",
     savepoint: str = "",
     allow_republish: bool = False,
+    decide: Callable[[Checkpoint | None], None] = lambda _: None,
 ) -> Checkpoint:
     """Write rows into the state of a region that no driver runs, at the checkpoint that `to` names ("": the
     last one), and return the record.
 
     rows_for: returns the rows for that checkpoint; may raise: then nothing changed but the claim. savepoint,
-    allow_republish: as for `edited`, `restore_stopped`. Raises EditRefusedError, RestoreRefusedError,
-    SavepointRefusedError, with nothing changed; RegionFencedError: it may be edited or not, as when this is
-    cancelled; and as `hold_manifest`.
+    allow_republish: as for `edited`, `restore_stopped`. decide: as for `hold_manifest`. Raises
+    EditRefusedError, RestoreRefusedError, SavepointRefusedError, with nothing changed; RegionFencedError: it
+    may be edited or not, as when this is cancelled; and as `hold_manifest`.
     """
-    async with hold_manifest(host, region, above_terms=True) as held:
+    async with hold_manifest(host, region, above_terms=True, decide=decide) as held:
         kept, incarnation = held.opened.kept, held.opened.incarnation
         target = edit_target(kept, to, region=region)
         if not allow_republish:

@@ -60,19 +60,24 @@ class HeldManifest(NamedTuple):
 
 @asynccontextmanager
 async def hold_manifest(
-    host: ManifestHost, region: str, *, above: int = 0, above_terms: bool = False
+    host: ManifestHost,
+    region: str,
+    *,
+    above: int = 0,
+    above_terms: bool = False,
+    decide: Callable[[Checkpoint | None], None] = lambda _: None,
 ) -> AsyncIterator[HeldManifest]:
     """Hold the manifest of a region that no driver runs, in an epoch above `above`. Waits while too few
     members answer.
 
     above_terms: also above all terms of taken-over workers, so that their directories can be claimed with it.
-    Raises RegionFencedError, ManifestError and what taking over raises; nothing changed then except the
-    claim.
+    decide: as for `OpenManifest`; what it raises propagates. Raises RegionFencedError, ManifestError and what
+    taking over raises; nothing changed then except the claim.
     """
     events: list[Event] = []
     log = ManifestLog(host, region, events.append, driver=this_driver())
     try:
-        await log.open(OpenManifest(above=above, held=0))
+        await log.open(OpenManifest(above=above, held=0, decide=decide))
         opened = events[-1]
         if above_terms and isinstance(opened, ManifestOpened):
             number, terms = opened.incarnation, limits.terms_per_incarnation

@@ -841,6 +841,7 @@ class Graph:
         rewired: Sequence[str] = (),
         removed: Mapping[str, SinkSpec | None] | None = None,
         begins: Mapping[str, Begin] | None = None,
+        bootstrap: tuple[str, Mapping[str, Any]] | None = None,
     ) -> GraphChange:
         """Return what this graph changes in a region that ran the graph `before`, and for each operator that
         does not fit, why its state cannot be continued; `str` is a text of some lines. The options are those
@@ -850,9 +851,9 @@ class Graph:
             print(graph.compare(before, drop_state=("longest",)))
         """
         given = {"drop_state": drop_state, "new_aggregates": new_aggregates, "renamed": renamed}
-        options = GraphOptions.of({**given, "rewired": rewired, "removed": removed, "begins": begins})
-        plan = self.plan()
-        options.check_begins(plan.operators, plan.stored()["endless"])
+        more = {"rewired": rewired, "removed": removed, "begins": begins, "bootstrap": bootstrap}
+        options, plan = GraphOptions.of({**given, **more}), self.plan()
+        options.check_names(plan.operators, plan.stored()["endless"])
         return compare(before.plan().operators, plan.operators, options=options)
 
     def plan(self) -> GraphPlan:

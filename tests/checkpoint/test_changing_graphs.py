@@ -41,6 +41,7 @@ from checkpoint.core.links.messages import (
 from checkpoint.core.records.backups import needed_chains
 from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.lines import (
+    edited,
     find_target,
     forked,
     former_sinks,
@@ -50,6 +51,7 @@ from checkpoint.core.records.lines import (
 )
 from checkpoint.core.records.manifest import (
     Checkpoint,
+    Edit,
     ForkOrigin,
     FormerSink,
     ReplacedGraph,
@@ -63,6 +65,8 @@ from checkpoint.core.region import (
     RegionState,
     RestoreSettled,
     check_continues,
+    check_goes_back,
+    rows_to_add,
     when_restored,
 )
 from checkpoint.core.upgrades import plan_upgrade
@@ -160,6 +164,53 @@ def test_a_region_without_a_checkpoint_does_not_look_for_an_end() -> None:
     order = next(iter(region.take(OpenManifest)))
     with pytest.raises(GraphChangeRefusedError, match="states where the end of source 'rows' was"):
         order.decide(None)
+
+
+def bootstrapping(last: Checkpoint, of: str, **fields: Any) -> RegionSpec:
+    options = GraphOptions.of({"bootstrap": (of, {"top": []})})
+    return spec(2, operators=BEFORE | notes(top="top_k"), graph_options=options, **fields)
+
+
+def with_rows(last: Checkpoint, made_of: int) -> Checkpoint:
+    """The record of a start that was cut short: the rows are beside the state of the last checkpoint."""
+    uid = f"{born_with('region', last.number + 1)}top"
+    edit = Edit(bootstraps=(uid,), made_of=made_of)
+    return edited((last,), last, 8, {}, edit)
+
+
+def test_rows_are_added_to_the_checkpoint_of_which_they_are_made() -> None:
+    last = msgspec.structs.replace(last_of(), savepoints={"b": 1, "old": 7})
+    again = recorded_again((last,), 8, last.savepoints)
+    for of, known in (("savepoint:b", again), ("checkpoint:1", again), ("checkpoint:2", again)):
+        assert rows_to_add(bootstrapping(last, of), known) == {"top": f"{born_with('region', 2)}top"}
+    for of in ("savepoint:old", "savepoint:none", "checkpoint:7", "checkpoint:x", "time:1", ""):
+        with pytest.raises(GraphChangeRefusedError, match="and not of checkpoint 2, the last one"):
+            rows_to_add(bootstrapping(last, of), again)
+    with pytest.raises(GraphChangeRefusedError, match="a hand-over takes another checkpoint"):
+        rows_to_add(bootstrapping(last, "savepoint:b", hand_over=True), last)
+    cut = with_rows(last, made_of=1)
+    assert rows_to_add(bootstrapping(last, "savepoint:b"), cut) == {"top": f"{born_with('region', 2)}top"}
+    rewritten = edited((last,), last, 8, {}, Edit(by="ann"))
+    with pytest.raises(GraphChangeRefusedError, match="and not of checkpoint 2, the last one"):
+        rows_to_add(bootstrapping(last, "savepoint:b"), rewritten)
+
+
+def test_a_graph_whose_state_begins_with_rows_continues_from_their_record_alone() -> None:
+    last = last_of()
+    mine, cut = bootstrapping(last, "checkpoint:1"), with_rows(last, made_of=1)
+    check_application(replace(mine, application="region"), {"region": last})
+    check_continues(mine, cut)
+    with pytest.raises(GraphChangeRefusedError, match="has no rows of bootstrap for the new operator 'top'"):
+        check_continues(mine, last)
+    without = replace(mine, graph_options=GraphOptions())
+    with pytest.raises(GraphChangeRefusedError, match="has rows of a bootstrap for the new operator 'top'"):
+        check_continues(without, cut)
+    check_continues(spec(2, operators=BEFORE), cut)
+    first = msgspec.structs.replace(cut, number=3, operators=mine.operators, edit=None)
+    with pytest.raises(GraphChangeRefusedError, match="has no rows of bootstrap"):
+        check_goes_back(mine, (last, cut, first), cut)
+    with pytest.raises(GraphChangeRefusedError, match=r"has no checkpoint.* are made of checkpoint:1"):
+        check_application(replace(mine, application="region"), {})
 
 
 def test_the_same_graph_and_one_of_another_order_continue_at_once() -> None:

@@ -127,6 +127,24 @@ async def test_a_savepoint_of_an_edited_region_holds_the_edited_state() -> None:
 
 
 @pytest.mark.trio
+async def test_what_is_refused_under_the_claim_leaves_no_segment() -> None:
+    """Otherwise the driver that it has interrupted would end, and nobody would run the region."""
+    model = await with_checkpoints(3)
+
+    async def objects():
+        return (await model.store.inspect(coordinator_directory(REGION))).answers
+
+    before = await objects()
+
+    def decide(last):
+        raise EditRefusedError(f"of checkpoint {last.number}")
+
+    with pytest.raises(EditRefusedError, match="of checkpoint 3"):
+        await edit(model, {"a": 1}, decide=decide)
+    assert await objects() == before
+
+
+@pytest.mark.trio
 async def test_what_is_refused_changes_nothing() -> None:
     model = await with_checkpoints(3)
     before = await model.kept()

@@ -537,6 +537,7 @@ def test_the_options_that_a_change_of_results_names_permit_it(
         ({"drop_state": "counts"}, "drop_state must be the names"),
         ({"begins": {"orders": "end"}}, "where being 'first' or 'latest', got"),
         ({"begins": "orders"}, "begins must be"),
+        ({"bootstrap": {"counts": []}}, "bootstrap must be"),
         ({"renamed": ("a", "b")}, "renamed must be"),
         ({"renamed": {"a": 1}}, "renamed must be"),
         ({"removed": ("a",)}, "removed must be"),
@@ -560,8 +561,28 @@ def test_a_new_source_begins_where_the_program_says_and_a_known_one_where_it_is(
 
 def test_a_place_to_begin_is_of_a_source_that_has_it() -> None:
     options = GraphOptions.of({"begins": {"orders": "latest"}})
-    options.check_begins(BY_ITEM, {"rate": "it is generated"})
+    options.check_names(BY_ITEM, {"rate": "it is generated"})
     for operators, why in ((BY_ITEM, "it has no end"), ({"counts": COUNT}, "it has nothing")):
         with pytest.raises(ValueError, match=why):
-            options.check_begins(operators, {"orders": "it has no end"})
-    GraphOptions.of({"begins": {"orders": "first"}}).check_begins(BY_ITEM, {"orders": "it has no end"})
+            options.check_names(operators, {"orders": "it has no end"})
+    GraphOptions.of({"begins": {"orders": "first"}}).check_names(BY_ITEM, {"orders": "it has no end"})
+
+
+def test_rows_are_for_a_state_that_is_new_or_begins_anew() -> None:
+    options = {"bootstrap": ("checkpoint:7", {"counts": [], "rates": []})}
+    wide = BY_ITEM | notes(rates="count")
+    refused = refused_of(BY_ITEM, wide, bootstrap_of="checkpoint:7", bootstrap={"counts": []})
+    assert "keeps the state that it has, so it does not begin with the rows" in refused["counts"]
+    anew = wide | {"counts": OperatorNote(kind="count", detail="key (shop)")}
+    permitted = GraphOptions.of({**options, "drop_state": ("counts",)})
+    change = compare(BY_ITEM, anew, options=permitted, born="_1f-")
+    assert change.bootstrapped == {"counts": "_1f-counts", "rates": "_1f-rates"}
+    assert "new      counts (bootstrap), rates (bootstrap)" in str(change)
+    assert compare(anew, anew, options=permitted).bootstrapped == {}, "they have them"
+    text = refused_of(BY_ITEM, anew)["counts"]
+    assert "bootstrap" not in text, "two graphs have no checkpoint"
+    text = dict(compare(BY_ITEM, anew, checkpoint=812).refused)["counts"]
+    assert "(dos-state, checkpoint 812 if it is the last one)" in text
+    assert text.endswith('add bootstrap=("checkpoint:812", {"counts": rows})')
+    with pytest.raises(ValueError, match="bootstrap has 'rates', which is no operator with a state"):
+        permitted.check_names(BY_ITEM, {})

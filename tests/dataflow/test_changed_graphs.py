@@ -34,6 +34,7 @@ from dataflow.handle import RegionHandle
 from dos_client import Store
 from dos_client.blocking import BlockingStore
 from dos_client.blocking import open_store as open_blocking
+from tests.dataflow.test_edited_regions import state_of
 from tests.dataflow.test_region_processes import finished, kill, running
 from tests.support.dos_command import dos
 from tests.support.polling import until
@@ -310,6 +311,10 @@ PROGRAMS: dict[str, Callable[[str], tuple[Graph, dict[str, Any]]]] = {
     "former": lambda _: (graph_of(1, "step"), {}),
     "heir": lambda _: (graph_of(2, "step"), {"hand_over": True}),
     "more sources": lambda name: (of_sources(name, *LATER), {"begins": dict.fromkeys(LATER, "latest")}),
+    "with first rows": lambda _: (
+        with_totals(2),
+        {"bootstrap": ("savepoint:before", FIRST_ROWS)},
+    ),
 }
 """Programs of processes of their own: the name of the region -> its graph, and the options of its start."""
 
@@ -534,16 +539,22 @@ def test_states_sources_and_logs_come_and_states_are_dropped_and_renamed(
             kill(control, 1, wipe=True)
             send(client, name, range(60, 66))
             until(lambda: shows(78, total_of(range(30, 66), range(100, 112))), "also after a reset", 60)
+        last = control.status.last_checkpoint
         with running(with_totals(3), shared_store, tmp_path) as (control, _):
             assert not finished(control)
             assert isinstance(error := control.exception(), GraphChangeRefusedError)
             assert error.operators == ("counts", "totals")
             assert 'drop_state=("totals",)' in str(error)
-        with running(with_totals(3), shared_store, tmp_path, workers=2, **permitted) as (control, watch):
+            assert f'bootstrap=("checkpoint:{last}", {{"totals": rows}})' in str(error)
+        first = {"bootstrap": (f"checkpoint:{last}", {"totals": [{"key": "k0", "total": 500}]})}
+        with running(with_totals(3), shared_store, tmp_path, workers=2, **permitted, **first) as (
+            control,
+            watch,
+        ):
             watch.checkpoints(1)
             send(client, name, range(66, 72))
-            maxima = total_of(range(66, 72), by=max)
-            until(lambda: shows(84, maxima), "the maxima begin anew, the counts do not", 60)
+            maxima = total_of(range(66, 72), by=max) | {"k0": 500}
+            until(lambda: shows(84, maxima), "the maxima begin anew, with a row; the counts do not", 60)
             kill(control, 0, wipe=True)
             send(client, name, range(3), "more")
             until(lambda: shows(87, maxima), "and stay after a reset", 60)
@@ -582,6 +593,7 @@ def log_of(region: str) -> Graph:
 
 
 @pytest.mark.process
+@pytest.mark.long
 @pytest.mark.usefixtures("forks")
 def test_new_sources_begin_at_their_end_as_it_was_when_their_graph_began(
     shared_store: str, tmp_path: Path
@@ -634,3 +646,79 @@ def test_new_sources_begin_at_their_end_as_it_was_when_their_graph_began(
         kill(control, 1, wipe=True)
         send_prices(1)
         until(lambda: counts(f"{name}-again", 3 + 2 * 3), "also after a reset", 60)
+
+
+def first_totals() -> list[dict[str, Any]]:
+    return [{"key": f"k{key}", "total": 1000 * key} for key in range(4)]
+
+
+FIRST_ROWS = {"totals": first_totals}
+
+
+def no_totals() -> list[dict[str, Any]]:
+    raise ZeroDivisionError("totals")
+
+
+@pytest.mark.process
+@pytest.mark.long
+@pytest.mark.usefixtures("forks")
+def test_a_new_state_begins_with_rows_made_of_the_last_checkpoint(shared_store: str, tmp_path: Path) -> None:
+    """Whatever is killed: before the first checkpoint of its graph the former program continues, and
+    afterwards only the new one, with the rows.
+    """
+    name = tmp_path.name
+    with open_blocking(shared_store) as client:
+
+        def total(sink: str) -> int:
+            return sum(client.portal.call(last_rows, client.store, name, sink)[0].values())
+
+        def refusal(**options: Any) -> str:
+            with running(with_totals(2), shared_store, tmp_path, **options) as (newcomer, _):
+                assert not finished(newcomer)
+                return f"{newcomer.exception()}"
+
+        with running(with_totals(1), shared_store, tmp_path, workers=2) as (control, watch):
+            send(client, name, range(30))
+            watch.checkpoints(1)
+            until(lambda: total("out") == 30, "they are counted", 60)
+            last = f"checkpoint:{control.checkpoint(60)}"
+            why = refusal(bootstrap=(last, {"totals": no_totals}))
+            assert "operator 'totals': its rows for bootstrap were not made: ZeroDivisionError: totals" in why
+            why = refusal(bootstrap=(last, {"totals": first_totals}), hand_over=True)
+            assert "a hand-over takes another checkpoint" in why
+            why = refusal(bootstrap=(last, {"totals": [{"key": "k1"}]}))
+            assert "operator 'totals'" in why
+            assert control.status.state is RegionState.RUNNING
+            assert not control.status.resets, "nothing was claimed"
+
+        def savepoint() -> None:
+            assert dos("region", "savepoint", shared_store, name, "before", "--stopped").returncode == 0
+
+        def killed(dies_at: str) -> None:
+            with killed_at(shared_store, name, "with first rows", dies_at, tmp_path / dies_at) as process:
+                assert process.wait(90) == -signal.SIGKILL
+
+        savepoint()
+        killed("AppendCheckpoint")
+        begins = {"bootstrap": ("savepoint:before", FIRST_ROWS)}
+        assert "has rows of a bootstrap for the new operator 'totals'" in refusal()
+        with running(with_totals(1), shared_store, tmp_path, workers=3) as (control, watch):
+            send(client, name, range(30, 40))
+            until(lambda: total("out") == 40, "the former program continues", 60)
+        assert "its rows are made of savepoint:before, and not of checkpoint" in refusal(**begins)
+        assert dos("region", "savepoint", shared_store, name, "before", "--stopped", "--drop").returncode == 0
+        savepoint()
+        killed("AppendCheckpoint")
+        send(client, name, range(40, 46))
+        killed("Start")
+        with running(with_totals(2), shared_store, tmp_path, **begins) as (control, watch):
+            send(client, name, range(46, 48))
+            until(lambda: total("out") == 48, "all rows are counted", 60)
+            kill(control, 0, wipe=True)
+            send(client, name, range(48, 50))
+            until(lambda: total("out") == 50, "also after a reset", 60)
+        shown = client.portal.call(last_rows, client.store, name, "totals_out")[0]
+    sums = {f"k{key}": 1000 * key + sum(one for one in range(40, 50) if one % 3 == key) for key in range(3)}
+    assert shown == sums, "what was read after the former program ended is added to the rows"
+    stored = state_of(shared_store, name, "totals").to_pylist()
+    assert {row["key"]: row["total"][1] for row in stored} == {**sums, "k3": 3000}

@@ -530,6 +530,7 @@ def compared_with(
         uids=checkpoint.uids,
         born=born_with(region, checkpoint.number),
         outputs_begin=checkpoint.in_origin,
+        checkpoint=checkpoint.number,
     )
 
 

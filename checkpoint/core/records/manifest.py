@@ -46,6 +46,11 @@ class Edit(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     tables: dict[str, dict[str, int]] = {}
     """Operator -> how many keys were added, changed and deleted."""
+    bootstraps: tuple[str, ...] = ()
+    """Uids of operators of the next graph, whose first rows it adds. The state of the present graph is that
+    of the checkpoint before."""
+    made_of: int = 0
+    """The checkpoint of which a program says that it made these rows."""
 
 
 class SavepointNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
