@@ -55,6 +55,8 @@ replaced_graphs_max: Final = 1024
 """Graphs that a region had before. A program with one of these is refused. Each is some 80 bytes."""
 upgrade_savepoints_max: Final = 3
 """Checkpoints before the last changes of the graph, to which a region can be restored."""
+upgrade_kept_s: Final = 86_400.0
+"""How long each of them stays. It holds the input from there on."""
 ended_logs_max: Final = 64
 """Logs of removed sinks that can be read. Each record states their ends, some 100 bytes for each worker. One
 more sink is removed once a log was dropped.
@@ -169,8 +171,8 @@ request_ids_kept_max: Final = 10_000
 """Number of request ids remembered for the detection of duplicates."""
 requests_poll_s: Final = 0.25
 """How often a driver polls for requests."""
-forks_poll_s: Final = 5.0
-"""How often a driver checks whether the forks of its region still need their savepoints."""
+savepoints_poll_s: Final = 5.0
+"""How often a driver checks whether savepoints that the project made for itself are over."""
 answers_poll_s: Final = 0.05
 """How often a requester polls for answers."""
 status_answers_s: Final = 1.0

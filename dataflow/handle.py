@@ -450,6 +450,8 @@ class RegionOptions(TypedDict, total=False):
     - `removed_regions`: regions of the application that no part of the graph continues any more. A part
       continues the region that has its operators, whatever the name of its first operator is. Without the
       option, a region that would be left is refused.
+    - `keep_before`: seconds for which the checkpoint before a change of the graph stays restorable; default:
+      a day. It goes before that if the disk of a member of the store is full.
     - `graph_back`: confirms that a graph is used again that another one has replaced in this region.
     - `begins`: source -> "latest", if it begins at its end unless the last checkpoint has it already; of a
       `LogSource`, at the last checkpoint of its region. Default, also as "first": at its first row.
@@ -491,6 +493,7 @@ class RegionOptions(TypedDict, total=False):
     rewired: Sequence[str]
     removed: Mapping[str, SinkSpec | None]
     removed_regions: Sequence[str]
+    keep_before: float
     graph_back: bool
     begins: Mapping[str, Begin]
     bootstrap: tuple[str, Mapping[str, Any]]
@@ -509,6 +512,7 @@ _OF_SPEC: Final = {
     **{name: name for name in ("allow_republish", "on_damaged", "port_range", "hand_over")},
     "checkpoint_interval": "checkpoint_interval_s",
     "start_timeout": "start_timeout_s",
+    "keep_before": "keep_before_s",
 }
 """Option -> the field of `RegionSpec`."""
 
@@ -715,6 +719,7 @@ _NUMBERS: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "retain": ((int,), "a whole number of checkpoints"),
     "checkpoint_interval": ((int, float), "a number of seconds"),
     "start_timeout": ((int, float), "a number of seconds"),
+    "keep_before": ((int, float), "a number of seconds"),
 }
 
 

@@ -104,6 +104,11 @@ class Store:
             for one, watch in self._watches.items()
         ]
 
+    def full_members(self) -> list[str]:
+        """Return the addresses of members that refuse the appends of a claim because their disk is full."""
+        links = [link for claim in self._claims for link in claim.links()]
+        return sorted({one.member.address for one in links if one.outage.is_full and not one.copies.worked})
+
     def claims(self) -> list[Claim]:
         return self._claims[:]
 

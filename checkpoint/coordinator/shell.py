@@ -56,7 +56,7 @@ from checkpoint.core.links.frames import control_frame, decode_from_task, decode
 from checkpoint.core.links.messages import CompanionReport, Host, ToTask, ToWorker
 from checkpoint.core.log_lines import Line, LogLines
 from checkpoint.core.progress import ProgressMeter, dropped_rows, dropped_text, late_by_text, merge_counters
-from checkpoint.core.records.lines import made_for_forks
+from checkpoint.core.records.lines import made_for_forks, upgrades_over
 from checkpoint.core.records.manifest import Checkpoint, Examination, OutputIdentity, SavepointNote
 from checkpoint.core.region import (
     CheckpointCommitted,
@@ -75,7 +75,7 @@ from checkpoint.maintenance.forking import fork_needs
 from checkpoint.maintenance.stopped_region import find_restored, restore_stopped
 from checkpoint.requests.client import RegionReader, RequestClient
 from checkpoint.requests.server import answering
-from checkpoint.runtime import checkpoint_named, this_driver, timestamp
+from checkpoint.runtime import checkpoint_named, this_driver, timestamp, wall_time_ms
 from dos_client import Store, open_store
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError
 
@@ -421,10 +421,10 @@ async def run_region(
         if prepare is not None and not begin.unread:
             begin = Begin(await prepare(store, begin.seen) or begin.seen)
         manifest = ManifestLog(StoreHost(store), spec.name, shell.post, driver=this_driver())
-        forks = partial(watch_forks, store, spec.name, shell.last_checkpoint, shell.post)
+        savepoints = partial(watch_savepoints, store, spec, shell.last_checkpoint, shell.post)
         async with answering(store, spec, shell) as requests:
             shell.also_observed = requests.on_event
-            return await shell.run(launcher, manifest, begin, beside=forks)
+            return await shell.run(launcher, manifest, begin, beside=savepoints)
 
 
 @asynccontextmanager
@@ -539,15 +539,28 @@ async def lent_by_its_driver(store: Store, region: str) -> HandOverAnswered:
     return HandOverAnswered(NotHandedOverError(text))
 
 
-async def watch_forks(
-    store: Store, region: str, last: Callable[[], Checkpoint | None], post: Callable[[SavepointWanted], None]
+async def watch_savepoints(
+    store: Store,
+    spec: RegionSpec,
+    last: Callable[[], Checkpoint | None],
+    post: Callable[[SavepointWanted], None],
 ) -> None:
-    """Post the end of each savepoint whose fork needs it no more. last: returns the last checkpoint."""
+    """Post the end of each savepoint whose fork needs it no more, and of those before changes of the graph.
+    last: returns the last checkpoint.
+    """
+    reported: set[str] = set()
     while True:
-        await trio.sleep(limits.forks_poll_s)
+        await trio.sleep(limits.savepoints_poll_s)
         for name, note in made_for_forks(last()).items():
-            if await _is_over(store, region, name, note):
+            if await _is_over(store, spec.name, name, note):
                 post(SavepointWanted(name, on=False))
+        full = store.full_members()
+        for name, why in upgrades_over(last(), wall_time_ms(), spec.keep_before_s, full).items():
+            if name not in reported:
+                text = "region %s drops savepoint %s, and cannot go back to it any more: %s"
+                logger.warning(text, spec.name, name, why)
+            reported.add(name)
+            post(SavepointWanted(name, on=False))
 
 
 async def _is_over(store: Store, region: str, savepoint: str, note: SavepointNote) -> bool:

@@ -183,6 +183,8 @@ class RegionSpec:
     listen_host: str = "127.0.0.1"
     port_range: tuple[int, int] | None = None
     """The first and last port to try; None: any free port."""
+    keep_before_s: float = limits.upgrade_kept_s
+    """How long the checkpoint before a change of the graph stays restorable."""
     retain: int = limits.checkpoints_retained
     """How many checkpoints stay restorable, at least 2. Data that only older ones need is deleted."""
     keeps_workers: str = ""
@@ -221,6 +223,8 @@ class RegionSpec:
         for name in ("checkpoint_interval_s", "drain_timeout_s", "reset_timeout_s", "start_timeout_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be finite and above 0 s, got {getattr(self, name)}")
+        if not self.keep_before_s > 0:
+            raise ValueError(f"keep_before must be above 0 s, got {self.keep_before_s}")
         if not limits.checkpoints_retained_min <= self.retain <= limits.checkpoints_retained_max:
             raise ValueError(
                 f"retain must be {limits.checkpoints_retained_min} to {limits.checkpoints_retained_max}"

@@ -705,6 +705,11 @@ class Outage:
         self._logged.add(type(error))
         log.log(logging.DEBUG if known else logging.INFO, "%s: %s; retrying", self._label, error.args[0])
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the disk of the member is full, as far as this claim knows."""
+        return NoSpaceError in self._logged
+
     def over(self) -> bool:
         again = self._was_connected
         self._was_connected = True

@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
+import trio
 
 from checkpoint import limits
+from checkpoint.coordinator.shell import watch_savepoints
 from checkpoint.core.applications import check_application
 from checkpoint.core.coordination.checkpoints import PendingCheckpoint
 from checkpoint.core.coordination.vocabulary import (
@@ -19,6 +21,7 @@ from checkpoint.core.coordination.vocabulary import (
     OpenManifest,
     PauseWanted,
     RestoreWanted,
+    SavepointWanted,
     StopWanted,
 )
 from checkpoint.core.graph_change import (
@@ -48,6 +51,7 @@ from checkpoint.core.records.lines import (
     recorded_again,
     republished,
     restored,
+    upgrades_over,
 )
 from checkpoint.core.records.manifest import (
     Checkpoint,
@@ -56,6 +60,7 @@ from checkpoint.core.records.manifest import (
     FormerSink,
     ReplacedGraph,
     RetiredWorker,
+    SavepointNote,
     SplitPosition,
     check_checkpoint,
     savepoint_name_problem,
@@ -71,6 +76,8 @@ from checkpoint.core.region import (
 )
 from checkpoint.core.upgrades import plan_upgrade
 from checkpoint.errors import GraphChangeRefusedError
+from dos_client import open_store
+from dos_server.testing import memory_store
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.manifest_samples import notes, numbered_checkpoint, worker_checkpoint
 from tests.checkpoint.region_model import spec
@@ -654,6 +661,54 @@ def test_the_checkpoints_before_the_last_changes_of_a_graph_stay() -> None:
     assert list(last.replaced) == [fingerprint(graph) for graph in (BEFORE, *versions[:-1])]
     assert set(last.notes) == set(last.savepoints)
     assert "reserved" in savepoint_name_problem("upgrade-mine")
+
+
+def test_the_checkpoint_before_a_change_goes_after_a_time_or_when_the_disk_of_a_member_is_full() -> None:
+    first, changed = upgraded((last_of(),), AFTER)
+    changed = msgspec.structs.replace(changed, wall_time_ms=1_000)
+    assert upgrades_over(changed, 10**9, 60, []) == {}, "its record was not written when it was made"
+    region = started(changed, kept=(first, changed), operators=AFTER)
+    for worker in range(2):
+        region.receive(worker, Restored, last_step=5)
+    last = region.commit(changed.number + 1, step=9)
+    name = upgrade_savepoint("region", first.number)
+    assert last.notes[name].wall_time_ms == 1_000
+    later = region.commit(last.number + 1, step=12)
+    assert later.notes[name].wall_time_ms == 1_000
+    assert upgrades_over(later, 60_999, 60, []) == {}
+    assert list(upgrades_over(later, 61_000, 60, [])) == [name]
+    assert upgrades_over(later, 0, 60, ["h2:9999"]) == {name: "the disk of h2:9999 is full"}
+    mine = msgspec.structs.replace(later, savepoints={"mine": 1}, notes={"mine": SavepointNote(why="mine")})
+    assert upgrades_over(mine, 10**9, 60, ["h2:9999"]) == {}, "what a person made stays"
+    with pytest.raises(ValueError, match="keep_before must be above 0"):
+        replace(spec(), keep_before_s=0)
+
+
+@pytest.mark.trio
+async def test_a_driver_drops_the_checkpoints_before_changes_that_are_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(limits, "savepoints_poll_s", 0.001)
+    _, last = upgraded((last_of(),), AFTER)
+    name = upgrade_savepoint("region", 1)
+    last = msgspec.structs.replace(last, notes={name: SavepointNote(wall_time_ms=1)})
+    posted = list[SavepointWanted]()
+    async with memory_store() as servers, open_store(servers.url) as store, trio.open_nursery() as nursery:
+        kept = replace(spec(), keep_before_s=float("inf"))
+        nursery.start_soon(watch_savepoints, store, kept, lambda: last, pytest.fail)
+        over, twice = replace(spec(), keep_before_s=60.0), trio.Event()
+
+        def post(wanted: SavepointWanted) -> None:
+            posted.append(wanted)
+            if len(posted) == 2:
+                twice.set()
+
+        nursery.start_soon(watch_savepoints, store, over, lambda: last, post)
+        await twice.wait()
+        nursery.cancel_scope.cancel()
+    assert posted[:2] == [SavepointWanted(name, on=False)] * 2
+    assert caplog.text.count(f"region region drops savepoint {name}") == 1
+    assert "60 s are over, see keep_before" in caplog.text
 
 
 def test_the_graphs_that_a_checkpoint_states_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

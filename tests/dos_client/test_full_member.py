@@ -57,6 +57,7 @@ async def test_a_full_member_holds_nobody_up_and_catches_up_when_there_is_space(
             await writer.wait_synced(writer.append(BLOCK))
             assert not claim.waiting
         await until(lambda: "no space" in state_of(store, three[2])[1], "it is said what is wrong with it")
+        assert store.full_members() == [three[2].location]
         for server in three[:2]:
             await has(server, "d", "x", BLOCK * count)
         held = await content_of(three[2], "d", "x")
@@ -67,6 +68,7 @@ async def test_a_full_member_holds_nobody_up_and_catches_up_when_there_is_space(
         assert caplog.text.count("no space for x") == 1, "and the log heard of it once"
         disk.resize(8 * DISK_BYTES)
         await until(lambda: state_of(store, three[2])[0] == "in sync", "it has caught up")
+        await until(lambda: not store.full_members(), "it has taken some")
         await has(three[2], "d", "x", BLOCK * count)
         await writer.wait_synced(writer.append(b"end"))
         await has(three[2], "d", "x", BLOCK * count + b"end")

@@ -534,6 +534,12 @@ class Checkpoints:
         before becomes one, and those of the last such changes stay.
         """
         savepoints, notes, spec = self.savepoints, self._notes, self._run.spec
+        if last is not None:  # the time of a record is only known when it is written
+            notes |= {
+                name: msgspec.structs.replace(note, wall_time_ms=last.wall_time_ms)
+                for name, note in notes.items()
+                if name.startswith(UPGRADE_PREFIX) and not note.wall_time_ms
+            }
         if last is None or last.in_origin or last.operators == spec.operators:
             return savepoints, notes
         before = sorted((held, name) for name, held in savepoints.items() if name.startswith(UPGRADE_PREFIX))

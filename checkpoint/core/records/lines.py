@@ -38,6 +38,7 @@ import msgspec
 from checkpoint import limits
 from checkpoint.core.graph_change import (
     NO_OPTIONS,
+    UPGRADE_PREFIX,
     GraphChange,
     GraphOptions,
     OperatorNote,
@@ -557,6 +558,24 @@ def made_for_forks(checkpoint: Checkpoint | None) -> dict[str, SavepointNote]:
         name: note
         for name, note in notes.items()
         if note.fork and checkpoint and name in checkpoint.savepoints
+    }
+
+
+def upgrades_over(last: Checkpoint | None, now_ms: int, keep_s: float, full: Sequence[str]) -> dict[str, str]:
+    """Return the savepoints of checkpoints before changes of the graph that are to be dropped -> why.
+
+    full: members whose disk is full: then what these savepoints hold goes first. The note of one has no time
+    until the vote after that of its change.
+    """
+    if last is None:
+        return {}
+    made = {name: note for name, note in last.notes.items() if name.startswith(UPGRADE_PREFIX)}
+    if full:
+        return dict.fromkeys(made, f"the disk of {', '.join(full)} is full")
+    return {
+        name: f"{keep_s:g} s are over, see keep_before"
+        for name, note in made.items()
+        if note.wall_time_ms and now_ms - note.wall_time_ms >= keep_s * 1000
     }
 
 
