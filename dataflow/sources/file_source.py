@@ -429,6 +429,8 @@ class OpenSplit:
     head: Head = NO_HEAD
     values: tuple[pa.Scalar, ...] = ()
     """Of the columns that are in its path."""
+    stamp: tuple[int, int] | None = None
+    """Of the file, before anything was read that is not verified since."""
 
 
 class FileReader(base.SourceReader):
@@ -515,6 +517,10 @@ class FileReader(base.SourceReader):
     def _opened(self, name: str) -> OpenSplit:
         """Return a split at its position, whose content before it is verified. Raises InputChangedError."""
         split = self._open.get(name)
+        if split is not None and self._file(split).stamp != split.stamp:
+            # Somebody writes to it: what follows belongs to what was read if that is still there.
+            self._drop(name)
+            split = None
         if split is None:
             at, path = self._at.get(name, _BEGINNING), self._path_of(name)
             whole = self._spec.verify == "whole" or path.endswith(COMPRESSED)
@@ -522,6 +528,7 @@ class FileReader(base.SourceReader):
             split = OpenSplit(name, path, resumed(at.resume, whole=whole), at.version, begin, line=at.line)
             if self._spec.in_path is not None:
                 split.values = _values_in(path, self._spec.in_path, InputReadError)
+            split.stamp = self._file(split).stamp
             self._find_head(split, at)
             if at.position:
                 self._verify(split, at)
@@ -613,7 +620,9 @@ class FileReader(base.SourceReader):
             taken.add(self._chunk(split, chunk))
             done = at_end and not self._grows(name)
             if chunk or done:
-                self._note(split, done=done)
+                self._note(split, done=False)
+            if done:
+                self._note(self._opened(name), done=True)
             self._wants_checkpoint = self._stop_after_file and at_end and bool(done or chunk or begin)
             self._was_read(split, at_end=at_end, left=0 if chunk.endswith(rest) else len(rest))
         return self._taken(taken, taken.take())

@@ -6,6 +6,7 @@ one, which has another version (ETag). Each request after the first names the ve
 (`If-Match`), also after a restore, so bytes of two versions are never combined.
 """
 
+import errno
 import glob
 import io
 import logging
@@ -72,7 +73,8 @@ def input_paths(given: Paths, endpoint: str | None) -> InputPaths:
     if wrong:
         raise SchemaError(
             f"{wrong[0]!r} is neither a path nor the URL of a bucket",
-            remedy="write URLs of objects as s3://BUCKET/KEY, as text: pathlib changes URLs",
+            remedy="write a path without file://, and URLs of objects as s3://BUCKET/KEY, as text: pathlib"
+            " changes URLs",
         )
     urls = [entry for entry in entries if is_url(entry)]
     if not urls:
@@ -119,6 +121,11 @@ class FileBytes(Protocol):
         ...
 
     @property
+    def stamp(self) -> tuple[int, int] | None:
+        """Changes when the file is written: its size, and when it was; None for an object."""
+        ...
+
+    @property
     def version(self) -> str:
         """The version of an object, "" before the first read, and for a file on a host."""
         ...
@@ -156,7 +163,9 @@ def open_regular(path: str) -> int:
         # non-blocking, because opening a pipe could wait forever
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise InputReadError(f"input {path!r} cannot be opened: {error.strerror}") from error
+        text = f"input {path!r} cannot be opened: {error.strerror}"
+        remedy = f"correct the path; {InputReadError.remedy}" if error.errno == errno.ENOENT else ""
+        raise InputReadError(text, remedy=remedy or InputReadError.remedy) from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise InputReadError(
@@ -177,6 +186,11 @@ class PlainBytes:
     def identity(self) -> tuple[int, int]:
         status = os.fstat(self._fd)
         return status.st_dev, status.st_ino
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        status = os.fstat(self._fd)
+        return status.st_size, status.st_mtime_ns
 
     def read(self, position: int, count: int) -> bytes:
         try:
@@ -208,6 +222,10 @@ class DecompressedBytes:
     @property
     def identity(self) -> tuple[int, int] | None:
         return self._file.identity
+
+    @property
+    def stamp(self) -> tuple[int, int] | None:
+        return self._file.stamp
 
     @property
     def version(self) -> str:
@@ -706,6 +724,7 @@ class ObjectBytes:
 
     # Requests grow while an object is read in order, and the next is made by another thread meanwhile.
     identity: Final = None
+    stamp: Final = None
 
     def __init__(self, files: BucketFiles, bucket: Bucket, key: str, version: str) -> None:
         self._files, self._bucket, self._key = files, bucket, key

@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -198,6 +199,70 @@ def test_integers_are_not_rounded_by_inference(
     assert batch is not None
     expected = [float(one) if inferred == "double" else int(one) for one in values]
     assert batch.batch.column("a").to_pylist() == expected
+
+
+def numbered(kind: str, text: str, count: int = 40) -> bytes:
+    """A file of as many bytes for each text of one letter."""
+    rows = [(number, f"{text}{number:02}") for number in range(count)]
+    if kind == "csv":
+        return ("a,b\n" + "".join(f"{a},{b}\n" for a, b in rows)).encode()
+    if kind == "json":
+        return "".join(f'{{"a":{a},"b":"{b}"}}\n' for a, b in rows).encode()
+    table, sink = pa.table({"a": [a for a, _ in rows], "b": [b for _, b in rows]}), pa.BufferOutputStream()
+    if kind == "parquet":
+        pq.write_table(table, sink, row_group_size=3, compression="none", use_dictionary=False)
+    else:
+        pyarrow.feather.write_feather(table, sink, chunksize=3, compression="uncompressed")
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet", "arrow"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_file_that_is_rewritten_in_place_between_two_steps_is_refused(
+    kind: Any, steps: int, tmp_path: Path
+) -> None:
+    """Its descriptor stays open, and would read the rest of one file after the beginning of another."""
+    path = tmp_path / "a"
+    path.write_bytes(numbered(kind, "x"))
+    reader = reader_of(FileSource(path, format=kind, schema=COLUMNS), 0, 1)
+    for _ in range(steps):
+        assert reader.read(30) is not None
+        reader.take_division()
+    with path.open("r+b") as file:
+        file.write(numbered(kind, "y"))
+    with pytest.raises(InputChangedError):
+        reader.read(1 << 20)
+
+
+def test_a_file_that_is_rewritten_while_its_last_step_reads_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(numbered("csv", "x"))
+    reader = reader_of(FileSource(path, format="csv", schema=COLUMNS), 0, 1)
+    whole = reader._whole
+
+    def rewritten(*arguments: Any) -> Any:
+        found = whole(*arguments)
+        with path.open("r+b") as file:
+            file.write(numbered("csv", "y"))
+        return found
+
+    with mock.patch.object(reader, "_whole", rewritten), pytest.raises(InputChangedError):
+        reader.read(1 << 20)
+
+
+def test_a_file_of_a_list_that_grows_while_it_is_read_continues(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(numbered("csv", "x"))
+    reader = reader_of(FileSource(path, format="csv", schema=COLUMNS), 0, 1)
+    found = []
+    for number in range(30):
+        if (batch := reader.read(30)) is not None:
+            found += batch.batch.column("a").to_pylist()
+        reader.take_division()
+        if number < 3:
+            with path.open("a") as file:
+                file.write(f"{40 + number},x\n")
+    assert found == [*range(43)]
 
 
 def latin(path: Path) -> Path:
