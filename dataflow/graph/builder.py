@@ -329,6 +329,7 @@ class Stream:
 
             orders.sink("archive", ParquetSink("archive"))
         """
+        _check_end(sink, SinkSpec, f"sink {name!r} takes a sink, such as LogSink()")
         self._then(name, sink)
 
     def annotate(self, annotation: Annotation) -> "Stream":
@@ -694,6 +695,7 @@ class Graph:
 
             logs = graph.source("logs", FileSource("logs", watch=True))
         """
+        _check_end(source, SourceSpec, f'source {name!r} takes a source, such as FileSource("logs/*.txt")')
         return self._add(name, source, ())
 
     def stream(self, name: str) -> "Stream":
@@ -713,6 +715,7 @@ class Graph:
 
             graph.sink("archive", ParquetSink("archive"), orders)
         """
+        _check_end(sink, SinkSpec, f"sink {name!r} takes a sink, such as LogSink()")
         self._add(name, sink, streams)
 
     def union(self, name: str, *streams: "Stream") -> "Stream":
@@ -978,6 +981,12 @@ class GraphPart:
     settings: Consistent | None
     reads: tuple[str, ...] = ()
     """The parts whose output it reads."""
+
+
+def _check_end(given: object, kind: type, takes: str) -> None:
+    """Raise TypeError if what was given for a source or a sink is none. takes: what is needed."""
+    if not isinstance(given, kind):
+        raise TypeError(f"{takes}, got {type(given).__name__} {given!r:.80}")
 
 
 def part_options(part: GraphPart) -> dict[str, Any]:

@@ -355,10 +355,22 @@ class _RowFunction(Operator):
                 result = self._function(row)
                 made = [*several(result)] if self._many else [result]
             except FAULTS as error:
-                raise UserFault(text_of(error), row=index) from error
+                raise _fault(error, index, batch) from error
             rows += made
             sources += [index] * len(made)
         return [batch_of_rows(rows, sources, self._schema)] if rows else []
+
+
+def _fault(error: BaseException, index: int, batch: pa.RecordBatch) -> UserFault:
+    """Return what a function of rows raised, with a remedy if it took a row for something else."""
+    remedy, names = "", batch.schema.names
+    if isinstance(error, KeyError) and error.args and error.args[0] not in names:
+        key = error.args[0]
+        similar = nearest(key, names) if isinstance(key, str) else ""
+        remedy = f"the columns of the row are {', '.join(map(repr, names))}{similar}"
+    elif isinstance(error, AttributeError) and isinstance(error.obj, dict):
+        remedy = f"a row is a dict of its columns {', '.join(map(repr, names))}: write row[{error.name!r}]"
+    return UserFault(text_of(error), row=index, remedy=remedy)
 
 
 class _BatchFunction(Operator):
@@ -403,7 +415,7 @@ class _RowFilter(Operator):
             try:
                 keep.append(bool(self._function(row)))
             except FAULTS as error:
-                raise UserFault(text_of(error), row=index) from error
+                raise _fault(error, index, batch) from error
         kept = batch.filter(pa.array(keep, pa.bool_()))
         return [kept] if kept.num_rows else []
 

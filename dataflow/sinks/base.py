@@ -68,6 +68,7 @@ def other_owner(place: str, recorded: bytes, mine: bytes, since: str = "") -> st
 _REFUSALS: Final = frozenset(
     {
         errno.EACCES,
+        errno.EEXIST,  # a file where a directory must be
         errno.EISDIR,
         errno.ELOOP,
         errno.ENAMETOOLONG,

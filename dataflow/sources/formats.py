@@ -567,7 +567,7 @@ def nameable_schema(found: pa.Schema, *, utc: bool = False) -> pa.Schema:
 def _check_objects(sample: bytes) -> None:
     empty = JsonFormat(pa.schema([]))
     if bad := [line for line in sample.split(b"\n") if empty.fault(line)]:
-        raise SchemaError(f"its line {bad[0][:80]!r} is not an object")
+        raise SchemaError(f"its line {bad[0][:80]!r} is not an object: JSON has one in each line")
 
 
 _INTEGER: Final = re.compile("-?[0-9]+")

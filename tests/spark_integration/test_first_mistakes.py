@@ -54,6 +54,15 @@ class FirstHour(NamedTuple):
         finally:
             assert not region.status.resets
 
+    def lines_of(self, source: Any) -> Any:
+        graph = dos.Graph("lines")
+        graph.source("lines", source).sink("out", dos.LogSink())
+        return graph
+
+    def csv(self, text: str, **how: Any) -> Any:
+        (self.folder / "a.csv").write_text(text)
+        return self.lines_of(dos.FileSource(self.folder / "a.csv", **{"format": "csv", **how}))
+
     def words(self, name: str = "wordcount", **how: Any) -> Any:
         (self.folder / "a.txt").write_text("to be\n")
         how = {"function": lambda row: row["line"].split(), "schema": "word string", "key": "word", **how}
@@ -128,6 +137,52 @@ PROGRAMS: dict[str, Mistake] = {
         at_another_program,
         "StoreNotUsableError",
         ("no server of dos://127.0.0.1:", "that is an HTTP response, not DOS", "correct the URL"),
+    ),
+    "a path for a source": Mistake(
+        lambda here: dos.Graph("a").source("lines", "logs/*.txt"),  # type: ignore[arg-type]
+        "TypeError",
+        ("source 'lines' takes a source, such as FileSource(", "got str 'logs/*.txt'"),
+    ),
+    "a path for a sink": Mistake(
+        lambda here: here.words(to="out"), "TypeError", ("sink 'out' takes a sink", "got str 'out'")
+    ),
+    "an input that does not exist": Mistake(
+        lambda here: here.ended(here.lines_of(dos.FileSource(here.folder / "c.txt"))),
+        "RegionFailedError",
+        ("operator 'lines' failed", "c.txt' cannot be opened: No such file", "correct the path"),
+    ),
+    "an input with file://": Mistake(
+        lambda here: dos.FileSource("file:///tmp/a.txt"), "SchemaError", ("a path without file://",)
+    ),
+    "a value that is not of its type": Mistake(
+        lambda here: here.ended(here.csv("id,b\nx,1\n", schema="id bigint")),
+        "RegionFailedError",
+        ("a.csv', line 2, byte 5: column 'id' is bigint: invalid value 'x'", "repair the record"),
+    ),
+    "a column that the file does not have": Mistake(
+        lambda here: here.ended(here.csv("Id;b\n1;1\n", schema="id bigint")),
+        "RegionFailedError",
+        ("a.csv': its header does not have the column 'id', but 'Id;b'", "delimiter="),
+    ),
+    "an array of JSON": Mistake(
+        lambda here: here.csv('[\n{"a":1}\n]\n', format="json"),
+        "SchemaError",
+        ("no schema can be inferred", "its line b'[' is not an object: JSON has one in each line"),
+    ),
+    "a row with another key": Mistake(
+        lambda here: here.ended(here.words("key", function=lambda row: row["lines"].split())),
+        "RegionFailedError",
+        ("KeyError: 'lines'", "the columns of the row are 'line' (did you mean 'line'?)"),
+    ),
+    "a row that is taken for an object": Mistake(
+        lambda here: here.ended(here.words("attribute", function=lambda row: row.line.split())),
+        "RegionFailedError",
+        ("no attribute 'line'", "a row is a dict of its columns 'line': write row['line']"),
+    ),
+    "a partition that a path does not have": Mistake(
+        lambda here: here.csv("id\n1\n", partition_by="day"),
+        "SchemaError",
+        ("a.csv' has no place in the partitions", "no directory day=VALUE", "move the file"),
     ),
     "a host that does not exist": Mistake(
         lambda here: here.run(store="dos://no-such-host.invalid"),
