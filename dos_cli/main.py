@@ -48,6 +48,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "top": ("dos_ui.top", "Show a store or a region in the terminal, live."),
     "ui": ("dos_ui.page_cli", "Serve a web page that shows a store, its regions and what is stored."),
+    "gateway": ("dos_gateway.gateway_cli", "Serve a tree of files to Spark and Hadoop clients, by WebHDFS."),
     "tls": ("dos_tls.cli", "Make and show the certificates of a store."),
     "chaos": ("dos_chaos.cli", "Test disks, or a store, with kills, stops, full and slow disks."),
 }

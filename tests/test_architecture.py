@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "journal": CLIENT,
     "dos_chaos": {"journal", *CLIENT},
     "checkpoint": {"journal", *CLIENT},
+    "dos_gateway": {"journal", *CLIENT},
     "dos_ui": {"checkpoint", "journal", *CLIENT},
     "dataflow": {"dos_ui", "checkpoint", "journal", *CLIENT},
     "spark_integration": {"dataflow", "checkpoint", "journal", *CLIENT},

@@ -42,6 +42,8 @@ class Op(IntEnum):
     INPUT_MARK = 14
     DEPLOYMENT = 15
     REPORT = 16
+    FS_CHANGE = 17
+    FS_DATA = 18
 
 
 OPS_BY_NUMBER: tuple[Op, ...] = tuple(Op)
@@ -80,6 +82,8 @@ ARGUMENTS: dict[Op, str] = {
     " strings=[JSON of the replicas and streams of an application]",
     Op.REPORT: "ints=[wall clock ms, epochs of changes]"
     " strings=[JSON of what a reader of replicas, or a site, reports]",
+    Op.FS_CHANGE: "ints=[] strings=[MessagePack of a change of the tree of a gateway, possibly a body]",
+    Op.FS_DATA: "ints=[] strings=[a piece of a body]",
 }
 assert set(ARGUMENTS) == set(Op)
 

@@ -1,0 +1,110 @@
+"""Who may answer, and who may take over. Pure: times are passed.
+
+A gateway answers from memory only for `lease_s` after it *sent* an append that was acknowledged: then nobody
+had claimed the directory when it was sent (R3). Whoever takes over answers nothing for `lease_wait_s` after
+its claim was granted. So no two gateways answer from memory at once, if their clocks run equally fast within
+10%.
+
+A standby watches the chain grow in the store, not the other gateway: two gateways that cannot reach each
+other would take the tree from each other for ever.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dos_gateway.limits import claim_patience_s, lease_s, silent_s, take_overs_s
+
+
+class Lease:
+    """The right to answer from memory. It is renewed by every append that is acknowledged."""
+
+    def __init__(self) -> None:
+        self._sent: deque[tuple[int, float]] = deque()
+        self.until = float("-inf")
+
+    def sent(self, end: int, now: float) -> None:
+        """Note an append up to a logical offset, before it is sent."""
+        self._sent.append((end, now))
+
+    def acknowledged(self, synced: int) -> None:
+        while self._sent and self._sent[0][0] <= synced:
+            # From the sending on: the acknowledgement proves nothing about the time after it.
+            self.until = self._sent.popleft()[1] + lease_s
+
+    def holds(self, now: float) -> bool:
+        return now < self.until
+
+
+class Progress(NamedTuple):
+    """How far a member's copy of the chain reaches: the newest segment, and the synced bytes in it."""
+
+    epoch: int
+    base: int
+    synced: int
+
+
+NO_PROGRESS = Progress(0, 0, 0)
+
+
+def acknowledged_at_most(copies: Sequence[Progress], members: int, ack_quorum: int) -> Progress | None:
+    """Return up to where the chain can be acknowledged, None if the answers do not bound it.
+
+    The members that did not answer may hold anything. The longest copy alone would not do: a gateway that
+    reaches one member of three makes that one grow, and no append of it is ever acknowledged.
+    """
+    needed = ack_quorum - (members - len(copies))
+    if needed <= 0:
+        return None
+    return sorted(copies, reverse=True)[needed - 1]
+
+
+class ChainWatch:
+    """What a standby has seen of a chain.
+
+    Table: seen -> the silence counts from
+        first answer                    now
+        it grew                         now
+        too few members answer          now
+        a newer claim                   now + claim_patience_s, until the chain grows: it is being read
+    """
+
+    def __init__(self) -> None:
+        self._reached: Progress | None = None
+        self._epoch = 0
+        self._since = float("-inf")
+        self._take_overs: deque[float] = deque()
+        self.grew_at = float("-inf")
+        """When growth was last seen: somebody else serves the tree."""
+
+    def begin(self) -> None:
+        """Count the silence anew: what was seen before this gateway served says nothing."""
+        self._reached, self._since = None, float("-inf")
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch that was seen."""
+        return self._epoch
+
+    def observe(self, reached: Progress | None, epoch: int, now: float) -> None:
+        """reached: as of `acknowledged_at_most`. epoch: the highest that a member has granted."""
+        first = self._reached is None and self._since == float("-inf")
+        if first:
+            self._since, self._epoch = now, epoch
+        elif epoch > self._epoch:
+            self._epoch, self._since = epoch, now + claim_patience_s
+            self._take_overs.append(now)
+        if reached is None:
+            self._since = max(self._since, now)
+        elif self._reached is None or reached > self._reached:
+            if not first:
+                self._since = self.grew_at = now
+            self._reached = reached
+
+    def is_silent(self, now: float, jitter: float = 1.0) -> bool:
+        """Return whether to take over. jitter: from 1 on, so that of two standbys one is first."""
+        while self._take_overs and self._take_overs[0] < now - take_overs_s:
+            self._take_overs.popleft()
+        if self._epoch == 0 and self._reached in (None, NO_PROGRESS):
+            return True  # nobody has ever claimed it
+        return now - self._since > silent_s * jitter * float(2 ** len(self._take_overs))

@@ -1,0 +1,100 @@
+"""The segments of the chain that hold bodies: which bytes live, what is copied forward, what is released."""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from dos_gateway.limits import slack_bytes
+
+
+class Extent(NamedTuple):
+    """A part of a body: `size` bytes of the chain from the logical offset `at` on, with their xxh3-64."""
+
+    at: int
+    size: int
+    digest: int
+
+
+class SegmentNote(NamedTuple):
+    """A segment of the chain: its first `length` bytes, with their prefix digest; 0 and 0 while it grows."""
+
+    epoch: int
+    base: int
+    length: int
+    digest: int
+
+
+class BodySegments:
+    """The segments from the lowest one that is not released on, in order, and the live bytes in each.
+
+    Invariant: `live_bytes` is the sum over all files of the sizes of their extents.
+    """
+
+    def __init__(self, notes: Iterable[SegmentNote] = ()) -> None:
+        self._notes: list[SegmentNote] = []
+        self._bases: list[int] = []
+        self._files: dict[int, set[int]] = {}
+        self.live_bytes = 0
+        for note in notes:
+            self.open(note)
+
+    @property
+    def notes(self) -> tuple[SegmentNote, ...]:
+        return tuple(self._notes)
+
+    def open(self, note: SegmentNote) -> None:
+        """Add the next segment. The one below it is complete, or gets its end now."""
+        if self._notes and self._notes[-1].base >= note.base:
+            return  # it is known: a snapshot names it, and the chain has it
+        self._notes.append(note)
+        self._bases.append(note.base)
+
+    def close(self, length: int, digest: int) -> None:
+        """Give the newest segment its end."""
+        self._notes[-1] = self._notes[-1]._replace(length=length, digest=digest)
+
+    def segment_at(self, offset: int) -> SegmentNote:
+        return self._notes[bisect_right(self._bases, offset) - 1]
+
+    def add(self, file: int, extents: Iterable[Extent]) -> None:
+        for extent in extents:
+            self._files.setdefault(self.segment_at(extent.at).base, set()).add(file)
+            self.live_bytes += extent.size
+
+    def drop(self, file: int, extents: Iterable[Extent]) -> None:
+        for extent in extents:
+            base = self.segment_at(extent.at).base
+            held = self._files.get(base, set())
+            held.discard(file)
+            if not held:
+                self._files.pop(base, None)
+            self.live_bytes -= extent.size
+
+    def bytes_up_to(self, end: int) -> int:
+        """Return the bytes of the chain that are not released, up to its end."""
+        return end - self._notes[0].base if self._notes else 0
+
+    def to_empty(self, end: int, pinned: int | None) -> SegmentNote | None:
+        """Return the lowest segment if the chain is too long for what lives in it: its files are copied, then
+        it is released. One at a time, so that the space for the copies is bounded.
+
+        pinned: the lowest offset of a piece of an upload that is not finished. Not the current segment.
+        """
+        if len(self._notes) < 2 or self.bytes_up_to(end) <= 2 * self.live_bytes + slack_bytes:
+            return None
+        lowest, following = self._notes[:2]
+        if pinned is not None and pinned < following.base:
+            return None
+        return lowest
+
+    def files_in(self, segment: SegmentNote) -> list[int]:
+        """Return the files with bytes in a segment."""
+        return sorted(self._files.get(segment.base, ()))
+
+    def released_by(self) -> tuple[int, int]:
+        """Return the floor (epoch, base) with which the lowest segment is released."""
+        return self._notes[1].epoch, self._notes[1].base
+
+    def forget_lowest(self) -> None:
+        assert self._notes[0].base not in self._files, "a released segment holds no live bytes"
+        del self._notes[0], self._bases[0]

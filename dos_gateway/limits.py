@@ -1,0 +1,99 @@
+"""The limits of the package. The unit is the last word of each name, the reason follows it."""
+
+from typing import Final
+
+from dos_protocol.limits import KIB, MIB
+
+path_parts_max: Final = 64
+path_part_bytes_max: Final = 255
+"""Of a path in a tree: that of Linux for a part. Every walk of a tree has a bounded depth."""
+
+block_bytes: Final = 128 * MIB
+"""The size of a block that clients are told. Files have one block whatever their length."""
+
+inline_bytes_max: Final = 256 * KIB
+"""A body of at most this size is in the record of its file: one append, one sync."""
+
+piece_bytes: Final = 512 * KIB
+"""A longer body is appended in pieces of this size while it arrives. A read of a part of a body reads and
+checks whole pieces."""
+
+upload_unsynced_bytes_max: Final = 4 * MIB
+"""Of one body: more is not received before it is synced."""
+
+segment_bytes: Final = 32 * MIB
+"""A chain rolls after this much. A start reads at most a snapshot and this much."""
+
+slack_bytes: Final = 64 * MIB
+"""A chain may be longer than twice its live bytes by this much before live bytes are copied forward."""
+
+deletions_bytes: Final = 128 * MIB
+"""The last bytes below `--max-bytes`, which only deletions and copies use: deleting needs appends, and so
+does giving back space."""
+
+give_back_again_s: Final = 60.0
+"""The wait before space is given back again, after a body could not be read."""
+
+settle_wait_s: Final = 60.0
+"""How long a start waits for the members to have one segment of bodies before it looks at the next."""
+
+snapshot_nodes: Final = 250
+"""Nodes in one record of a snapshot. Between two records other tasks run."""
+
+yield_nodes: Final = 1000
+"""After so many nodes of a listing other tasks run."""
+
+cache_bytes_max: Final = 32 * MIB
+"""Bodies that were written through this gateway and are kept in memory for the next read."""
+
+lease_s: Final = 1.0
+"""How long after the sending of an append that was acknowledged a gateway answers from memory."""
+
+lease_wait_s: Final = 1.1
+"""How long after its claim was granted a gateway answers nothing: lease_s, for clocks that differ by 10%."""
+
+beat_s: Final = 0.4
+"""An idle gateway appends so often. Two beats are within a lease."""
+
+silent_s: Final = 1.2
+"""A standby takes over when the chain has not grown for so long, doubled by each take-over of the last
+minute: on an overloaded machine, gateways would take the tree from each other for ever."""
+
+take_overs_s: Final = 60.0
+"""How long a take-over counts for that."""
+
+claim_patience_s: Final = 10.0
+"""A claim counts as growth for so long: whoever has it reads the chain, and appends nothing meanwhile."""
+
+watch_s: Final = 0.2
+"""How often a standby looks at the chain."""
+
+standby_wait_s: Final = 20.0
+"""How long a standby holds a request before it sends the client on."""
+
+claim_wait_s: Final = 5.0
+"""A claim that is not granted in this time is abandoned, and tried again when the chain is silent."""
+
+idle_body_s: Final = 30.0
+"""A head or body of which no byte arrives for so long ends its connection: an upload pins the space of the
+pieces behind it."""
+
+idle_connection_s: Final = 60.0
+"""How long a connection stays open between two requests."""
+
+tick_s: Final = 0.1
+"""How often a gateway notes that it runs."""
+
+stalled_loop_s: Final = 1.0
+"""After the process stood still for so long, requests that wait in its sockets are from before: clients have
+repeated them elsewhere. Their connections end unread."""
+
+connections_max: Final = 12_000
+uploads_max: Final = 256
+"""Of one gateway: an upload holds two pieces in memory."""
+
+head_bytes_max: Final = 64 * KIB
+receive_bytes: Final = 64 * KIB
+
+listing_entries_max: Final = 1000
+"""Entries in one answer of a listing in batches, as HDFS has."""

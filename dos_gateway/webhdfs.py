@@ -1,0 +1,420 @@
+"""WebHDFS, the protocol of Hadoop's client, with h11.
+
+- JSON answers have no Content-Type: a class that would parse it is missing in Spark's jars.
+- CREATE is redirected to a second port, whose connections end after one request: the JDK neither repeats a
+  body that it streams nor notices that a pooled connection is dead.
+- RetriableException is never sent: the client would stay with this gateway.
+"""
+
+import hmac
+import logging
+import select
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, quote
+
+import h11
+import msgspec
+import trio
+
+from dos_gateway.core.hadoop import (
+    SERVER_DEFAULTS,
+    FileStatus,
+    HadoopError,
+    Parts,
+    ascii_target,
+    bad_request,
+    block_locations,
+    parts_of,
+    path_in,
+    refused,
+    unsupported,
+)
+from dos_gateway.gateway import Gateway
+from dos_gateway.limits import (
+    connections_max,
+    head_bytes_max,
+    idle_body_s,
+    idle_connection_s,
+    listing_entries_max,
+    receive_bytes,
+    stalled_loop_s,
+    tick_s,
+    uploads_max,
+    yield_nodes,
+)
+from dos_gateway.serving import ServedTree, clock
+from dos_protocol.errors import DosError
+from dos_tls import ServerContext, TlsListener, TlsSettings, TlsStream
+
+logger: Final = logging.getLogger("dos.gateway")
+_PREFIX: Final = b"/webhdfs/v1"
+_TOKEN_PATH: Final = b"/oauth2/token"
+_TOKEN_SECONDS: Final = 3600
+_OCTETS: Final = ("Content-Type", "application/octet-stream")
+_encode: Final = msgspec.json.encode
+
+
+ClientStream = trio.SocketStream | TlsStream
+
+
+class ClientLeftError(Exception):
+    """The client has ended its connection: it gets no answer, and nothing is changed for it."""
+
+
+class Request(NamedTuple):
+    """A request, parsed. Raises HadoopError where it is used wrongly."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    host: str
+    body: Callable[[], AsyncGenerator[bytes]]
+    still_there: Callable[[], None]
+
+    @property
+    def op(self) -> str:
+        return self.query.get("op", "").upper()
+
+    @property
+    def parts(self) -> Parts:
+        return parts_of(self.path)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        text = self.query.get(name, str(default)).lower()
+        if text not in ("true", "false"):
+            raise bad_request(f"{name} is true or false, got {text!r:.40}")
+        return text == "true"
+
+    def number(self, name: str) -> int | None:
+        text = self.query.get(name)
+        if text is None or text == "null":
+            return None
+        if not (text.isascii() and text.isdigit() and len(text) < 20):
+            raise bad_request(f"{name} is a whole number from 0 on, got {text!r:.40}")
+        return int(text)
+
+
+class Reply(NamedTuple):
+    """What is answered: JSON in pieces, or the bytes of a file."""
+
+    code: int
+    json: Any = None
+    location: str = ""
+    stream: tuple[int, AsyncGenerator[bytes]] | None = None
+    pieces: list[bytes] | None = None
+
+
+class WebHdfs:
+    """The requests of one gateway. key: clients must have it; empty: none is needed."""
+
+    def __init__(self, gateway: Gateway, *, scheme: str, body_port: int, key: str = "") -> None:
+        self.connections = 0
+        self.requests = 0
+        self._gateway, self._scheme, self._body_port = gateway, scheme, body_port
+        self._key = key.encode()
+        self._bearer = sha256(b"dos gateway bearer " + self._key).hexdigest() if key else ""
+        self._uploads = trio.Semaphore(uploads_max)
+        self._ticked = clock()
+        self._scopes: set[trio.CancelScope] = set()
+        self._handlers: dict[str, tuple[str, Callable[[ServedTree, Request], Awaitable[Reply]]]] = {
+            "GETFILESTATUS": ("GET", self._status),
+            "GETFILELINKSTATUS": ("GET", self._status),
+            "LISTSTATUS": ("GET", self._listing),
+            "LISTSTATUS_BATCH": ("GET", self._listing_batch),
+            "GETCONTENTSUMMARY": ("GET", self._summary),
+            "GETFILEBLOCKLOCATIONS": ("GET", self._block_locations),
+            "OPEN": ("GET", self._open),
+            "MKDIRS": ("PUT", self._make_folder),
+            "CREATE": ("PUT", self._create),
+            "RENAME": ("PUT", self._rename),
+            "DELETE": ("DELETE", self._delete),
+            "SETPERMISSION": ("PUT", self._accept),
+            "SETTIMES": ("PUT", self._accept),
+        }
+
+    async def watch_itself(self) -> None:
+        """Close every connection unread after the process stood still. Requests that wait in them are from
+        before: a DELETE among them may have been repeated elsewhere, and its file committed anew.
+        """
+        while True:
+            await trio.sleep(tick_s)
+            if self.is_late:
+                for scope in list(self._scopes):
+                    scope.cancel()
+                logger.warning("the gateway stood still for %.1f s: connections end", clock() - self._ticked)
+            self._ticked = clock()
+
+    @property
+    def is_late(self) -> bool:
+        return clock() - self._ticked > tick_s + stalled_loop_s
+
+    async def serve(self, stream: ClientStream) -> None:
+        """Serve a connection of the first port."""
+        await self._connection(stream, closes=False)
+
+    async def serve_body(self, stream: ClientStream) -> None:
+        """Serve a connection of the second port, which ends after one request."""
+        await self._connection(stream, closes=True)
+
+    async def _connection(self, stream: ClientStream, *, closes: bool) -> None:
+        if self.connections >= connections_max:
+            await trio.aclose_forcefully(stream)
+            return
+        self.connections += 1
+        try:
+            with trio.CancelScope() as scope:
+                self._scopes.add(scope)
+                try:
+                    await _Connection(self, stream, closes=closes).run()
+                finally:
+                    self._scopes.discard(scope)
+        except (ClientLeftError, trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
+            logger.debug("a connection has ended: %r", error)  # nobody waits for an answer
+        except (DosError, HadoopError) as error:
+            # In the middle of a body: its length was sent, so the client notices that it is cut off.
+            logger.warning("a body could not be sent: %s", error)
+        finally:
+            self.connections -= 1
+            await trio.aclose_forcefully(stream)
+
+    async def reply(self, request: Request, authorization: bytes) -> Reply:
+        """Perform a request. Raises ClientLeftError."""
+        self.requests += 1
+        try:
+            if self._bearer and not hmac.compare_digest(authorization, b"Bearer " + self._bearer.encode()):
+                return Reply(401)
+            if request.op == "GETHOMEDIRECTORY":
+                return Reply(200, {"Path": "/user/dos"})
+            if request.op == "GETSERVERDEFAULTS":
+                return Reply(200, SERVER_DEFAULTS)
+            if request.op not in self._handlers:
+                raise unsupported(request.op[:40])
+            method, handler = self._handlers[request.op]
+            if request.method != method:
+                raise bad_request(f"op={request.op} is a {method}, got {request.method[:20]}")
+            request.parts  # noqa: B018 refused before it waits
+            return await handler(await self._gateway.served(), request)
+        except HadoopError as error:
+            return Reply(error.code, error.reply)
+        except DosError as error:
+            logger.warning("%s %s: %s", request.op, request.path, error)
+            failed = refused(str(error))
+            return Reply(failed.code, failed.reply)
+
+    async def exchange_key(self, request: Request) -> Reply:
+        """Give the bearer of all requests for the key (OAuth2, a refresh token). Raises ClientLeftError."""
+        body = b""
+        async with aclosing(request.body()) as parts:
+            async for part in parts:
+                body += part
+                if len(body) > head_bytes_max:
+                    return Reply(400)
+        given = dict(parse_qsl(body.decode("latin-1"))).get("refresh_token", "")
+        if not self._bearer or not hmac.compare_digest(given.encode(), self._key):
+            return Reply(401)
+        reply = {"access_token": self._bearer, "expires_in": str(_TOKEN_SECONDS), "token_type": "bearer"}
+        return Reply(200, reply)
+
+    # --- operations -----------------------------------------------------------------------------------------
+
+    async def _status(self, served: ServedTree, request: Request) -> Reply:
+        return Reply(200, {"FileStatus": (await served.status(request.parts)).reply()})
+
+    async def _accept(self, served: ServedTree, request: Request) -> Reply:
+        await served.status(request.parts)  # a tree has neither owners nor rights of its own
+        return Reply(200)
+
+    async def _listing(self, served: ServedTree, request: Request) -> Reply:
+        entries = await served.listing(request.parts)
+        pieces = await _listed(b'{"FileStatuses":{"FileStatus":[', entries, b"]}}")
+        return Reply(200, pieces=pieces)
+
+    async def _listing_batch(self, served: ServedTree, request: Request) -> Reply:
+        after = request.query.get("startafter", "")
+        entries = [one for one in await served.listing(request.parts) if one.name > after or not after]
+        part, rest = entries[:listing_entries_max], entries[listing_entries_max:]
+        begin = b'{"DirectoryListing":{"partialListing":{"FileStatuses":{"FileStatus":['
+        pieces = await _listed(begin, part, b']}},"remainingEntries":%d}}' % len(rest))
+        return Reply(200, pieces=pieces)
+
+    async def _summary(self, served: ServedTree, request: Request) -> Reply:
+        return Reply(200, (await served.summary(request.parts)).reply)
+
+    async def _block_locations(self, served: ServedTree, request: Request) -> Reply:
+        return Reply(200, block_locations(await served.status(request.parts)))
+
+    async def _open(self, served: ServedTree, request: Request) -> Reply:
+        offset, length = request.number("offset") or 0, request.number("length")
+        return Reply(200, stream=await served.open_file(request.parts, offset, length))
+
+    async def _make_folder(self, served: ServedTree, request: Request) -> Reply:
+        await served.make_folder(request.parts, request.still_there)
+        return Reply(200, {"boolean": True})
+
+    async def _create(self, served: ServedTree, request: Request) -> Reply:
+        overwrite = request.flag("overwrite", default=True)
+        at = f"{request.host}:{self._body_port}/webhdfs/v1{quote(request.path)}"
+        if request.flag("data", default=False):
+            async with self._uploads, aclosing(request.body()) as body:
+                await served.create(request.parts, body, overwrite=overwrite, still_there=request.still_there)
+            return Reply(201, location=f"{self._scheme}://{at}")
+        await served.check_create(request.parts, overwrite=overwrite)
+        location = f"{self._scheme}://{at}?op=CREATE&overwrite={str(overwrite).lower()}&data=true"
+        if request.flag("noredirect", default=False):
+            return Reply(200, {"Location": location})
+        return Reply(307, location=location)
+
+    async def _rename(self, served: ServedTree, request: Request) -> Reply:
+        if "destination" not in request.query:
+            raise bad_request("op=RENAME needs destination=PATH")
+        target, options = parts_of(request.query["destination"]), request.query.get("renameoptions")
+        done = await served.move(request.parts, target, options, request.still_there)
+        return Reply(200, None if options is not None else {"boolean": done})
+
+    async def _delete(self, served: ServedTree, request: Request) -> Reply:
+        recursive = request.flag("recursive", default=False)
+        done = await served.remove(request.parts, recursive=recursive, still_there=request.still_there)
+        return Reply(200, {"boolean": done})
+
+
+async def _listed(begin: bytes, entries: list[FileStatus], end: bytes) -> list[bytes]:
+    """Return the JSON of a listing. Other tasks run in between: a directory may have 100,000 files."""
+    pieces = [begin]
+    for at in range(0, len(entries), yield_nodes):
+        part = [entry.reply(entry.name) for entry in entries[at : at + yield_nodes]]
+        pieces += [b"," if at else b"", _encode(part)[1:-1]]
+        await trio.lowlevel.checkpoint()
+    return [*pieces, end]
+
+
+class _Connection:
+    """One connection: its requests, one after the other."""
+
+    def __init__(self, owner: WebHdfs, stream: ClientStream, *, closes: bool) -> None:
+        self._owner, self._stream, self._closes = owner, stream, closes
+        self._wire = h11.Connection(h11.SERVER, max_incomplete_event_size=head_bytes_max)
+        self._head = b""
+        self._poll = select.poll()
+        self._poll.register(stream.socket.fileno(), select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+
+    async def run(self) -> None:
+        """Serve until it ends. Raises ClientLeftError and the errors of the stream."""
+        wire = self._wire
+        try:
+            while isinstance(event := await self._event(idle_connection_s), h11.Request):
+                await self._one(event)
+                if self._closes or wire.our_state is not h11.DONE or wire.their_state is not h11.DONE:
+                    return
+                wire.start_next_cycle()
+        except h11.RemoteProtocolError as error:
+            if wire.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                refusal = bad_request(str(error))
+                await self._send(Reply(error.error_status_hint, refusal.reply))
+
+    async def _one(self, event: h11.Request) -> None:
+        headers = dict(event.headers)
+        raw, _, query = event.target.partition(b"?")
+        host = headers.get(b"host", b"localhost").decode("latin-1").rsplit(":", 1)[0]
+        try:
+            pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
+            path = path_in(raw.removeprefix(_PREFIX) or b"/")
+        except (HadoopError, ValueError) as error:
+            reply = Reply(400, bad_request(str(error)).reply)
+        else:
+            given = {name.lower(): value for name, value in pairs}
+            method = event.method.decode("latin-1")
+            request = Request(method, path, given, host, self._body, self._still_there)
+            if raw == _TOKEN_PATH and method == "POST":
+                reply = await self._owner.exchange_key(request)
+            else:
+                reply = await self._owner.reply(request, headers.get(b"authorization", b""))
+        await self._send(reply)
+
+    async def _body(self) -> AsyncGenerator[bytes]:
+        while isinstance(part := await self._event(idle_body_s), h11.Data):
+            yield bytes(part.data)
+        if not isinstance(part, h11.EndOfMessage):
+            raise ClientLeftError
+
+    async def _event(self, wait_s: float) -> Any:
+        wire = self._wire
+        while (event := wire.next_event()) is h11.NEED_DATA:
+            if wire.they_are_waiting_for_100_continue:
+                await self._stream.send_all(wire.send(h11.InformationalResponse(status_code=100, headers=[])))
+            data: bytes | bytearray | None = None
+            with trio.move_on_after(idle_body_s if self._head else wait_s):
+                data = await self._stream.receive_some(receive_bytes)
+            if data is None or self._owner.is_late:
+                raise ClientLeftError
+            if wire.their_state is h11.IDLE:
+                self._head += data
+                if data and b"\n" not in self._head and len(self._head) < head_bytes_max:
+                    continue
+                data, self._head = ascii_target(self._head), b""
+            wire.receive_data(bytes(data))
+        return event
+
+    def _still_there(self) -> None:
+        """Raise ClientLeftError if the client has ended the connection: it may have repeated the request."""
+        if self._poll.poll(0) or self._owner.is_late:
+            raise ClientLeftError
+
+    async def _send(self, reply: Reply) -> None:
+        wire = self._wire
+        if wire.their_state is h11.SEND_BODY:  # refused before its body was read
+            with suppress(ClientLeftError, h11.RemoteProtocolError):
+                async with aclosing(self._body()) as rest:
+                    async for _ in rest:
+                        pass
+        pieces = reply.pieces or ([b""] if reply.json is None else [_encode(reply.json)])
+        size = reply.stream[0] if reply.stream else sum(map(len, pieces))
+        headers = [("Content-Length", str(size))]
+        headers += [("Location", reply.location)] if reply.location else []
+        headers += [_OCTETS] if reply.stream else []
+        headers += [("Connection", "close")] if self._closes else []
+        out = wire.send(h11.Response(status_code=reply.code, headers=headers)) or b""
+        if reply.stream is None:
+            out += b"".join(wire.send(h11.Data(data=piece)) or b"" for piece in pieces if piece)
+        else:
+            await self._stream.send_all(out)
+            out = b""
+            async with aclosing(reply.stream[1]) as parts:
+                async for part in parts:
+                    await self._stream.send_all(wire.send(h11.Data(data=part)) or b"")
+        out += wire.send(h11.EndOfMessage()) or b""
+        if out:
+            await self._stream.send_all(out)
+
+
+async def serve_gateway(
+    gateway: Gateway,
+    host: str,
+    port: int,
+    *,
+    tls: TlsSettings | None = None,
+    key: str = "",
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run a gateway and listen for its clients, until cancelled. Reports the port once it listens.
+
+    port: the next one receives bodies. 0: two free ones. key: clients must have it, if it is not empty.
+    Raises OSError if a port cannot be used, TlsSettingsError.
+    """
+    first = await trio.open_tcp_listeners(port, host=host)
+    port = port or first[0].socket.getsockname()[1]
+    second = await trio.open_tcp_listeners(port + 1, host=host)
+    shell = WebHdfs(gateway, scheme="http" if tls is None else "https", body_port=port + 1, key=key)
+    context = None if tls is None else ServerContext(tls, client_certificates=False)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(gateway.run)
+        nursery.start_soon(shell.watch_itself)
+        for listeners, serve in ((first, shell.serve), (second, shell.serve_body)):
+            if context is None:
+                nursery.start_soon(trio.serve_listeners, serve, listeners)
+            else:
+                secure = [TlsListener(one, context) for one in listeners]
+                nursery.start_soon(trio.serve_listeners, serve, secure)
+        task_status.started(port)

@@ -1,0 +1,250 @@
+"""The tree of a gateway against a model of paths, with replays of its records and of its snapshots."""
+
+import random
+from typing import Final
+
+import pytest
+
+from dos_gateway.core.hadoop import HadoopError, parts_of
+from dos_gateway.core.records import change_record, read_change
+from dos_gateway.core.space import Extent, SegmentNote
+from dos_gateway.core.tree import Change, CopyForward, PutFile, Tree, TreeHead
+
+UUIDS: Final = ("11111111-2222-3333-4444-555555555555", "66666666-7777-8888-9999-000000000000")
+NAMES: Final = ("a", "b", "c", f".a.{UUIDS[0]}.tmp", f".a.{UUIDS[1]}.TID7.tmp")
+TIME_MS: Final = 1_000
+
+
+class PathModel:
+    """The contract in as few words as possible: paths to bodies, directories, sources, marks."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, int] = {}
+        self.folders = {""}
+        self.moved: dict[str, str] = {}
+        self.marks: dict[str, set[str]] = {}
+
+    def above(self, path: str) -> list[str]:
+        parts = path.split("/")
+        return ["/".join(parts[:count]) for count in range(1, len(parts))]
+
+    def forget(self, path: str) -> None:
+        """A node leaves its place: what was marked with it, or by it."""
+        self.marks.pop(path, None)
+        for marked, temporaries in list(self.marks.items()):
+            temporaries.discard(path)
+            if not temporaries:
+                del self.marks[marked]
+
+    def put(self, path: str, size: int, *, overwrite: bool) -> bool:
+        if path in self.folders or (path in self.files and not overwrite):
+            return False
+        if any(one in self.files for one in self.above(path)):
+            return False
+        self.forget(path)
+        self.folders.update(self.above(path))
+        self.files[path] = size
+        self.moved.pop(path, None)
+        return True
+
+    def make_folder(self, path: str) -> bool:
+        if path in self.files or any(one in self.files for one in self.above(path)):
+            return False
+        self.folders.update([*self.above(path), path])
+        return True
+
+    def below(self, path: str) -> list[str]:
+        return [one for one in (*self.files, *self.folders) if one == path or one.startswith(f"{path}/")]
+
+    def move(self, source: str, target: str, options: str | None) -> bool:
+        if options is None and target in self.folders:
+            target = f"{target}/{source.rpartition('/')[2]}"
+        if source not in self.files and source not in self.folders:
+            there = target in self.files or target in self.folders
+            return there and self.moved.get(target) == source
+        if f"{target}/".startswith(f"{source}/"):
+            return options is None and source == target
+        if target in self.files or target in self.folders:
+            if (source in self.files) != (target in self.files):
+                return False
+            if options == "OVERWRITE":
+                if len(self.below(target)) > 1:
+                    return False
+            elif source not in self.marks.get(target, ()) or options is None:
+                return False
+        if target.rpartition("/")[0] not in self.folders:
+            return False
+        return self._do(source, target)
+
+    def _do(self, source: str, target: str) -> bool:
+        self.forget(target)
+        self.forget(source)
+        self.files.pop(target, None)
+        self.folders.discard(target)
+
+        def new(path: str) -> str:
+            return target + path[len(source) :] if path == source or path.startswith(f"{source}/") else path
+
+        self.files = {new(path): size for path, size in self.files.items()}
+        self.folders = {new(path) for path in self.folders}
+        self.moved = {new(path): one for path, one in self.moved.items() if path != target}
+        self.marks = {new(path): {new(one) for one in some} for path, some in self.marks.items()}
+        self.moved[target] = source
+        return True
+
+    def remove(self, path: str, *, recursive: bool) -> bool:
+        inside = self.below(path)
+        if not inside or (len(inside) > 1 and not recursive):
+            return False
+        folder, _, name = path.rpartition("/")
+        beside = {
+            one
+            for one in (*self.files, *self.folders)
+            if one.rpartition("/")[0] == folder and one.rpartition("/")[2] in NAMES[3:] and name == "a"
+        }
+        if path in self.files and not recursive and beside:
+            self.marks[path] = beside
+            return True
+        for one in inside:
+            self.forget(one)
+            self.files.pop(one, None)
+            self.folders.discard(one)
+            self.moved.pop(one, None)
+        return True
+
+
+def seen(tree: Tree) -> tuple[dict[str, int], set[str], dict[str, set[str]], dict[str, str]]:
+    """Files with their lengths, folders, marks, sources."""
+    files: dict[str, int] = {}
+    folders: set[str] = set()
+    marks: dict[str, set[str]] = {}
+    moved: dict[str, str] = {}
+    waiting = [("", tree.root)]
+    while waiting:
+        path, node = waiting.pop()
+        if node.moved_from:
+            moved[path] = node.moved_from
+        if node.children is None:
+            files[path] = node.length
+        else:
+            folders.add(path)
+            waiting += [(f"{path}/{name}", child) for name, child in node.children.items()]
+            marks |= {
+                f"{path}/{name}": {f"{path}/{one}" for one in some}
+                for name, some in (node.marks or {}).items()
+            }
+    return files, folders, marks, moved
+
+
+class Histories:
+    """A tree that is changed at random beside its model, and the records of it."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.tree, self.model = Tree([SegmentNote(1, 0, 0, 0)]), PathModel()
+        self.log: list[tuple[Change, int]] = []
+        self.position = 0
+
+    def path(self) -> str:
+        return "".join("/" + self.random.choice(NAMES) for _ in range(self.random.choice([1, 1, 2, 2, 3])))
+
+    def apply(self, change: Change) -> None:
+        self.position += 100
+        decoded = read_change(change_record(change), self.position)
+        assert decoded == change
+        self.tree.apply(change, self.position)
+        self.log.append((change, self.position))
+
+    def step(self) -> None:
+        what = self.random.choice(["put"] * 3 + ["move"] * 4 + ["remove", "folder", "copy", "segment"])
+        getattr(self, what)()
+        files, folders, marks, moved = seen(self.tree)
+        assert (files, folders, marks) == (self.model.files, self.model.folders, self.model.marks)
+        assert moved == {path: one for path, one in self.model.moved.items() if path in {*files, *folders}}
+        assert self.tree.space.live_bytes == sum(files.values())
+        assert {node.id for node in self.tree.root.files()} == self.tree.by_id.keys()
+
+    def segment(self) -> None:
+        self.position += 100
+        self.tree.space.close(100, 0)
+        self.tree.space.open(SegmentNote(1, self.position, 0, 0))
+
+    def put(self) -> None:
+        path, overwrite, size = self.path(), self.random.random() < 0.5, self.random.randint(0, 50)
+        fits = self.model.put(path, size, overwrite=overwrite)
+        try:
+            self.tree.check_put(parts_of(path), overwrite=overwrite)
+        except HadoopError:
+            assert not fits, path
+            return
+        assert fits, path
+        extents = (Extent(self.position + 1, size, 0),) if size else ()
+        self.apply(PutFile(path, TIME_MS, self.tree.next_id, extents))
+
+    def move(self) -> None:
+        source, target = self.path(), self.path()
+        options = self.random.choice([None, "NONE", "OVERWRITE"])
+        expected = self.model.move(source, target, options)
+        try:
+            change = self.tree.move(parts_of(source), parts_of(target), options, TIME_MS)
+        except HadoopError:
+            assert not expected, (source, target, options)
+            return
+        assert bool(change) == expected, (source, target, options)
+        if not isinstance(change, bool):
+            self.apply(change)
+
+    def remove(self) -> None:
+        path, recursive = self.path(), self.random.random() < 0.5
+        expected = self.model.remove(path, recursive=recursive)
+        try:
+            change = self.tree.remove(parts_of(path), recursive=recursive, now_ms=TIME_MS)
+        except HadoopError:
+            assert not expected, path
+            return
+        assert (change is not None) == expected, path
+        if change is not None:
+            self.apply(change)
+
+    def folder(self) -> None:
+        path = self.path()
+        expected = self.model.make_folder(path)
+        try:
+            change = self.tree.make_folder(parts_of(path), TIME_MS)
+        except HadoopError:
+            assert not expected, path
+            return
+        assert expected, path
+        if change is not None:
+            self.apply(change)
+
+    def copy(self) -> None:
+        if self.tree.by_id:
+            node = self.random.choice(list(self.tree.by_id.values()))
+            moved = (Extent(self.position + index, one.size, 0) for index, one in enumerate(node.extents))
+            self.apply(CopyForward(node.id, tuple(moved)))
+
+
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_the_tree_is_what_its_model_says_and_so_are_its_replays(first: int) -> None:
+    for seed in range(first, first + 100):
+        history = Histories(seed)
+        for _ in range(history.random.randint(5, 60)):
+            history.step()
+        tree = history.tree
+        again = Tree(tree.space.notes)
+        for change, position in history.log:
+            again.apply(change, position)
+        head, *rest = tree.snapshot("here")
+        assert isinstance(head, TreeHead)
+        third = Tree.after(head, tree.space.notes[-1:])
+        for nodes in rest:
+            assert not isinstance(nodes, TreeHead)
+            third.apply(nodes, history.position)
+        for other in (again, third):
+            assert seen(other) == seen(tree), seed
+            assert other.space.live_bytes == tree.space.live_bytes
+            assert other.next_id == tree.next_id
+            assert [other.space.files_in(one) for one in tree.space.notes] == [
+                tree.space.files_in(one) for one in tree.space.notes
+            ]
