@@ -7,6 +7,7 @@
 - `run`, `run_local`, `through`, `frame`, `register`: run graphs, and read and write stores, on Spark or on
 this machine
 - `Graph`, sources, sinks, aggregates, windows, `UserOperator`: what graphs consist of
+- `checkpoints`: a place in a store for the checkpoints of Spark's own streaming queries
 - `edit_state`, `bootstrap_state`: state of a stopped or a new region, written by hand
 - `connect`, `open_store`, `Directory`, `open_producer`, `read_output`: access from trio
 - `dos.blocking`: the same access from plain threads
@@ -109,6 +110,7 @@ if TYPE_CHECKING:
     from spark_integration import QueryListener as QueryListener
     from spark_integration import RegionFrame as RegionFrame
     from spark_integration import RegionListener as RegionListener
+    from spark_integration import checkpoints as checkpoints
     from spark_integration import each_batch as each_batch
     from spark_integration import frame as frame
     from spark_integration import register as register

@@ -11,16 +11,11 @@ from dos_client import Claim, QuorumUnavailableError, Store, randomness
 from dos_gateway.core.hadoop import HadoopError, standby
 from dos_gateway.core.roles import NO_PROGRESS, ChainWatch, Progress, acknowledged_at_most
 from dos_gateway.limits import claim_wait_s, standby_wait_s, watch_s
-from dos_gateway.serving import CHAIN, ServedTree, clock
+from dos_gateway.serving import CHAIN, ServedTree, clock, directory_of
 from dos_protocol.errors import DosError
 from journal import parse_segment_name
 
 logger: Final = logging.getLogger("dos.gateway")
-
-
-def directory_of(name: str) -> str:
-    """Return the directory of the store in which the chain of a tree lies."""
-    return f"{name}.fs"
 
 
 class Gateway:

@@ -1,18 +1,47 @@
-"""`dos gateway`: serves the tree of a store to Hadoop clients."""
+"""`dos gateway`: serves the tree of a store to Hadoop clients, and shows what is in it."""
 
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import trio
 import typer
+from typer.core import TyperGroup
 
-from dos_client import open_store
-from dos_client.cli.kit import REFUSED, Call, Url, command, fail, parsed_url, warn
-from dos_protocol.arguments import is_loopback, parse_bytes, parse_listen
+from dos_client import DosUrl, Store, open_store
+from dos_client.cli.kit import NEGATIVE, REFUSED, Call, Report, Url, command, fail, parsed_url, warn
+from dos_gateway.core.confs import client_confs, logical_name, scheme_of
+from dos_gateway.core.hadoop import HadoopError, parts_of
+from dos_gateway.core.tree import Tree
+from dos_gateway.serving import CHAIN, directory_of, replay
+from dos_protocol.arguments import address_text, is_loopback, parse_bytes, parse_listen
 from dos_tls import tls_of_environment
+from journal import inspect_whole
 
-app = typer.Typer(pretty_exceptions_enable=False)
 _PORT = 9870
+
+
+class _ServesUrls(TyperGroup):
+    """`dos gateway URL` is `dos gateway serve URL`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0].startswith("dos://"):
+            args = ["serve", *args]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(cls=_ServesUrls, pretty_exceptions_enable=False, no_args_is_help=True)
+
+
+@app.callback()
+def _gateway() -> None:
+    """Serve a tree of files in a store to Spark and Hadoop clients, by WebHDFS.
+
+    Example: dos gateway dos://h1,h2,h3/orders
+    """
 
 
 @command(app, "serve", as_json=False, progress=False)
@@ -32,37 +61,36 @@ async def serve(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Serve other machines without TLS and key.")
     ] = False,
+    child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
 ) -> None:
     """Serve a tree of files that Spark and Hadoop clients use as webhdfs://NAME.
 
     The URL names the tree: dos://h1,h2,h3/NAME. Several gateways of one tree, on several hosts: one serves,
     the others take over within 3 s. It runs until interrupted.
 
-    Example: dos gateway serve dos://h1,h2,h3/orders
+    Example: dos gateway dos://h1,h2,h3/orders --max-bytes 20GB
+
+    Example: dos gateway dos://h1,h2,h3/orders --listen 10.0.0.5:9870 --tls --key-file gateway.key
 
     Exit codes: 2 usage, or the address cannot be used.
     """
     from dos_gateway.gateway import Gateway
     from dos_gateway.webhdfs import serve_gateway  # needs the extra [ui]
 
-    parsed = parsed_url(url)
-    name = parsed.directory
-    if name is None or parsed.object is not None:
-        fail(f"name the tree in the URL: {parsed}/NAME", REFUSED)
+    servers, name, _ = _tree_in(url)
+    given = json.loads(sys.stdin.readline()) if child else {}
     try:
         host, port = parse_listen(listen)
         room = parse_bytes(max_bytes) if max_bytes else None
     except ValueError as error:
         fail(str(error), REFUSED)
-    key = key_file.read_text(encoding="utf-8").strip() if key_file is not None else ""
+    key = key_file.read_text(encoding="utf-8").strip() if key_file is not None else given.get("key", "")
+    token = given["token"].encode() if given.get("token") else call.token
     if not is_loopback(host) and not (tls and key):
         if not insecure:
             fail(f"listening on {host} needs --tls and --key-file, or --insecure", REFUSED)
         warn(f"listening on {host} without TLS or key, because of --insecure")
-    async with (
-        open_store(type(parsed)(parsed.servers), token=call.token) as store,
-        trio.open_nursery() as nursery,
-    ):
+    async with open_store(servers, token=token) as store, trio.open_nursery() as nursery:
         gateway = Gateway(store, name, served_at=listen, max_bytes=room)
         settings = tls_of_environment() if tls else None
         bound = await nursery.start(
@@ -70,4 +98,85 @@ async def serve(
                 gateway, host, port, tls=settings, key=key, task_status=task_status
             )
         )
-        print(f"dos gateway: {name} is at {host}:{bound}", flush=True)
+        logical, at = logical_name(store.record.store_id, name), address_text(host, bound)
+        place = f"{scheme_of(tls=tls)}://{logical}"
+        if child:
+            print(json.dumps({"place": place, "confs": client_confs(logical, [at], tls=tls)}), flush=True)
+            await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)  # until the parent ends
+            nursery.cancel_scope.cancel()
+        else:
+            print(f"dos gateway: {place} is served at {at}; clients need what this prints:", flush=True)
+            print(f"dos gateway confs {url} {at}", flush=True)
+
+
+@command(app, "confs")
+async def confs(
+    call: Call,
+    url: Url,
+    addresses: Annotated[list[str], typer.Argument(metavar="HOST:PORT...", help="The gateways of the tree.")],
+    tls: Annotated[bool, typer.Option("--tls", help="The gateways serve TLS.")] = False,
+) -> Report:
+    """Print the settings of a client: lines for spark-defaults.conf.
+
+    Example: dos gateway confs dos://h1,h2,h3/orders host1:9870 host2:9870 >> spark-defaults.conf
+    """
+    async with _opened(call, url) as (store, name, _):
+        found = client_confs(logical_name(store.record.store_id, name), addresses, tls=tls)
+    return Report(found, "\n".join(f"spark.hadoop.{key} {value}" for key, value in found.items()))
+
+
+@command(app, "ls")
+async def ls(call: Call, url: Url, path: Annotated[str, typer.Argument()] = "/") -> Report:
+    """List a directory of a tree, as it is in the store; no gateway is asked.
+
+    Example: dos gateway ls dos://h1,h2,h3/orders /totals/offsets
+    """
+    tree = await _tree(call, url)
+    try:
+        entries = tree.listing(parts_of(path))
+    except HadoopError as error:
+        return Report(None, code=NEGATIVE, problem=error.text)
+    lines = [
+        f"{'-' if one.is_dir else one.length:>12} {one.name}{'/' if one.is_dir else ''}" for one in entries
+    ]
+    return Report([one._asdict() for one in entries], "\n".join(lines))
+
+
+@command(app, "du")
+async def du(call: Call, url: Url, path: Annotated[str, typer.Argument()] = "/") -> Report:
+    """Show how much lies below a path, and how long the chain of the tree is.
+
+    Example: dos gateway du dos://h1,h2,h3/orders /totals
+    """
+    tree = await _tree(call, url)
+    try:
+        below = tree.summary(parts_of(path))
+    except HadoopError as error:
+        return Report(None, code=NEGATIVE, problem=error.text)
+    chain = tree.space.bytes_up_to(tree.position)
+    text = f"{path}: {below.length} bytes in {below.files} files and {below.directories} directories"
+    value = {**below._asdict(), "liveBytes": tree.space.live_bytes, "chainBytes": chain}
+    return Report(value, f"{text}\nthe tree: {tree.space.live_bytes} bytes in a chain of {chain}")
+
+
+def _tree_in(url: str) -> tuple[DosUrl, str, str]:
+    """Return the store, the name of the tree, its directory. Ends the command for another URL."""
+    parsed = parsed_url(url)
+    if parsed.directory is None or parsed.object is not None:
+        fail(f"name the tree in the URL: {DosUrl(parsed.servers)}/NAME", REFUSED)
+    return DosUrl(parsed.servers), parsed.directory, directory_of(parsed.directory)
+
+
+@asynccontextmanager
+async def _opened(call: Call, url: str) -> AsyncIterator[tuple[Store, str, str]]:
+    servers, name, directory = _tree_in(url)
+    async with call.store(str(servers)) as store:
+        yield store, name, directory
+
+
+async def _tree(call: Call, url: str) -> Tree:
+    async with _opened(call, url) as (store, name, directory):
+        state = await inspect_whole(store, directory, CHAIN)
+        if state.end is None:
+            fail(f"the store has no tree {name}", NEGATIVE)
+        return await replay(store, state, directory)

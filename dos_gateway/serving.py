@@ -53,6 +53,11 @@ CHAIN: Final = "fs"
 T = TypeVar("T")
 
 
+def directory_of(name: str) -> str:
+    """Return the directory of the store in which the chain of a tree lies."""
+    return f"{name}.fs"
+
+
 def clock() -> float:
     """Return seconds that a suspended machine counts, too: a lease must not sleep with it."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

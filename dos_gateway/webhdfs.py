@@ -8,8 +8,10 @@
 
 import hmac
 import logging
+import os
 import select
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
@@ -118,6 +120,7 @@ class WebHdfs:
         self._bearer = sha256(b"dos gateway bearer " + self._key).hexdigest() if key else ""
         self._uploads = trio.Semaphore(uploads_max)
         self._ticked = clock()
+        self._refuses_until = self._ticked
         self._scopes: set[trio.CancelScope] = set()
         self._handlers: dict[str, tuple[str, Callable[[ServedTree, Request], Awaitable[Reply]]]] = {
             "GETFILESTATUS": ("GET", self._status),
@@ -135,15 +138,20 @@ class WebHdfs:
             "SETTIMES": ("PUT", self._accept),
         }
 
-    async def watch_itself(self) -> None:
-        """Close every connection unread after the process stood still. Requests that wait in them are from
-        before: a DELETE among them may have been repeated elsewhere, and its file committed anew.
+    async def watch_itself(self, listeners: Sequence[trio.SocketListener]) -> None:
+        """Close every connection unread after the process stood still, also those that wait to be accepted.
+        Requests in them are from before: a DELETE among them may have been repeated elsewhere, and its file
+        committed anew.
         """
         while True:
             await trio.sleep(tick_s)
             if self.is_late:
+                # What was accepted in this moment has no scope yet.
+                self._refuses_until = clock() + tick_s
                 for scope in list(self._scopes):
                     scope.cancel()
+                for listener in listeners:
+                    _refuse_waiting(listener)
                 logger.warning("the gateway stood still for %.1f s: connections end", clock() - self._ticked)
             self._ticked = clock()
 
@@ -160,7 +168,7 @@ class WebHdfs:
         await self._connection(stream, closes=True)
 
     async def _connection(self, stream: ClientStream, *, closes: bool) -> None:
-        if self.connections >= connections_max:
+        if self.connections >= connections_max or self.is_late or clock() < self._refuses_until:
             await trio.aclose_forcefully(stream)
             return
         self.connections += 1
@@ -278,6 +286,14 @@ class WebHdfs:
         recursive = request.flag("recursive", default=False)
         done = await served.remove(request.parts, recursive=recursive, still_there=request.still_there)
         return Reply(200, {"boolean": done})
+
+
+def _refuse_waiting(listener: trio.SocketListener) -> None:
+    """Close the connections that wait to be accepted."""
+    with socket.socket(fileno=os.dup(listener.socket.fileno())) as own, suppress(OSError):
+        own.settimeout(0.0)
+        while True:
+            own.accept()[0].close()
 
 
 async def _listed(begin: bytes, entries: list[FileStatus], end: bytes) -> list[bytes]:
@@ -403,14 +419,12 @@ async def serve_gateway(
     port: the next one receives bodies. 0: two free ones. key: clients must have it, if it is not empty.
     Raises OSError if a port cannot be used, TlsSettingsError.
     """
-    first = await trio.open_tcp_listeners(port, host=host)
-    port = port or first[0].socket.getsockname()[1]
-    second = await trio.open_tcp_listeners(port + 1, host=host)
+    port, first, second = await _listen(host, port)
     shell = WebHdfs(gateway, scheme="http" if tls is None else "https", body_port=port + 1, key=key)
     context = None if tls is None else ServerContext(tls, client_certificates=False)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(gateway.run)
-        nursery.start_soon(shell.watch_itself)
+        nursery.start_soon(shell.watch_itself, [*first, *second])
         for listeners, serve in ((first, shell.serve), (second, shell.serve_body)):
             if context is None:
                 nursery.start_soon(trio.serve_listeners, serve, listeners)
@@ -418,3 +432,17 @@ async def serve_gateway(
                 secure = [TlsListener(one, context) for one in listeners]
                 nursery.start_soon(trio.serve_listeners, serve, secure)
         task_status.started(port)
+
+
+async def _listen(host: str, port: int) -> tuple[int, list[trio.SocketListener], list[trio.SocketListener]]:
+    """Return the port, and the listeners of it and of the next one."""
+    while True:
+        first = await trio.open_tcp_listeners(port, host=host)
+        found: int = first[0].socket.getsockname()[1]
+        try:
+            return found, first, await trio.open_tcp_listeners(found + 1, host=host)
+        except OSError:
+            for one in first:
+                await one.aclose()
+            if port:
+                raise

@@ -4,6 +4,7 @@
 - `register(spark)` enables `spark.read.format("dos")` and the other formats.
 - `through(df, graph, ...)` passes a DataFrame through a graph; `each_batch(function)` is for `foreachBatch`.
 - `frame(df)` is a DataFrame whose stateful calls run in a region.
+- `checkpoints(spark, url)` is a place for the checkpoints of Spark's own streaming queries.
 
 The names are imported on first use: executors import this package only for `worker_task`, which needs neither
 a server nor a coordinator.
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from checkpoint.coordinator.control import RegionListener
     from dataflow.handle import RegionHandle
+    from spark_integration.checkpoints import checkpoints
     from spark_integration.core.dividing import FrameError
     from spark_integration.data_source import register
     from spark_integration.frame_class import RegionFrame, frame
@@ -27,6 +29,7 @@ __all__ = [
     "RegionFrame",
     "RegionHandle",
     "RegionListener",
+    "checkpoints",
     "each_batch",
     "frame",
     "register",
@@ -36,7 +39,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("RegionFrame", "FrameError", "each_batch", "frame", "run", "register", "through"):
+    if name in ("RegionFrame", "FrameError", "checkpoints", "each_batch", "frame", "run", "register", "through"):
         from spark_integration.on_executor import check_packages
         from spark_integration.versions import check_versions
 
@@ -46,6 +49,10 @@ def __getattr__(name: str) -> Any:
         from spark_integration.runner import run
 
         return run
+    if name == "checkpoints":
+        from spark_integration.checkpoints import checkpoints
+
+        return checkpoints
     if name == "register":
         from spark_integration.data_source import register
 

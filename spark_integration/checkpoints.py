@@ -1,0 +1,108 @@
+"""`dos.checkpoints`: Spark's own checkpoints in a store, through a gateway of this process."""
+
+import json
+import logging
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from dos_client import BadUrlError, parse_url
+from dos_protocol.errors import LocalProtocolError
+from spark_integration.sessions import master_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger: Final = logging.getLogger("dos.gateway")
+_RESTART_S: Final = 1.0
+_gateways: Final[dict[str, "_Gateway"]] = {}
+_lock: Final = threading.Lock()
+
+
+def checkpoints(spark: "SparkSession", url: str, *, token: bytes = b"") -> str:
+    """Return a place for `checkpointLocation`s of Spark's own streaming queries, in a store.
+
+    url: dos://h1,h2,h3/NAME. NAME is a tree of files; each query has a directory in it:
+
+        place = dos.checkpoints(spark, "dos://h1,h2,h3/orders")
+        table.writeStream.option("checkpointLocation", f"{place}/totals").start()
+
+    A gateway to the store runs as a child of this process and ends with it. It is started anew, at the same
+    port, if it dies: a query whose log was being written then ends, and continues at its last commit when it
+    is started again. The settings are those of this session only. On another machine the same call with the
+    same URL gives the same place.
+
+    Raises BadUrlError; LocalProtocolError if Spark runs on several machines: then run `dos gateway` on two of
+    them, and pass what `dos gateway confs` prints; RuntimeError with the error of the gateway if it cannot
+    start.
+    """
+    parsed = parse_url(url)
+    if parsed.directory is None or parsed.object is not None:
+        raise BadUrlError(f"{url} must name a tree", remedy="write it as dos://h1,h2,h3/NAME")
+    master = master_of(spark)
+    if not master.one_machine:
+        raise LocalProtocolError(
+            f"Spark runs on {master.url}: its executors cannot reach a gateway of this process",
+            remedy="run `dos gateway URL --listen HOST:9870` on two hosts, and use `dos gateway confs`",
+        )
+    with _lock:
+        gateway = _gateways.get(str(parsed))
+        if gateway is None:
+            gateway = _gateways[str(parsed)] = _Gateway(str(parsed), token)
+    for name, value in gateway.confs.items():
+        spark.conf.set(name, value)
+    return gateway.place
+
+
+class _Gateway:
+    """A gateway process, which is kept running at its ports: file systems of this JVM ask for them always."""
+
+    def __init__(self, url: str, token: bytes) -> None:
+        self._url, self._token = url, token
+        self._port = _free_port()
+        self._process, told = self._start()
+        self.place: Final[str] = told["place"]
+        self.confs: Final[dict[str, str]] = told["confs"]
+        threading.Thread(target=self._keep, name="dos gateway", daemon=True).start()
+
+    def _start(self) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
+        listen = f"127.0.0.1:{self._port}"
+        process = subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-m", "dos_cli", "gateway", "serve", self._url, "--listen", listen, "--child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdin is not None, "it is a pipe"
+        assert process.stdout is not None, "it is a pipe"
+        process.stdin.write(json.dumps({"token": self._token.decode()}) + "\n")
+        process.stdin.flush()  # and stays open: the child ends when this process does
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the gateway of {self._url} ended with {process.wait()}: its error is above")
+        return process, json.loads(line)
+
+    def _keep(self) -> None:
+        while True:
+            code = self._process.wait()
+            logger.warning("the gateway of %s ended with %d and is started again", self._url, code)
+            try:
+                self._process, _ = self._start()
+            except (OSError, RuntimeError) as error:
+                logger.error("the gateway of %s cannot start: %s", self._url, error)
+                time.sleep(_RESTART_S)
+
+
+def _free_port() -> int:
+    """Return a port that is free, like the next one."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port = int(first.getsockname()[1])
+            try:
+                with socket.create_server(("127.0.0.1", port + 1)):
+                    return port
+            except OSError:
+                continue
