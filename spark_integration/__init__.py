@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from checkpoint.coordinator.control import RegionListener
     from dataflow.handle import RegionHandle
-    from spark_integration.checkpoints import checkpoints
     from spark_integration.core.dividing import FrameError
     from spark_integration.data_source import register
     from spark_integration.frame_class import RegionFrame, frame
     from spark_integration.frames import each_batch, through
+    from spark_integration.gateway_process import checkpoints
     from spark_integration.query_listener import QueryListener
     from spark_integration.runner import run
 
@@ -39,7 +39,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("RegionFrame", "FrameError", "checkpoints", "each_batch", "frame", "run", "register", "through"):
+    calls = ("checkpoints", "each_batch", "frame", "run", "register", "through")
+    if name in ("RegionFrame", "FrameError", *calls):
         from spark_integration.on_executor import check_packages
         from spark_integration.versions import check_versions
 
@@ -50,7 +51,7 @@ def __getattr__(name: str) -> Any:
 
         return run
     if name == "checkpoints":
-        from spark_integration.checkpoints import checkpoints
+        from spark_integration.gateway_process import checkpoints
 
         return checkpoints
     if name == "register":

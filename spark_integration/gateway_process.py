@@ -66,7 +66,9 @@ class _Gateway:
         self._process, told = self._start()
         self.place: Final[str] = told["place"]
         self.confs: Final[dict[str, str]] = told["confs"]
-        threading.Thread(target=self._keep, name="dos gateway", daemon=True).start()
+        self._closed = False
+        self._keeper = threading.Thread(target=self._keep, name="dos gateway", daemon=True)
+        self._keeper.start()
 
     def _start(self) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
         listen = f"127.0.0.1:{self._port}"
@@ -82,18 +84,35 @@ class _Gateway:
         process.stdin.flush()  # and stays open: the child ends when this process does
         line = process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the gateway of {self._url} ended with {process.wait()}: its error is above")
+            code = process.wait()
+            _close_pipes(process)
+            raise RuntimeError(f"the gateway of {self._url} ended with {code}: its error is above")
         return process, json.loads(line)
 
     def _keep(self) -> None:
         while True:
             code = self._process.wait()
+            _close_pipes(self._process)
+            if self._closed:
+                return
             logger.warning("the gateway of %s ended with %d and is started again", self._url, code)
             try:
                 self._process, _ = self._start()
             except (OSError, RuntimeError) as error:
                 logger.error("the gateway of %s cannot start: %s", self._url, error)
                 time.sleep(_RESTART_S)
+
+    def close(self) -> None:
+        """End the gateway, for tests: file systems of this JVM wait for it in vain from then on."""
+        self._closed = True
+        self._process.kill()
+        self._keeper.join()
+
+
+def _close_pipes(process: "subprocess.Popen[str]") -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
 
 
 def _free_port() -> int:

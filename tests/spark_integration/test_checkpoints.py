@@ -1,0 +1,122 @@
+"""Spark's own streaming queries with checkpoints in a store: their state is that of an undisturbed run."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col
+from pyspark.sql.streaming import StreamingQuery
+
+import dos
+from dos_client import BadUrlError
+from dos_client.blocking import BlockingStore
+from dos_server.testing import Servers, ThreadedServer
+from spark_integration import gateway_process
+from tests.support.parts import with_long
+from tests.support.polling import until
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+STATE = "org.apache.spark.sql.execution.streaming.state."
+ROWS, KEYS = 100, 7
+"""Rows of a batch, and keys."""
+PROVIDERS = with_long(
+    [("RocksDBStateStoreProvider", True, 1)],
+    [
+        ("HDFSBackedStateStoreProvider", False, 1),
+        ("RocksDBStateStoreProvider", False, 1),
+        ("RocksDBStateStoreProvider", True, 2),
+    ],
+)
+"""(provider, with a changelog, version of the checkpoint's format)"""
+
+
+@pytest.fixture(autouse=True)
+def no_gateway_stays() -> Iterator[None]:
+    yield
+    for gateway in gateway_process._gateways.values():
+        gateway.close()
+    gateway_process._gateways.clear()
+
+
+@pytest.fixture
+def place(spark: SparkSession, servers: Servers[ThreadedServer], name: str) -> str:
+    return dos.checkpoints(spark, f"{servers.url}/{name}")
+
+
+def counted(spark: SparkSession) -> DataFrame:
+    """The numbers from 0 on, counted by their rest."""
+    numbers = (
+        spark.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", ROWS)
+        .option("numPartitions", 1)
+        .load()
+    )
+    return numbers.groupBy((col("value") % KEYS).alias("k")).count()
+
+
+def begin(frame: DataFrame, at: str) -> StreamingQuery:
+    return frame.writeStream.format("noop").outputMode("update").option("checkpointLocation", at).start()
+
+
+def run(frame: DataFrame, at: str, batch: int, meanwhile: Callable[[], None] = lambda: None) -> str:
+    """Run a query until this batch is committed, or it fails. Return its error, empty if it has none."""
+    query = begin(frame, at)
+    try:
+        meanwhile()
+        until(lambda: last_batch(query) >= batch or query.exception() is not None, f"batch {batch}", 240)
+        return "" if query.exception() is None else str(query.exception())
+    finally:
+        query.stop()
+
+
+def last_batch(query: StreamingQuery) -> int:
+    progress: Any = query.lastProgress
+    return -1 if progress is None else int(progress["batchId"])
+
+
+def gateway_of(servers: Servers[ThreadedServer], name: str) -> int:
+    """The process of the gateway."""
+    return gateway_process._gateways[f"{servers.url}/{name}"]._process.pid
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_query_survives_its_gateway_and_continues_at_its_last_commit(
+    spark: SparkSession,
+    servers: Servers[ThreadedServer],
+    name: str,
+    place: str,
+    provider: tuple[str, bool, int],
+) -> None:
+    kind, changelog, version = provider
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", f"{STATE}{kind}")
+    rocks = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
+    spark.conf.set(rocks, str(changelog).lower())
+    spark.conf.set("spark.sql.streaming.stateStore.checkpointFormatVersion", str(version))
+    at = f"{place}/totals"
+    assert not run(counted(spark), at, 1)
+    error = run(counted(spark), at, 4, lambda: os.kill(gateway_of(servers, name), signal.SIGKILL))
+    # A body that was on its way is lost with its gateway, and ends the query; it is started again.
+    assert not error or "SocketException" in error or "ConnectException" in error, error
+    assert not run(counted(spark), at, 6)
+    state = spark.read.format("statestore").load(at).select("key.*", "value.*").collect()
+    found = {int(row[0]): int(row[1]) for row in state}
+    batches = sum(found.values()) // ROWS
+    assert batches >= 7
+    assert found == {key: len(range(key, batches * ROWS, KEYS)) for key in range(KEYS)}
+
+
+def test_one_place_for_one_tree_and_another_for_another_store(
+    spark: SparkSession, servers: Servers[ThreadedServer], store: BlockingStore, name: str, place: str
+) -> None:
+    assert dos.checkpoints(spark, f"{servers.url}/{name}") == place
+    assert place.startswith(f"webhdfs://{name}-")
+    other = dos.checkpoints(spark, f"{servers.url}/Other_Tree")
+    assert other.startswith("webhdfs://other-tree-")
+
+
+def test_a_place_needs_a_tree(spark: SparkSession, servers: Servers[ThreadedServer]) -> None:
+    with pytest.raises(BadUrlError, match="must name a tree"):
+        dos.checkpoints(spark, servers.url)
