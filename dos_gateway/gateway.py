@@ -9,7 +9,7 @@ import trio
 
 from dos_client import Claim, QuorumUnavailableError, Store, randomness
 from dos_gateway.core.hadoop import HadoopError, standby
-from dos_gateway.core.roles import NO_PROGRESS, ChainWatch, Progress, acknowledged_at_most
+from dos_gateway.core.roles import NO_REACH, CopyReach, TreeWatch, acknowledged_at_most
 from dos_gateway.limits import claim_wait_s, standby_wait_s, watch_s
 from dos_gateway.serving import CHAIN, ServedTree, clock, directory_of
 from dos_protocol.errors import DosError
@@ -26,7 +26,7 @@ class Gateway:
         self._store, self._served_at, self._max_bytes = store, served_at, max_bytes
         self._directory = directory_of(name)
         self._served: ServedTree | None = None
-        self._watch = ChainWatch()
+        self._watch = TreeWatch()
         self._changed = trio.Event()
         self._order = trio.Lock()
 
@@ -53,7 +53,7 @@ class Gateway:
         raise standby()
 
     async def run(self) -> None:
-        """Watch, take over, serve, again and again. Raises only what cannot pass by itself."""
+        """Watch, take over, serve, again and again. Raises what is not an error of the store."""
         while True:
             try:
                 await self._wait_silent()
@@ -115,11 +115,11 @@ class Gateway:
         view = await self._store.inspect(self._directory)
         copies = []
         for objects in view.answers.values():
-            reach = NO_PROGRESS
+            reach = NO_REACH
             for name, info in objects.items():
                 segment = parse_segment_name(name)
                 if segment is not None and segment.chain == CHAIN:
-                    reach = max(reach, Progress(segment.epoch, segment.base, info.synced))
+                    reach = max(reach, CopyReach(segment.epoch, segment.base, info.synced))
             copies.append(reach)
         record = self._store.record
         reached = acknowledged_at_most(copies, len(record.voters), record.ack_quorum)

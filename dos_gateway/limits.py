@@ -9,7 +9,7 @@ path_part_bytes_max: Final = 255
 """Of a path in a tree: that of Linux for a part. Every walk of a tree has a bounded depth."""
 
 block_bytes: Final = 128 * MIB
-"""The size of a block that clients are told. Files have one block whatever their length."""
+"""The size of a block in the answers. Files have one block whatever their length."""
 
 inline_bytes_max: Final = 256 * KIB
 """A body of at most this size is in the record of its file: one append, one sync."""
@@ -63,7 +63,7 @@ take_overs_s: Final = 60.0
 """How long a take-over counts for that."""
 
 claim_patience_s: Final = 10.0
-"""A claim counts as growth for so long: whoever has it reads the chain, and appends nothing meanwhile."""
+"""A claim counts as growth for so long: its gateway reads the chain, and appends nothing meanwhile."""
 
 watch_s: Final = 0.2
 """How often a standby looks at the chain."""

@@ -18,8 +18,8 @@ from dos_client import Claim, MissingDataError, QuorumUnavailableError, Store
 from dos_gateway.core.hadoop import FileStatus, HadoopError, Parts, Summary, refused, standby, text_of
 from dos_gateway.core.records import change_record, extent_of, is_body, piece_record, read_change
 from dos_gateway.core.roles import Lease
-from dos_gateway.core.space import Extent, SegmentNote
-from dos_gateway.core.tree import Change, CopyForward, Node, PutFile, Tree, TreeHead
+from dos_gateway.core.space import BodyExtent, SegmentNote
+from dos_gateway.core.tree import Change, CopyForward, PutFile, Tree, TreeHead, TreeNode
 from dos_gateway.limits import (
     beat_s,
     cache_bytes_max,
@@ -212,7 +212,7 @@ class ServedTree:
     ) -> tuple[int, AsyncGenerator[bytes]]:
         """Return how many bytes follow, and the bytes."""
 
-        def compose() -> tuple[Node, bytes | None]:
+        def compose() -> tuple[TreeNode, bytes | None]:
             node = self.tree.get_file(parts)
             if offset > node.length:
                 raise refused(f"offset {offset} is beyond the end of {text_of(parts)}, {node.length}")
@@ -227,7 +227,7 @@ class ServedTree:
     ) -> None:
         """Put a file; nothing of it is seen before its whole body is there."""
         upload = object()
-        extents: list[Extent] = []
+        extents: list[BodyExtent] = []
         pending = bytearray()
         try:
             async for data in body:
@@ -339,7 +339,7 @@ class ServedTree:
 
     # --- bodies ---------------------------------------------------------------------------------------------
 
-    async def _append_piece(self, upload: object, data: bytes, extents: list[Extent]) -> None:
+    async def _append_piece(self, upload: object, data: bytes, extents: list[BodyExtent]) -> None:
         for at in range(0, len(data), piece_bytes):
             piece = data[at : at + piece_bytes]
             await self._may_append()
@@ -350,7 +350,9 @@ class ServedTree:
             if end - self._writer.synced > upload_unsynced_bytes_max:
                 await self._wait_synced(end - upload_unsynced_bytes_max)
 
-    async def _bytes_of(self, node: Node, kept: bytes | None, offset: int, end: int) -> AsyncGenerator[bytes]:
+    async def _bytes_of(
+        self, node: TreeNode, kept: bytes | None, offset: int, end: int
+    ) -> AsyncGenerator[bytes]:
         if kept is not None:
             if offset < end:
                 yield kept[offset:end]
@@ -364,7 +366,7 @@ class ServedTree:
                 yield data if high - low == extent.size else data[low - at : high - at]
             at += extent.size
 
-    async def _read(self, extent: Extent) -> bytes:
+    async def _read(self, extent: BodyExtent) -> bytes:
         """Return the bytes of an extent. Raises DosError, HadoopError if they are not those that were put."""
         note = self.tree.space.segment_at(extent.at)
         name, offset, parts, missing = _name(note), extent.at - note.base, [], extent.size
@@ -461,7 +463,7 @@ class ServedTree:
             if not note.length:
                 continue
             try:
-                with trio.move_on_after(settle_wait_s):  # it goes on in the background
+                with trio.move_on_after(settle_wait_s):  # it continues in the background
                     await self._claim.settle(_name(note), note.length, note.digest)
             except (MissingDataError, QuorumUnavailableError) as error:
                 logger.error("%s: bodies cannot be read: %s", self._name, error)

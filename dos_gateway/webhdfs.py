@@ -66,7 +66,7 @@ class ClientLeftError(Exception):
     """The client has ended its connection: it gets no answer, and nothing is changed for it."""
 
 
-class Request(NamedTuple):
+class FileRequest(NamedTuple):
     """A request, parsed. Raises HadoopError where it is used wrongly."""
 
     method: str
@@ -99,7 +99,7 @@ class Request(NamedTuple):
         return int(text)
 
 
-class Reply(NamedTuple):
+class FileReply(NamedTuple):
     """What is answered: JSON in pieces, or the bytes of a file."""
 
     code: int
@@ -122,7 +122,7 @@ class WebHdfs:
         self._ticked = clock()
         self._refuses_until = self._ticked
         self._scopes: set[trio.CancelScope] = set()
-        self._handlers: dict[str, tuple[str, Callable[[ServedTree, Request], Awaitable[Reply]]]] = {
+        self._handlers: dict[str, tuple[str, Callable[[ServedTree, FileRequest], Awaitable[FileReply]]]] = {
             "GETFILESTATUS": ("GET", self._status),
             "GETFILELINKSTATUS": ("GET", self._status),
             "LISTSTATUS": ("GET", self._listing),
@@ -188,16 +188,16 @@ class WebHdfs:
             self.connections -= 1
             await trio.aclose_forcefully(stream)
 
-    async def reply(self, request: Request, authorization: bytes) -> Reply:
+    async def reply(self, request: FileRequest, authorization: bytes) -> FileReply:
         """Perform a request. Raises ClientLeftError."""
         self.requests += 1
         try:
             if self._bearer and not hmac.compare_digest(authorization, b"Bearer " + self._bearer.encode()):
-                return Reply(401)
+                return FileReply(401)
             if request.op == "GETHOMEDIRECTORY":
-                return Reply(200, {"Path": "/user/dos"})
+                return FileReply(200, {"Path": "/user/dos"})
             if request.op == "GETSERVERDEFAULTS":
-                return Reply(200, SERVER_DEFAULTS)
+                return FileReply(200, SERVER_DEFAULTS)
             if request.op not in self._handlers:
                 raise unsupported(request.op[:40])
             method, handler = self._handlers[request.op]
@@ -206,86 +206,86 @@ class WebHdfs:
             request.parts  # noqa: B018 refused before it waits
             return await handler(await self._gateway.served(), request)
         except HadoopError as error:
-            return Reply(error.code, error.reply)
+            return FileReply(error.code, error.reply)
         except DosError as error:
             logger.warning("%s %s: %s", request.op, request.path, error)
             failed = refused(str(error))
-            return Reply(failed.code, failed.reply)
+            return FileReply(failed.code, failed.reply)
 
-    async def exchange_key(self, request: Request) -> Reply:
+    async def exchange_key(self, request: FileRequest) -> FileReply:
         """Give the bearer of all requests for the key (OAuth2, a refresh token). Raises ClientLeftError."""
         body = b""
         async with aclosing(request.body()) as parts:
             async for part in parts:
                 body += part
                 if len(body) > head_bytes_max:
-                    return Reply(400)
+                    return FileReply(400)
         given = dict(parse_qsl(body.decode("latin-1"))).get("refresh_token", "")
         if not self._bearer or not hmac.compare_digest(given.encode(), self._key):
-            return Reply(401)
+            return FileReply(401)
         reply = {"access_token": self._bearer, "expires_in": str(_TOKEN_SECONDS), "token_type": "bearer"}
-        return Reply(200, reply)
+        return FileReply(200, reply)
 
     # --- operations -----------------------------------------------------------------------------------------
 
-    async def _status(self, served: ServedTree, request: Request) -> Reply:
-        return Reply(200, {"FileStatus": (await served.status(request.parts)).reply()})
+    async def _status(self, served: ServedTree, request: FileRequest) -> FileReply:
+        return FileReply(200, {"FileStatus": (await served.status(request.parts)).reply()})
 
-    async def _accept(self, served: ServedTree, request: Request) -> Reply:
+    async def _accept(self, served: ServedTree, request: FileRequest) -> FileReply:
         await served.status(request.parts)  # a tree has neither owners nor rights of its own
-        return Reply(200)
+        return FileReply(200)
 
-    async def _listing(self, served: ServedTree, request: Request) -> Reply:
+    async def _listing(self, served: ServedTree, request: FileRequest) -> FileReply:
         entries = await served.listing(request.parts)
         pieces = await _listed(b'{"FileStatuses":{"FileStatus":[', entries, b"]}}")
-        return Reply(200, pieces=pieces)
+        return FileReply(200, pieces=pieces)
 
-    async def _listing_batch(self, served: ServedTree, request: Request) -> Reply:
+    async def _listing_batch(self, served: ServedTree, request: FileRequest) -> FileReply:
         after = request.query.get("startafter", "")
         entries = [one for one in await served.listing(request.parts) if one.name > after or not after]
         part, rest = entries[:listing_entries_max], entries[listing_entries_max:]
         begin = b'{"DirectoryListing":{"partialListing":{"FileStatuses":{"FileStatus":['
         pieces = await _listed(begin, part, b']}},"remainingEntries":%d}}' % len(rest))
-        return Reply(200, pieces=pieces)
+        return FileReply(200, pieces=pieces)
 
-    async def _summary(self, served: ServedTree, request: Request) -> Reply:
-        return Reply(200, (await served.summary(request.parts)).reply)
+    async def _summary(self, served: ServedTree, request: FileRequest) -> FileReply:
+        return FileReply(200, (await served.summary(request.parts)).reply)
 
-    async def _block_locations(self, served: ServedTree, request: Request) -> Reply:
-        return Reply(200, block_locations(await served.status(request.parts)))
+    async def _block_locations(self, served: ServedTree, request: FileRequest) -> FileReply:
+        return FileReply(200, block_locations(await served.status(request.parts)))
 
-    async def _open(self, served: ServedTree, request: Request) -> Reply:
+    async def _open(self, served: ServedTree, request: FileRequest) -> FileReply:
         offset, length = request.number("offset") or 0, request.number("length")
-        return Reply(200, stream=await served.open_file(request.parts, offset, length))
+        return FileReply(200, stream=await served.open_file(request.parts, offset, length))
 
-    async def _make_folder(self, served: ServedTree, request: Request) -> Reply:
+    async def _make_folder(self, served: ServedTree, request: FileRequest) -> FileReply:
         await served.make_folder(request.parts, request.still_there)
-        return Reply(200, {"boolean": True})
+        return FileReply(200, {"boolean": True})
 
-    async def _create(self, served: ServedTree, request: Request) -> Reply:
+    async def _create(self, served: ServedTree, request: FileRequest) -> FileReply:
         overwrite = request.flag("overwrite", default=True)
         at = f"{request.host}:{self._body_port}/webhdfs/v1{quote(request.path)}"
         if request.flag("data", default=False):
             async with self._uploads, aclosing(request.body()) as body:
                 await served.create(request.parts, body, overwrite=overwrite, still_there=request.still_there)
-            return Reply(201, location=f"{self._scheme}://{at}")
+            return FileReply(201, location=f"{self._scheme}://{at}")
         await served.check_create(request.parts, overwrite=overwrite)
         location = f"{self._scheme}://{at}?op=CREATE&overwrite={str(overwrite).lower()}&data=true"
         if request.flag("noredirect", default=False):
-            return Reply(200, {"Location": location})
-        return Reply(307, location=location)
+            return FileReply(200, {"Location": location})
+        return FileReply(307, location=location)
 
-    async def _rename(self, served: ServedTree, request: Request) -> Reply:
+    async def _rename(self, served: ServedTree, request: FileRequest) -> FileReply:
         if "destination" not in request.query:
             raise bad_request("op=RENAME needs destination=PATH")
         target, options = parts_of(request.query["destination"]), request.query.get("renameoptions")
         done = await served.move(request.parts, target, options, request.still_there)
-        return Reply(200, None if options is not None else {"boolean": done})
+        return FileReply(200, None if options is not None else {"boolean": done})
 
-    async def _delete(self, served: ServedTree, request: Request) -> Reply:
+    async def _delete(self, served: ServedTree, request: FileRequest) -> FileReply:
         recursive = request.flag("recursive", default=False)
         done = await served.remove(request.parts, recursive=recursive, still_there=request.still_there)
-        return Reply(200, {"boolean": done})
+        return FileReply(200, {"boolean": done})
 
 
 def _refuse_waiting(listener: trio.SocketListener) -> None:
@@ -328,7 +328,7 @@ class _Connection:
         except h11.RemoteProtocolError as error:
             if wire.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 refusal = bad_request(str(error))
-                await self._send(Reply(error.error_status_hint, refusal.reply))
+                await self._send(FileReply(error.error_status_hint, refusal.reply))
 
     async def _one(self, event: h11.Request) -> None:
         headers = dict(event.headers)
@@ -338,11 +338,11 @@ class _Connection:
             pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
             path = path_in(raw.removeprefix(_PREFIX) or b"/")
         except (HadoopError, ValueError) as error:
-            reply = Reply(400, bad_request(str(error)).reply)
+            reply = FileReply(400, bad_request(str(error)).reply)
         else:
             given = {name.lower(): value for name, value in pairs}
             method = event.method.decode("latin-1")
-            request = Request(method, path, given, host, self._body, self._still_there)
+            request = FileRequest(method, path, given, host, self._body, self._still_there)
             if raw == _TOKEN_PATH and method == "POST":
                 reply = await self._owner.exchange_key(request)
             else:
@@ -378,7 +378,7 @@ class _Connection:
         if self._poll.poll(0) or self._owner.is_late:
             raise ClientLeftError
 
-    async def _send(self, reply: Reply) -> None:
+    async def _send(self, reply: FileReply) -> None:
         wire = self._wire
         if wire.their_state is h11.SEND_BODY:  # refused before its body was read
             with suppress(ClientLeftError, h11.RemoteProtocolError):

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 import xxhash
 
-from dos_gateway.core.space import Extent
+from dos_gateway.core.space import BodyExtent
 from dos_gateway.core.tree import PutFile, TreeRecord
 from journal import Op, Record
 
@@ -32,17 +32,17 @@ def piece_record(data: bytes) -> Record:
     return Record(Op.FS_DATA, strings=(data,))
 
 
-def extent_of(body: bytes, end: int) -> Extent:
+def extent_of(body: bytes, end: int) -> BodyExtent:
     """Return where the last string of the record lies that ends at this logical offset."""
-    return Extent(end - _DIGEST_BYTES - len(body), len(body), xxhash.xxh3_64_intdigest(body))
+    return BodyExtent(end - _DIGEST_BYTES - len(body), len(body), xxhash.xxh3_64_intdigest(body))
 
 
-def is_body(data: bytes, extent: Extent) -> bool:
+def is_body(data: bytes, extent: BodyExtent) -> bool:
     return len(data) == extent.size and xxhash.xxh3_64_intdigest(data) == extent.digest
 
 
 def read_change(record: Record, end: int) -> TreeRecord:
-    """Return what an FS_CHANGE that ends at this logical offset changes. Raises msgspec.DecodeError."""
+    """Return what an FS_CHANGE that ends at this logical offset changes. Raises the error of msgspec."""
     change: TreeRecord = _decoder.decode(record.strings[0])
     if len(record.strings) > 1 and isinstance(change, PutFile):
         return msgspec.structs.replace(change, extents=(extent_of(record.strings[1], end),))

@@ -1,9 +1,9 @@
 """Who may answer, and who may take over. Pure: times are passed.
 
 A gateway answers from memory only for `lease_s` after it *sent* an append that was acknowledged: then nobody
-had claimed the directory when it was sent (R3). Whoever takes over answers nothing for `lease_wait_s` after
-its claim was granted. So no two gateways answer from memory at once, if their clocks run equally fast within
-10%.
+had claimed the directory when it was sent (R3). A gateway that takes over answers nothing for `lease_wait_s`
+after its claim was granted. So no two gateways answer from memory at once, if their clocks run equally fast
+within 10%.
 
 A standby watches the chain grow in the store, not the other gateway: two gateways that cannot reach each
 other would take the tree from each other for ever.
@@ -36,7 +36,7 @@ class Lease:
         return now < self.until
 
 
-class Progress(NamedTuple):
+class CopyReach(NamedTuple):
     """How far a member's copy of the chain reaches: the newest segment, and the synced bytes in it."""
 
     epoch: int
@@ -44,10 +44,10 @@ class Progress(NamedTuple):
     synced: int
 
 
-NO_PROGRESS = Progress(0, 0, 0)
+NO_REACH = CopyReach(0, 0, 0)
 
 
-def acknowledged_at_most(copies: Sequence[Progress], members: int, ack_quorum: int) -> Progress | None:
+def acknowledged_at_most(copies: Sequence[CopyReach], members: int, ack_quorum: int) -> CopyReach | None:
     """Return up to where the chain can be acknowledged, None if the answers do not bound it.
 
     The members that did not answer may hold anything. The longest copy alone would not do: a gateway that
@@ -59,7 +59,7 @@ def acknowledged_at_most(copies: Sequence[Progress], members: int, ack_quorum: i
     return sorted(copies, reverse=True)[needed - 1]
 
 
-class ChainWatch:
+class TreeWatch:
     """What a standby has seen of a chain.
 
     Table: seen -> the silence counts from
@@ -70,12 +70,12 @@ class ChainWatch:
     """
 
     def __init__(self) -> None:
-        self._reached: Progress | None = None
+        self._reached: CopyReach | None = None
         self._epoch = 0
         self._since = float("-inf")
         self._take_overs: deque[float] = deque()
         self.grew_at = float("-inf")
-        """When growth was last seen: somebody else serves the tree."""
+        """When growth was last seen: another gateway serves the tree."""
 
     def begin(self) -> None:
         """Count the silence anew: what was seen before this gateway served says nothing."""
@@ -86,7 +86,7 @@ class ChainWatch:
         """The highest epoch that was seen."""
         return self._epoch
 
-    def observe(self, reached: Progress | None, epoch: int, now: float) -> None:
+    def observe(self, reached: CopyReach | None, epoch: int, now: float) -> None:
         """reached: as of `acknowledged_at_most`. epoch: the highest that a member has granted."""
         first = self._reached is None and self._since == float("-inf")
         if first:
@@ -105,6 +105,6 @@ class ChainWatch:
         """Return whether to take over. jitter: from 1 on, so that of two standbys one is first."""
         while self._take_overs and self._take_overs[0] < now - take_overs_s:
             self._take_overs.popleft()
-        if self._epoch == 0 and self._reached in (None, NO_PROGRESS):
+        if self._epoch == 0 and self._reached in (None, NO_REACH):
             return True  # nobody has ever claimed it
         return now - self._since > silent_s * jitter * float(2 ** len(self._take_overs))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from dos_gateway.limits import slack_bytes
 
 
-class Extent(NamedTuple):
+class BodyExtent(NamedTuple):
     """A part of a body: `size` bytes of the chain from the logical offset `at` on, with their xxh3-64."""
 
     at: int
@@ -56,12 +56,12 @@ class BodySegments:
     def segment_at(self, offset: int) -> SegmentNote:
         return self._notes[bisect_right(self._bases, offset) - 1]
 
-    def add(self, file: int, extents: Iterable[Extent]) -> None:
+    def add(self, file: int, extents: Iterable[BodyExtent]) -> None:
         for extent in extents:
             self._files.setdefault(self.segment_at(extent.at).base, set()).add(file)
             self.live_bytes += extent.size
 
-    def drop(self, file: int, extents: Iterable[Extent]) -> None:
+    def drop(self, file: int, extents: Iterable[BodyExtent]) -> None:
         for extent in extents:
             base = self.segment_at(extent.at).base
             held = self._files.get(base, set())

@@ -30,7 +30,7 @@ from dos_gateway.core.hadoop import (
     refused,
     text_of,
 )
-from dos_gateway.core.space import BodySegments, Extent, SegmentNote
+from dos_gateway.core.space import BodyExtent, BodySegments, SegmentNote
 from dos_gateway.limits import path_parts_max, snapshot_nodes
 
 _TEMPORARY: Final = re.compile(
@@ -48,7 +48,7 @@ class PutFile(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     path: str
     mtime_ms: int
     id: int
-    extents: tuple[Extent, ...] = ()
+    extents: tuple[BodyExtent, ...] = ()
     moved_from: str = ""
 
 
@@ -82,7 +82,7 @@ class CopyForward(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     """A body lies elsewhere now."""
 
     id: int
-    extents: tuple[Extent, ...]
+    extents: tuple[BodyExtent, ...]
 
 
 class TreeHead(msgspec.Struct, frozen=True, array_like=True, tag="h"):
@@ -106,7 +106,7 @@ Change = PutFile | MakeFolder | MoveNode | RemoveNode | MarkReplaceable | CopyFo
 TreeRecord = Change | TreeHead | TreeNodes
 
 
-class Node:
+class TreeNode:
     """A file, or a directory (`children`). position: the logical offset just past the last record that
     changed it, or the names in it. marks: of a directory, file -> the temporary files that may replace it.
     """
@@ -115,10 +115,10 @@ class Node:
 
     def __init__(self, name: str, mtime_ms: int, position: int = 0, *, moved_from: str = "") -> None:
         self.name, self.mtime_ms, self.position, self.moved_from = name, mtime_ms, position, moved_from
-        self.children: dict[str, Node] | None = None
+        self.children: dict[str, TreeNode] | None = None
         self.marks: dict[str, set[str]] | None = None
         self.id = self.length = 0
-        self.extents: tuple[Extent, ...] = ()
+        self.extents: tuple[BodyExtent, ...] = ()
 
     @property
     def is_dir(self) -> bool:
@@ -129,7 +129,7 @@ class Node:
         children = 0 if self.children is None else len(self.children)
         return FileStatus(self.name, self.is_dir, self.length, self.mtime_ms, self.id, children)
 
-    def files(self) -> "Iterator[Node]":
+    def files(self) -> "Iterator[TreeNode]":
         """Yield the files below, or this one."""
         waiting = [self]
         while waiting:
@@ -147,19 +147,19 @@ class Node:
         return height
 
 
-def _folder(name: str, mtime_ms: int, position: int = 0) -> Node:
-    node = Node(name, mtime_ms, position)
+def _folder(name: str, mtime_ms: int, position: int = 0) -> TreeNode:
+    node = TreeNode(name, mtime_ms, position)
     node.children = {}
     return node
 
 
-class Found(NamedTuple):
+class TreeWalk(NamedTuple):
     """The end of a walk: the node, None if there is none; the deepest node on the way that exists; and the
     logical offset on which both rest.
     """
 
-    node: Node | None
-    deepest: Node
+    node: TreeNode | None
+    deepest: TreeNode
     position: int
 
 
@@ -169,7 +169,7 @@ class Tree:
     def __init__(self, segments: Iterable[SegmentNote] = ()) -> None:
         self.root = _folder("", 0)
         self.space = BodySegments(segments)
-        self.by_id: dict[int, Node] = {}
+        self.by_id: dict[int, TreeNode] = {}
         self.next_id = 1
         self.newest_ms = 0
         self.served_at = ""
@@ -178,27 +178,27 @@ class Tree:
 
     # --- looking --------------------------------------------------------------------------------------------
 
-    def find(self, parts: Parts) -> Found:
+    def find(self, parts: Parts) -> TreeWalk:
         node, position = self.root, self.root.position
         for part in parts:
             child = node.children.get(part) if node.children is not None else None
             if child is None:
-                return Found(None, node, position)
+                return TreeWalk(None, node, position)
             node, position = child, max(position, child.position)
-        return Found(node, node, position)
+        return TreeWalk(node, node, position)
 
     def rests_on(self, *paths: Parts) -> int:
         """Return the logical offset on which everything rests that can be seen at these paths."""
         return max(self.find(parts).position for parts in paths)
 
-    def get(self, parts: Parts) -> Node:
+    def get(self, parts: Parts) -> TreeNode:
         """Return the node. Raises HadoopError if there is none."""
         node = self.find(parts).node
         if node is None:
             raise not_found(text_of(parts))
         return node
 
-    def get_file(self, parts: Parts) -> Node:
+    def get_file(self, parts: Parts) -> TreeNode:
         node = self.get(parts)
         if node.is_dir:
             raise not_found(f"{text_of(parts)} is a directory")
@@ -242,7 +242,7 @@ class Tree:
         self._check_above(parts, found)
         return MakeFolder(text_of(parts), self.time_ms(now_ms))
 
-    def _check_above(self, parts: Parts, found: Found) -> None:
+    def _check_above(self, parts: Parts, found: TreeWalk) -> None:
         if not found.deepest.is_dir and found.node is None:
             java = "org.apache.hadoop.fs.ParentNotDirectoryException"
             raise HadoopError(java, f"{text_of(parts)}: {found.deepest.name} is a file")
@@ -298,7 +298,7 @@ class Tree:
         return MoveNode(text_of(source), text_of(target), self.time_ms(now_ms))
 
     def _may_replace(
-        self, node: Node, at: Node, target: Parts, source: Parts, options: Collection[str]
+        self, node: TreeNode, at: TreeNode, target: Parts, source: Parts, options: Collection[str]
     ) -> bool:
         if node.is_dir != at.is_dir:
             return False
@@ -354,7 +354,7 @@ class Tree:
     def _put(self, record: PutFile, position: int) -> None:
         parts = parts_of(record.path)
         parent = self._make_folders(parts[:-1], record.mtime_ms, position)
-        node = Node(parts[-1], record.mtime_ms, moved_from=record.moved_from)
+        node = TreeNode(parts[-1], record.mtime_ms, moved_from=record.moved_from)
         node.id, node.extents = record.id, record.extents
         node.length = sum(extent.size for extent in record.extents)
         self._link(parent, node, record.mtime_ms, position)
@@ -371,7 +371,7 @@ class Tree:
         node.name, node.moved_from = target[-1], record.source
         self._link(self.get(target[:-1]), node, record.mtime_ms, position)
 
-    def _make_folders(self, parts: Parts, mtime_ms: int, position: int) -> Node:
+    def _make_folders(self, parts: Parts, mtime_ms: int, position: int) -> TreeNode:
         node = self.root
         for part in parts:
             assert node.children is not None, "it was checked"
@@ -382,7 +382,7 @@ class Tree:
             node = child
         return node
 
-    def _link(self, parent: Node, node: Node, mtime_ms: int, position: int) -> None:
+    def _link(self, parent: TreeNode, node: TreeNode, mtime_ms: int, position: int) -> None:
         assert parent.children is not None, "it was checked"
         if node.name in parent.children:
             self._unlink(parent, node.name, mtime_ms, position)
@@ -390,7 +390,9 @@ class Tree:
         node.position = parent.position = position
         parent.mtime_ms = max(parent.mtime_ms, mtime_ms)
 
-    def _unlink(self, parent: Node, name: str, mtime_ms: int, position: int, *, keep: bool = False) -> None:
+    def _unlink(
+        self, parent: TreeNode, name: str, mtime_ms: int, position: int, *, keep: bool = False
+    ) -> None:
         assert parent.children is not None, "it was checked"
         node = parent.children.pop(name)
         parent.position, parent.mtime_ms = position, max(parent.mtime_ms, mtime_ms)
@@ -419,7 +421,7 @@ class Tree:
         yield TreeNodes(tuple(batch))
 
     def _nodes(self) -> Iterator[PutFile | MakeFolder | MarkReplaceable]:
-        waiting: list[tuple[str, Node]] = [("", self.root)]
+        waiting: list[tuple[str, TreeNode]] = [("", self.root)]
         while waiting:
             path, node = waiting.pop()
             if node.children is None:

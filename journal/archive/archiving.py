@@ -33,7 +33,14 @@ from journal.core.errors import (
 )
 from journal.core.file_ops import ReplayStop
 from journal.core.scan import SpanReplay
-from journal.files.history import TrimPlan, has_checkpoint, has_locating_record, stretch_at, stretch_below
+from journal.files.history import (
+    TrimPlan,
+    has_checkpoint,
+    has_locating_record,
+    refuse_tree,
+    stretch_at,
+    stretch_below,
+)
 from journal.limits import (
     archive_block_bytes,
     archive_manifest_bytes_max,
@@ -95,6 +102,7 @@ async def archive_chain(
     Raises NotFoundError, ArchiveDiffersError if the archive is of another store, ArchiveDamagedError, and the
     errors of reading a chain and of the bucket. Uses disk space for one segment.
     """
+    await refuse_tree(store, directory, await inspect_committed(store, directory, chain))
     sealed = await sealed_spans(store, directory, chain)
     archive = _Archive(bucket, directory, chain, identity_of(store.record), sealed)
     await archive.load()

@@ -32,7 +32,7 @@ from journal.core.chain import (
 )
 from journal.core.errors import HistoryMissingError, HistoryTrimmedError, LostBytesError, StopNotFoundError
 from journal.core.file_ops import TO_THE_END, FileSizes, FilesReplay, ReplayStop
-from journal.core.record import Record
+from journal.core.record import Op, Record
 from journal.ports import ClaimPort, StorePort
 from journal.reading import ANY, ChainSource, read_batches, read_plain_batches, read_start
 from journal.scratch import Scratch
@@ -280,6 +280,7 @@ async def plan_trim(store: StorePort, directory: str, chain: str, before: Replay
     view = await store.inspect(directory)
     _refuse_others(directory, chain, [name for objects in view.answers.values() for name in objects])
     head = await inspect_committed(store, directory, chain)
+    await refuse_tree(store, directory, head)
     state = await stretch_at(store, directory, chain, before)
     if before.names_a_checkpoint and not await has_checkpoint(store, directory, state, before):
         raise StopNotFoundError(f"{directory} does not hold {before}; nothing was trimmed")
@@ -325,6 +326,20 @@ async def trim_stopped(
     except BaseException:
         await writer.aclose()
         raise
+
+
+async def refuse_tree(store: StorePort, directory: str, chain: ChainState) -> None:
+    """Raise LocalProtocolError for the chain of a gateway: its bodies lie below the snapshot with which a
+    replay begins, so what a replay needs is not all that is alive.
+    """
+    async with aclosing(read_plain_batches(store, chain, directory=directory)) as batches:
+        async for batch in batches:
+            if any(record.op in (Op.FS_CHANGE, Op.FS_DATA) for _, record in batch):
+                raise LocalProtocolError(
+                    f"{directory} has the tree of a gateway, not files",
+                    remedy="its gateway gives back what is deleted; see `dos gateway du`",
+                )
+            return  # a chain of another kind has none at its beginning
 
 
 def _refuse_others(directory: str, chain: str, names: list[str]) -> None:

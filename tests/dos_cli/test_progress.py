@@ -28,6 +28,7 @@ WITHOUT: Final = {
     "journal follow": RUNS_ON,
     "output merged": RUNS_ON,
     "sites run": RUNS_ON,
+    "gateway serve": RUNS_ON,
     "ui": RUNS_ON,
     "top": SCREEN,
     "rm": "asks a question there, and one server answers",

@@ -248,3 +248,14 @@ def test_commands_show_what_is_in_a_tree(
     confs = dos("gateway", "confs", url, "h1:9870", "h2:9870").stdout
     assert "spark.hadoop.dfs.nameservices shared-" in confs
     assert ".g2 h2:9870" in confs
+
+
+def test_commands_on_journals_do_not_trim_a_tree(
+    store: tuple[str, list[ServerProcess]], client: WebHdfsClient
+) -> None:
+    client.put("/kept", b"body")
+    url = f"{store[0]}/shared.fs/fs"
+    done = dos("journal", "trim", url, "--before", "-0s", "--apply", "--stopped")
+    assert "has the tree of a gateway" in done.stderr
+    assert done.returncode
+    assert client.get("/kept") == b"body"

@@ -7,7 +7,7 @@ import pytest
 
 from dos_gateway.core.hadoop import HadoopError, parts_of
 from dos_gateway.core.records import change_record, read_change
-from dos_gateway.core.space import Extent, SegmentNote
+from dos_gateway.core.space import BodyExtent, SegmentNote
 from dos_gateway.core.tree import Change, CopyForward, PutFile, Tree, TreeHead
 
 UUIDS: Final = ("11111111-2222-3333-4444-555555555555", "66666666-7777-8888-9999-000000000000")
@@ -178,7 +178,7 @@ class Histories:
             assert not fits, path
             return
         assert fits, path
-        extents = (Extent(self.position + 1, size, 0),) if size else ()
+        extents = (BodyExtent(self.position + 1, size, 0),) if size else ()
         self.apply(PutFile(path, TIME_MS, self.tree.next_id, extents))
 
     def move(self) -> None:
@@ -221,7 +221,7 @@ class Histories:
     def copy(self) -> None:
         if self.tree.by_id:
             node = self.random.choice(list(self.tree.by_id.values()))
-            moved = (Extent(self.position + index, one.size, 0) for index, one in enumerate(node.extents))
+            moved = (BodyExtent(self.position + index, one.size, 0) for index, one in enumerate(node.extents))
             self.apply(CopyForward(node.id, tuple(moved)))
 
 

@@ -121,6 +121,8 @@ def test_ops_are_numbered_for_ever() -> None:
         (14, "INPUT_MARK"),
         (15, "DEPLOYMENT"),
         (16, "REPORT"),
+        (17, "FS_CHANGE"),
+        (18, "FS_DATA"),
     ]
     assert FILE_ARITY == {Op.TRUNCATE: (1, 1), Op.WRITE: (1, 2), Op.REMOVE: (0, 1)}
 

@@ -15,6 +15,7 @@ from dos_client import BadUrlError
 from dos_client.blocking import BlockingStore
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration import gateway_process
+from tests.support.examples import run_example
 from tests.support.parts import with_long
 from tests.support.polling import until
 
@@ -120,3 +121,14 @@ def test_one_place_for_one_tree_and_another_for_another_store(
 def test_a_place_needs_a_tree(spark: SparkSession, servers: Servers[ThreadedServer]) -> None:
     with pytest.raises(BadUrlError, match="must name a tree"):
         dos.checkpoints(spark, servers.url)
+
+
+def test_the_example_of_the_page_runs(spark: SparkSession, servers: Servers[ThreadedServer]) -> None:
+    table = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    names = {"spark": spark, "table": table}
+    query = run_example("docs/gateway.md", "checkpoints", names, store=servers.url)["query"]
+    try:
+        until(lambda: last_batch(query) >= 0 or query.exception() is not None, "a batch", 240)
+        assert query.exception() is None
+    finally:
+        query.stop()

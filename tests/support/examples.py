@@ -35,6 +35,7 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
     "docs/metrics.md": {"tests/dos_client/test_metrics.py": ("serve",)},
     "docs/operating-regions.md": {MANUAL: ("delivery", "failure"), ON_SPARK: ("listener",)},
     "docs/changing-regions.md": {ON_SPARK: ("autoscale",)},
+    "docs/gateway.md": {"tests/spark_integration/test_checkpoints.py": ("checkpoints",)},
     "docs/going-back.md": {ROWS: ("retain",)},
     "docs/operators.md": {MANUAL: ()},
     "docs/sources-and-sinks.md": {
