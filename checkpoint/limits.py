@@ -58,8 +58,9 @@ upgrade_savepoints_max: Final = 3
 upgrade_kept_s: Final = 86_400.0
 """How long each of them stays. It holds the input from there on."""
 ended_logs_max: Final = 64
-"""Logs of removed sinks that can be read. Each record states their ends, some 100 bytes for each worker. One
-more sink is removed once a log was dropped.
+ended_log_ends_max: Final = 8_192
+"""Logs of removed sinks that can be read, and their ends on all workers. Each record states them, in some 100
+bytes for an end. Another sink is removed once a log was dropped.
 """
 gone_logs_max: Final = 64
 """Logs that were dropped or taken back: a reader of one of these fails, of any other waits."""
@@ -307,6 +308,7 @@ many times that duration.
 assert handshake_bytes_max <= control_bytes_max <= data_bytes_max
 assert 2 * heartbeat_s < suspect_after_s < orphan_timeout_s
 assert workers_max < senders_max
+assert workers_max < ended_log_ends_max
 assert state_block_bytes_max < data_bytes_max
 assert 2 <= checkpoints_retained_min <= checkpoints_retained <= checkpoints_retained_max
 assert request_bytes_max < queue_object_bytes_max

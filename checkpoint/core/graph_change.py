@@ -539,8 +539,8 @@ class _Comparing:
         note, given = self._stored[old], self._options.removed[old]
         if note.kind not in ("source", "sink"):
             return f"is no source and no sink. {self._to_begin_anew(old)}"
-        if (why := _why_not_removable(note)) or not note.removed_with or self._options.without_specs:
-            return why
+        if not note.removed_with or self._options.without_specs:
+            return ""
         if given is None:
             return (
                 "may have rows outside of the store that only its specification makes visible:"
@@ -604,19 +604,9 @@ class _Comparing:
         return ""
 
 
-def _why_not_removable(note: OperatorNote) -> str:
-    """Return why a source or sink of this kind cannot be removed at all, empty if it can."""
-    # The one place to open a kind: when what it leaves is released, stays readable, or is completed.
-    if note.kind == "source":
-        return ""
-    if note.detail.startswith("LogSink"):
-        return "is a LogSink, which cannot be removed yet"
-    return ""
-
-
 def how_removed(note: OperatorNote) -> str:
     """Return with what a source or sink is removed, as a program writes it; "" if it cannot be."""
-    if note.kind not in ("source", "sink") or _why_not_removable(note):
+    if note.kind not in ("source", "sink"):
         return ""
     return f"{note.removed_with}(...)" if note.removed_with else "None"
 

@@ -3,6 +3,7 @@ votes; and what the last checkpoint states of a region that stops.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -44,6 +45,7 @@ from checkpoint.core.links.messages import (
 from checkpoint.core.records.backups import needed_chains
 from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.lines import (
+    compared_with,
     edited,
     find_target,
     forked,
@@ -56,6 +58,7 @@ from checkpoint.core.records.lines import (
 from checkpoint.core.records.manifest import (
     Checkpoint,
     Edit,
+    EndedLog,
     ForkOrigin,
     FormerSink,
     ReplacedGraph,
@@ -78,6 +81,7 @@ from checkpoint.core.upgrades import plan_upgrade
 from checkpoint.errors import GraphChangeRefusedError
 from dos_client import open_store
 from dos_server.testing import memory_store
+from journal import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.manifest_samples import notes, numbered_checkpoint, worker_checkpoint
 from tests.checkpoint.region_model import spec
@@ -748,6 +752,29 @@ def test_a_log_ends_where_all_workers_have_it_also_those_that_leave_with_its_sin
     # What is kept of those that left has the log of the present sink alone.
     assert {worker: set(one.sinks) for worker, one in record.retired.items()} == {1: {"out"}, 5: set()}
     assert {one.chain for one in needed_chains(record, "r")} == {"state", "steps", "out-out", "out-_2_a"}
+    again = compared_with(record, BEFORE | notes(audit="sink"), region="r", options=GraphOptions())
+    assert (again.refused, again.new) == ((), ("audit",)), "its name may come back"
+    taken = msgspec.structs.replace(record, ended={f"{born_with('r', 5)}audit": log})
+    change = compared_with(taken, BEFORE | notes(audit="sink"), region="r", options=GraphOptions())
+    assert "as a log that has ended is" in dict(change.refused)["audit"]
     next_vote = recorded_again((parent, record), 8, {})
     assert next_vote.ended == record.ended
     assert not forked(record, ForkOrigin(region="r", checkpoint=5, step=32, savepoint="s"), 1).ended
+
+
+def test_at_most_so_many_removed_logs_stay_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = {"sinks": {"out": {"epoch": 1, "size": 9, "digest": 0}}, "floors": {"out-out": (1, 0)}}
+    operators = BEFORE | {"out": OperatorNote(kind="sink", detail="LogSink")}
+    ended = {"old": EndedLog(sink="old", checkpoint=2, ends={0: Position(1, 9, 0)}, floors={0: (1, 0)})}
+    last = numbered_checkpoint(4, operators=operators, workers={0: worker_checkpoint(1, **sink)}, ended=ended)
+    graph = {name: note for name, note in BEFORE.items() if name != "out"}
+    compared = partial(
+        compared_with, last, graph, region="r", options=GraphOptions.of({"removed": {"out": None}})
+    )
+    assert compared().refused == ()
+    monkeypatch.setattr(limits, "ended_logs_max", 1)
+    assert "the last of 2 removed logs that stay readable" in dict(compared().refused)["out"]
+    assert "dos output drop URL r SINK" in dict(compared().refused)["out"]
+    dropped = {"old": msgspec.structs.replace(ended["old"], floors={}, dropped_by="ann@host")}
+    last = msgspec.structs.replace(last, ended=dropped)
+    assert compared.func(last, *compared.args[1:], **compared.keywords).refused == ()

@@ -432,6 +432,19 @@ def test_only_what_is_a_source_or_sink_is_removed() -> None:
     assert refused_of(BY_ITEM, BY_ITEM | notes(a="map"), removed={"out": None, "counts": None}) == {}
 
 
+def test_a_log_is_removed_if_it_is_named_and_another_one_begins_if_its_name_comes_back() -> None:
+    log = OperatorNote(kind="sink", stored=("n int",), detail="LogSink")
+    before = BY_ITEM | {"audit": log}
+    assert 'or remove it: removed={"audit": None}' in refused_of(before, BY_ITEM)["audit"]
+    removed = GraphOptions.of({"removed": {"audit": None}})
+    change = compare(before, BY_ITEM, options=removed)
+    assert (change.refused, change.removed) == ((), ("audit",))
+    # Other columns are another log, under the same name.
+    wider = before | {"audit": OperatorNote(kind="sink", stored=("n int, m int",), detail="LogSink")}
+    change = compare(before, wider, options=removed, born="_1f-")
+    assert (change.refused, change.removed, change.uids) == ((), ("audit",), {"audit": "_1f-audit"})
+
+
 def aggregation(**results: str) -> Graph:
     """A graph with one aggregation. results: name -> what makes it."""
     made = tuple(ResultNote(name, by) for name, by in results.items())

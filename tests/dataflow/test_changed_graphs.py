@@ -310,6 +310,7 @@ run_local(graph, name=name, store=store, logs=folder, **options).awaitTerminatio
 PROGRAMS: dict[str, Callable[[str], tuple[Graph, dict[str, Any]]]] = {
     "former": lambda _: (graph_of(1, "step"), {}),
     "heir": lambda _: (graph_of(2, "step"), {"hand_over": True}),
+    "without audit": lambda _: (audited(audit=False), {"removed": {"audit": None}}),
     "more sources": lambda name: (of_sources(name, *LATER), {"begins": dict.fromkeys(LATER, "latest")}),
     "with first rows": lambda _: (
         with_totals(2),
@@ -722,3 +723,62 @@ def test_a_new_state_begins_with_rows_made_of_the_last_checkpoint(shared_store: 
     assert shown == sums, "what was read after the former program ended is added to the rows"
     stored = state_of(shared_store, name, "totals").to_pylist()
     assert {row["key"]: row["total"][1] for row in stored} == {**sums, "k3": 3000}
+
+
+def audited(*, audit: bool = True) -> Graph:
+    """It counts each number, on the worker of the number, and shows the counts in one log or in two."""
+    graph = Graph("counts")
+    counts = graph.source("rows", InputSource("rows", ROWS)).key_by("by_n", "n").count("counts")
+    counts.sink("out", LogSink(publish="step"))
+    if audit:
+        counts.sink("audit", LogSink(publish="step"))
+    return graph
+
+
+def reader_of(region: str) -> Graph:
+    graph = Graph("reader")
+    source = LogSource("audit", "n bigint, count bigint", region=region)
+    graph.source("audit", source).sink("seen", LogSink(publish="step"))
+    return graph
+
+
+async def numbers_in(store: Store, region: str, sink: str) -> list[int]:
+    """The numbers of all rows of a log, sorted."""
+    tables = [step.table async for step in read_output(store, region, sink)]
+    return sorted(n for table in tables if table is not None for n in table.column("n").to_pylist())
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("forks")
+def test_a_removed_log_is_read_to_its_end_although_a_worker_leaves_with_it(
+    shared_store: str, tmp_path: Path
+) -> None:
+    """Also if the driver of the change is killed, before the first checkpoint of the graph and after it."""
+    name, reader = tmp_path.name, tmp_path / f"{tmp_path.name}-reader"
+    with open_blocking(shared_store) as client:
+
+        def numbers(region: str, sink: str) -> list[int]:
+            try:
+                return client.portal.call(numbers_in, client.store, region, sink)
+            except NoOutputError:  # it has just begun
+                return []
+
+        with running(audited(), shared_store, tmp_path, workers=3):
+            send(client, name, range(6))
+            with running(reader_of(name), shared_store, reader) as (_, watch):
+                until(lambda: numbers(reader.name, "seen") == [*range(6)], "a part is read", 90)
+                watch.checkpoints(1)
+            send(client, name, range(6, 30))
+            until(lambda: numbers(name, "out") == [*range(30)], "all is shown", 90)
+        for dies_at in ("AppendCheckpoint", "Start"):
+            with killed_at(shared_store, name, "without audit", dies_at, tmp_path / dies_at) as process:
+                assert process.wait(90) == -signal.SIGKILL
+        options: dict[str, Any] = {"workers": 2, "removed": {"audit": None}}
+        with running(audited(audit=False), shared_store, tmp_path, **options) as (control, _):
+            send(client, name, range(30, 36))
+            until(lambda: numbers(name, "out") == [*range(36)], "the region runs on", 90)
+            assert numbers(name, "audit") == [*range(30)]
+            with running(reader_of(name), shared_store, reader) as (end, _):
+                assert finished(end), "it knows that nothing follows"
+            assert numbers(reader.name, "seen") == [*range(30)]
+            assert len(control.status.workers) == 2

@@ -29,6 +29,7 @@ A vote is built by `PendingCheckpoint.build`, also the one with which a layout c
 records that are no vote, but for the first one of a fork.
 """
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -524,7 +525,7 @@ def compared_with(
     checkpoint: Checkpoint, present: Operators, *, region: str, options: GraphOptions
 ) -> GraphChange:
     """Return what `graph_change` does, also if something is refused."""
-    return compare(
+    change = compare(
         checkpoint.operators,
         present,
         options=options,
@@ -532,6 +533,27 @@ def compared_with(
         born=born_with(region, checkpoint.number),
         outputs_begin=checkpoint.in_origin,
         checkpoint=checkpoint.number,
+    )
+    refused = dict(change.refused)
+    stored = stored_under(present, change.uids)
+    for name, uid in stored.items():
+        if uid in checkpoint.ended:
+            refused[name] = f"would be stored as {uid!r}, as a log that has ended is: rename it"
+    if (why := _too_many_end(checkpoint, set(stored.values()), region)) and change.removed:
+        refused[change.removed[-1]] = why
+    return dataclasses.replace(change, refused=tuple(sorted(refused.items())))
+
+
+def _too_many_end(checkpoint: Checkpoint, stored: Collection[str], region: str) -> str:
+    """Return why no more logs may end: each record states their ends. Empty if they may."""
+    logs = [log for log in ended_after(checkpoint, stored, checkpoint.number + 1).values() if log.floors]
+    ends = sum(len(log.ends) for log in logs)
+    if len(logs) <= limits.ended_logs_max and ends <= limits.ended_log_ends_max:
+        return ""
+    most = f"{limits.ended_logs_max} with {limits.ended_log_ends_max}"
+    return (
+        f"would be the last of {len(logs)} removed logs that stay readable, with {ends} ends, and at most"
+        f" {most} may: drop one that nobody reads, dos output drop URL {region} SINK"
     )
 
 
