@@ -144,6 +144,7 @@ def test_what_is_no_row_is_put_aside_with_its_reason(
         ("tinyint", "300", "column 'a' is tinyint: "),
         ("struct<n:bigint>", '{"n": {}}', "column 'a.n' is number, found a JSON object"),
     ],
+    ids=["date", "days", "another date", "time", "zone", "dates", "within", "large", "another value"],
 )
 def test_a_value_of_json_is_what_its_text_is_or_named(kind: str, value: str, found: Any) -> None:
     records = JsonFormat(parse_schema(f"b string, a {kind}"))
