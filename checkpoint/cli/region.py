@@ -39,6 +39,7 @@ from checkpoint.core.upgrades import RegionUpgrade, plan_upgrade
 from checkpoint.core.verbs import VERBS
 from checkpoint.maintenance.deleting import Deletion, delete_region, plan_deletion
 from checkpoint.maintenance.garbage import UnneededObject, collect_stopped, garbage_of
+from checkpoint.maintenance.retention import unread_bytes
 from checkpoint.maintenance.stopped_region import release_stopped
 from checkpoint.requests.client import RegionReader, RegionReading
 from checkpoint.runtime import wall_time_ms
@@ -656,6 +657,7 @@ async def upgrade(
     """
     async with call.store(url) as store:
         regions = await last_checkpoints_of(store, name)
+        unread = {one: await unread_bytes(store, one, last) for one, last in regions.items() if removed}
     if not dry_run:
         fail(
             "pass --dry-run; to upgrade the region, start the program, with hand_over=True if it runs",
@@ -673,7 +675,7 @@ async def upgrade(
     }
     try:
         options = GraphOptions.of(given)
-        found = plan_upgrade(_loaders[0](graph, name, regions, options), regions, options)
+        found = plan_upgrade(_loaders[0](graph, name, regions, options), regions, options, unread)
     except (TypeError, ValueError) as error:
         fail(str(error), REFUSED)
     return _report_of(found)

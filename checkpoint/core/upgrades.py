@@ -3,7 +3,8 @@ Pure.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 from checkpoint.core.applications import check_application
@@ -41,6 +42,8 @@ class RegionUpgrade:
     change: GraphChange
     problem: str
     """Why it cannot begin, apart from `change.refused`; empty if there is no other reason."""
+    unread: Mapping[str, int] = field(default_factory=dict)
+    """Uid of a source -> the bytes of its input that the checkpoint has not read, if that is known."""
 
     @property
     def fits(self) -> bool:
@@ -61,6 +64,7 @@ class RegionUpgrade:
                 row: [
                     {"operator": name, "kind": self._kind(name)}
                     | ({"begins": "latest"} if name in self.change.latest else {})
+                    | self._unread(name, row)
                     for name in names
                 ]
                 for row, names in self._rows().items()
@@ -82,6 +86,7 @@ class RegionUpgrade:
             graphs = f"graph {fingerprint(last.operators)} -> {now}"
             lines = [f"{at}; state of {_state_bytes(last):,} bytes; {graphs}"]
         rows = {row: ", ".join(map(self._described, names)) for row, names in self._rows().items()}
+        rows["removed"] = ", ".join(map(self._described_before, self.change.removed))
         former = {new: old for old, new in self.change.renamed}
         rows["renamed"] = ", ".join(f"{former[new]} -> {self._described(new)}" for new in former)
         refused = [f"{name}: {why}" for name, why in self.change.refused]
@@ -199,6 +204,20 @@ class RegionUpgrade:
             text += "; bootstrap"
         return f"{name} ({text})"
 
+    def _unread(self, name: str, row: str) -> dict[str, int]:
+        """Return how much of a removed source is unread, for programs."""
+        known = row == "removed" and self.last is not None and self.last.uid_of(name) in self.unread
+        return {"unreadBytes": self.unread[self.last.uid_of(name)]} if known and self.last else {}
+
+    def _described_before(self, name: str) -> str:
+        """Describe an operator as it is in the checkpoint."""
+        assert self.last is not None
+        note = self.last.operators[name]
+        text = ", ".join(filter(None, [note.kind, note.detail]))
+        if unread := self._unread(name, "removed"):
+            text += f"; {unread['unreadBytes']:,} bytes unread"
+        return f"{name} ({text})"
+
 
 _TIME_MAX_US: Final = 253_402_300_800_000_000
 """The end of the year 9999. Beyond it are watermarks that are no times."""
@@ -213,18 +232,23 @@ def _state_bytes(checkpoint: Checkpoint) -> int:
 
 
 def plan_upgrade(
-    spec: RegionSpec, regions: Mapping[str, Checkpoint], options: GraphOptions = NO_OPTIONS
+    spec: RegionSpec,
+    regions: Mapping[str, Checkpoint],
+    options: GraphOptions = NO_OPTIONS,
+    unread: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
 ) -> list[RegionUpgrade]:
     """Return what each region of an application would change. spec: one of them, with the others beside it.
 
-    regions: as `check_application` takes them. options: of the program. Raises ValueError as
-    `check_names`.
+    regions: as `check_application` takes them. options: of the program. unread: region ->
+    `RegionUpgrade.unread`. Raises ValueError as `check_names`.
     """
     # The region may run: its driver would be asked to lend it, or stopped first.
     check_names([replace(one, graph_options=options) for one in (spec, *spec.beside)])
     lent = not options.bootstrap  # it excludes that
     all_of_it = [replace(one, hand_over=lent, graph_options=options) for one in (spec, *spec.beside)]
-    found = [_compared(one, regions.get(one.name)) for one in all_of_it]
+    found = [
+        replace(_compared(one, regions.get(one.name)), unread=unread.get(one.name, {})) for one in all_of_it
+    ]
     if all(one.fits for one in found):
         try:
             check_application(replace(all_of_it[0], beside=tuple(all_of_it[1:])), regions)

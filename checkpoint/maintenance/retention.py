@@ -245,6 +245,21 @@ async def read_by(store: Store, region: str) -> list[tuple[InputRows | OutputRow
     return found
 
 
+async def unread_bytes(store: Store, region: str, checkpoint: Checkpoint) -> dict[str, int]:
+    """Return uid of a source -> the bytes of its inputs and logs in the store that the checkpoint has not
+    read. Raises what reading raises.
+    """
+    found: dict[str, int] = {}
+    for rows, consumer in await read_by(store, region):
+        splits = (await Retention(store, rows).status()).splits
+        for source in consumer.sources:
+            read = [(one.end, need_of([checkpoint], [source], one.split)) for one in splits]
+            ours = [end - at for end, at in read if at is not None]
+            if ours or not read:
+                found[source] = found.get(source, 0) + sum(ours)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class SplitStatus:
     """The chain of a split. begin, end: the logical offsets between which it is retained."""

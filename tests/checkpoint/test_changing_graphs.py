@@ -486,6 +486,25 @@ def test_a_dry_run_names_the_options_that_permit_what_is_refused() -> None:
     assert "regions are neither merged nor divided" in str(moved[0])
 
 
+def test_a_dry_run_shows_what_is_removed_and_with_what() -> None:
+    """Without specifications, which only the program has."""
+    sink = OperatorNote(kind="sink", detail="ParquetSink /data/audit", removed_with="ParquetSink")
+    graph = BEFORE | notes(old="source") | {"audit": sink}
+    last = msgspec.structs.replace(last_of(), operators=graph, uids={"old": "_1f-old"})
+    (refused,) = plan_upgrade(shop(rows=BEFORE), {"shop.rows": last})
+    needed = 'removed={"audit": ParquetSink(...), "old": None}'
+    assert not refused.fits
+    assert f"To permit it: {needed}" in str(refused)
+    options = GraphOptions(removed={"audit": None, "old": None}, without_specs=True)
+    unread = {"shop.rows": {"_1f-old": 2113}}
+    (found,) = plan_upgrade(shop(rows=BEFORE), {"shop.rows": last}, options, unread)
+    assert found.fits
+    assert "removed  audit (sink, ParquetSink /data/audit), old (source; 2,113 bytes unread)" in str(found)
+    assert f"To permit it: {needed}" in str(found)
+    (_, old) = found.as_json()["changes"]["removed"]
+    assert old == {"operator": "old", "kind": "source", "unreadBytes": 2113}
+
+
 def test_a_dry_run_shows_where_a_new_source_begins_and_which_of_its_rows_are_late() -> None:
     def graph(*sources: str) -> dict[str, OperatorNote]:
         above = {"lineage": (sources,)}

@@ -421,6 +421,13 @@ def by_number() -> Graph:
     return graph
 
 
+def of_others() -> Graph:
+    graph = Graph("counts")
+    rows = graph.source("others", InputSource("others", ROWS))
+    rows.key_by("by_key", "key").count("counts").sink("out", LogSink(publish="step"))
+    return graph
+
+
 @pytest.mark.process
 @pytest.mark.usefixtures("forks")
 def test_a_dry_run_shows_what_an_upgrade_would_change_and_claims_nothing(
@@ -452,6 +459,11 @@ def test_a_dry_run_shows_what_an_upgrade_would_change_and_claims_nothing(
         assert not found["fits"]
         assert [one["operator"] for one in found["refused"]] == ["counts", "out"]
         assert found["options"] == 'drop_state=("counts",)'
+        gone = dry_run(f"{__name__}:of_others", "--removed", "rows", "--json")
+        assert gone.returncode == 1, "the counts would continue with rows of another source"
+        (removed,) = json.loads(gone.stdout)[0]["changes"]["removed"]
+        assert (removed["operator"], removed["kind"]) == ("rows", "source")
+        assert isinstance(removed["unreadBytes"], int), removed
         assert "there is no graph 'json:nothing'" in dry_run("json:nothing").stderr
         assert "is function, and no Graph" not in dry_run(f"{__name__}:by_number").stderr
         control.checkpoint(60)

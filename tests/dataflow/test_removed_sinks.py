@@ -45,9 +45,13 @@ def sinks_in(folder: Path) -> dict[str, Any]:
 
 
 def graph_of(version: int, folder: Path) -> Graph:
-    """Version 2 has another directory under the name of the first sink, and no other one outside."""
+    """Version 2 has another directory under the name of the first sink, no other sink outside of the store,
+    and one source less.
+    """
     graph = Graph("rows")
     rows = graph.source("rows", InputSource("rows", ROWS))
+    if version == 1:
+        rows = rows.union("both", graph.source("old", InputSource("old", ROWS)))
     rows.sink("out", LogSink())
     if version == 1:
         for name, sink in sinks_in(folder).items():
@@ -249,6 +253,7 @@ def test_the_heir_of_a_worker_completes_what_it_had_of_a_removed_sink() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.long
 @pytest.mark.usefixtures("forks")
 def test_sinks_are_removed_whose_rows_are_prepared_and_not_shown(shared_store: str, tmp_path: Path) -> None:
     """The driver dies when a checkpoint is committed and nobody knows. One of the workers leaves."""
@@ -263,7 +268,7 @@ def test_sinks_are_removed_whose_rows_are_prepared_and_not_shown(shared_store: s
             sent += 5
         assert process.returncode == -signal.SIGKILL
         prepared = {sink: numbers_in(tmp_path, sink) for sink in SINKS}
-        removed = sinks_in(tmp_path)
+        removed = {**sinks_in(tmp_path), "old": None}
         with running(graph_of(2, tmp_path), shared_store, tmp_path, workers=1, removed=removed) as (
             control,
             _,

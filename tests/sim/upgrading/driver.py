@@ -359,6 +359,17 @@ class Driver:
                 kept = {key: rows for key, rows in region.staged.items() if key[0] == uid and key[1] > number}
                 region.complete(uid, self.epoch, number, fenced=fenced)
                 region.staged.update(kept)
+            elif self.without == "removed-sink-of-staying-workers":
+                staying = range(self.program.workers or len(last.checkpoint.workers))
+                left = {
+                    key: rows
+                    for key, rows in region.staged.items()
+                    if key[0] == uid and key[2] not in staying
+                }
+                for key in left:
+                    del region.staged[key]
+                region.complete(uid, self.epoch, number, fenced=fenced)
+                region.staged.update(left)
             elif self.without == "removed-sink-not-completed":
                 region.complete(uid, self.epoch, 0, fenced=fenced)
             else:

@@ -260,6 +260,11 @@ def _remove_sink(edit: Edit, rng: Random) -> bool:
         return False
     del graph[name]
     _name_what_is_gone(edit)
+    digit = edit.base[name].detail[-1]
+    if digit in "123":
+        edit.options.removed, edit.refuse = (), "a sink that is removed without its name"
+    elif digit in "456" and edit.base[name].kind == "tx":
+        edit.options.places, edit.refuse = {name: "tx elsewhere"}, "a sink that is removed at another place"
     return True
 
 

@@ -36,6 +36,15 @@ class Op(NamedTuple):
     detail: str = ""
 
 
+class Removed(NamedTuple):
+    """The specification of an outside sink, as a program gives it that removes the sink."""
+
+    text: str
+
+    def detail(self) -> str:
+        return self.text
+
+
 Graph = dict[str, Op]
 
 
@@ -146,6 +155,7 @@ def _note(graph: Graph, name: str, identity: Mapping[str, str]) -> OperatorNote:
         stored=stored,
         detail=key or place,
         gives=" ".join(columns(graph, name)) if op.kind not in SINKS else "",
+        removed_with=Removed.__name__ if op.kind == "tx" else "",
     )
 
 

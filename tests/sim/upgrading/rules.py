@@ -1,7 +1,7 @@
 """The decision about a graph and a checkpoint, the options of a program, and the rules that can be left out.
 
 Names, uids and whether one operator continues the state of another are decided by the real
-`checkpoint.core.graph_change.compare`; `decide` adds replaced graphs, `bootstrap` and `removed`.
+`checkpoint.core.graph_change.compare`; `decide` adds replaced graphs and `bootstrap`.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from checkpoint.core.graph_change import GraphOptions, OperatorNote, born_with, compare, fingerprint
 from checkpoint.core.records.manifest import Checkpoint
-from tests.sim.upgrading.graphs import IRREVOCABLE, Graph, Op, notes, sinks_of, sources_of, tables
+from tests.sim.upgrading.graphs import IRREVOCABLE, Graph, Op, Removed, notes, sinks_of, sources_of, tables
 
 Operators = Mapping[str, OperatorNote]
 
@@ -47,6 +47,9 @@ OMISSIONS: Final[dict[str, str]] = {
     "lineage-not-compared": "state continues with rows of other sources",
     "consumer-never-removed": "a removed source stays a consumer after its last checkpoint is released",
     "removed-sink-leaves-transactions": "transactions of a removed sink that no checkpoint has stay open",
+    "removed-sink-of-staying-workers": "nobody completes what workers that leave have of a removed sink",
+    "removed-place-not-compared": "a sink is removed at another place than it has",
+    "unnamed-sink-removed": "sources and sinks that the graph lacks are removed without their names",
     "completes-unfenced": "a driver that was superseded completes removed sinks",
     "removed-log-has-no-end": "records do not state where the log of a removed sink ends",
     "ends-of-staying-workers": "of a removed log, the ends of workers that leave are not stated",
@@ -88,6 +91,8 @@ class Options:
     renamed: dict[str, str] = field(default_factory=dict)
     drop_state: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    places: dict[str, str] = field(default_factory=dict)
+    """Removed sink -> its place, if it is given wrongly."""
     bootstrap: dict[str, dict[int, int]] = field(default_factory=dict)
     bootstrap_of: int = 0
     take_back: bool = False
@@ -176,11 +181,15 @@ def decide(
     made_of = options.bootstrap_of
     if made_of and made_of != last.checkpoint.voted_as and without != "bootstrap-of-another-checkpoint":
         raise RefusedError("bootstrap", f"made of {made_of}, this is {last.checkpoint.voted_as}")
-    stored = {name: note for name, note in last.checkpoint.operators.items() if name not in options.removed}
+    stored = last.checkpoint.operators
     found = compare(
         stored,
         _blind(stored, present, options, without),
-        options=GraphOptions(_dropped(stored, present, options, without), options.renamed),
+        options=GraphOptions(
+            _dropped(stored, present, options, without),
+            options.renamed,
+            removed=_removed(stored, options, without),
+        ),
         uids=last.checkpoint.uids,
         born=_born(last, region, without),
         outputs_begin=last.checkpoint.in_origin,
@@ -216,6 +225,17 @@ def _dropped(stored: Operators, present: Operators, options: Options, without: s
         return options.drop_state
     gone = stored.keys() - present.keys() - options.renamed.keys()
     return (*options.drop_state, *sorted(gone))
+
+
+def _removed(stored: Operators, options: Options, without: str) -> dict[str, Removed | None]:
+    places = {} if without == "removed-place-not-compared" else options.places
+    names = [name for name in options.removed if name in stored]
+    if without == "unnamed-sink-removed":
+        names = [name for name, note in stored.items() if note.kind in ("source", "sink")]
+    return {
+        name: Removed(places.get(name, stored[name].detail)) if stored[name].removed_with else None
+        for name in names
+    }
 
 
 def _blind(stored: Operators, present: Operators, options: Options, without: str) -> Operators:
