@@ -7,6 +7,7 @@ port for figures.
 
 import html
 import logging
+import math
 import os
 import queue
 import secrets
@@ -14,9 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypedDict
 
 from prometheus_client import CollectorRegistry
 
@@ -42,9 +43,10 @@ from checkpoint import (
 )
 from checkpoint.coordinator.control import RegionControl, RegionListener
 from checkpoint.coordinator.figures import RegionFigures
+from checkpoint.errors import NotReplacedError, RegionFailedError
 from checkpoint.runtime import runtime
 from dataflow.editing import add_first_rows, begin_at_latest
-from dataflow.graph.builder import GraphPart, check_places, part_options
+from dataflow.graph.builder import Graph, GraphPart, check_places, part_options
 from dataflow.graph.pictures import svg
 from dataflow.graph.plan import GraphPlan
 from dataflow.limits import handle_poll_s, stop_timeout_s, workers_end_timeout_s
@@ -190,29 +192,101 @@ class RegionEvents:
         self.queue.put(event)
 
 
+@dataclass(slots=True, eq=False)
+class DriverRun:
+    """One driver of a region in this process, with its workers."""
+
+    control: RegionControl
+    launcher: WorkerLauncher
+    events: RegionEvents
+    monitor: RegionMonitor
+    plan: GraphPlan
+    at_end: Callable[[], None]
+    """Ends what was started for the region. Called once, after the last driver."""
+    cleaned: threading.Event = field(default_factory=threading.Event)
+    owner: "RegionHandle | None" = None
+    """The handle that has it, or had it before another graph took the region over."""
+
+    def watch(self) -> None:
+        """Pass events on until the region ends here, and end what belongs to this driver."""
+        ended = False
+        while not ended:
+            try:
+                event = self.events.queue.get(timeout=handle_poll_s)
+            except queue.Empty:  # an end caused by a bug of the coordinator has no event
+                ended = self.control.wait(0)
+                continue
+            ended = isinstance(event, StateChanged) and event.state.is_end
+            assert self.owner is not None
+            self.owner.take(self, event, is_end=ended)
+        self.control.wait(workers_end_timeout_s)  # the event of the end precedes its exception
+        self.control.wait_listeners()
+        name = self.control.spec.name
+        if not self.launcher.wait_idle(workers_end_timeout_s):
+            logger.warning("region %s: ended, but some of its workers still run; ending them", name)
+        self.launcher.close(workers_end_timeout_s)
+        self.monitor.close()
+        assert self.owner is not None
+        self.owner.is_end(self)  # a graph that takes the region over takes over what was started for it
+        self.at_end()
+        self.cleaned.set()
+
+
+class FollowingListener(RegionListener):
+    """A listener of a handle, at one driver. The end of a driver that was replaced is not reported."""
+
+    def __init__(self, listener: RegionListener, is_end: Callable[[], bool]) -> None:
+        self._listener = listener
+        self._is_end = is_end
+
+    def onStart(self, start: dict[str, Any]) -> None:  # noqa: N802  # Spark's name
+        self._listener.onStart(start)
+
+    def onProgress(self, progress: dict[str, Any]) -> None:  # noqa: N802
+        self._listener.onProgress(progress)
+
+    def onIdle(self, idle: dict[str, Any]) -> None:  # noqa: N802
+        self._listener.onIdle(idle)
+
+    def onReset(self, reset: dict[str, Any]) -> None:  # noqa: N802
+        self._listener.onReset(reset)
+
+    def onTerminated(self, end: dict[str, Any]) -> None:  # noqa: N802
+        if self._is_end():
+            self._listener.onTerminated(end)
+
+
+Again: TypeAlias = Callable[[Graph, dict[str, Any]], "RegionHandle | Application"]
+"""Starts another graph as the region was started, with these options changed."""
+
+
 class RegionHandle:
     """A region that `run` or `run_local` started. Every method may be called from any thread."""
 
     def __init__(
         self,
         name: str,
-        control: RegionControl,
-        launcher: WorkerLauncher,
-        events: RegionEvents,
+        run: DriverRun,
         *,
         on_event: Callable[[RegionEvent], None] | None,
-        at_end: Callable[[], None],
-        plan: GraphPlan,
+        again: Again | None = None,
     ) -> None:
+        """again: None if its graph cannot be replaced here."""
         self.name = name
-        self._plan = plan
-        self._control = control
-        self._launcher = launcher
-        self._events = events
+        self._run = run
         self._on_event = on_event
-        self._at_end = at_end
-        self._cleaned = threading.Event()
-        threading.Thread(target=self._watch, name=f"dos-{name}-watch", daemon=True).start()
+        self._again = again
+        self._replacing = threading.Lock()
+        self._settled = threading.Event()
+        """No other graph is about to take the region over."""
+        self._settled.set()
+        self._listeners: list[tuple[RegionListener, FollowingListener]] = []
+        run.owner = self
+        threading.Thread(target=run.watch, name=f"dos-{name}-watch", daemon=True).start()
+
+    @property
+    def _control(self) -> RegionControl:
+        return self._run.control
 
     def __repr__(self) -> str:
         return f"<RegionHandle {self.name}: {self.status}>"
@@ -229,7 +303,7 @@ class RegionHandle:
                 f"<div>at checkpoint {last['checkpoint']}: {rows_in:,.0f} rows/s in,"
                 f" {last['outputRowsPerSecond']:,.0f} rows/s out, {last['checkpointSeconds']:.3f} s</div>"
             )
-        picture = f'<div style="overflow-x: auto">{svg(self._plan, notes)}</div>'
+        picture = f'<div style="overflow-x: auto">{svg(self._run.plan, notes)}</div>'
         return f"<b>{html.escape(self.name)}</b> {status._repr_html_()}{rates}{picture}"
 
     @property
@@ -285,7 +359,7 @@ class RegionHandle:
         """Wait at most `timeout` seconds for the end of the region; return whether it has ended. Raises
         `exception()` if it ended as FAILED or FENCED.
         """
-        if not self._cleaned.wait(timeout):
+        if not self.wait(timeout):
             return False
         failure = self.exception()
         if failure is not None:
@@ -294,11 +368,19 @@ class RegionHandle:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait like `awaitTermination`, but raise nothing."""
-        return self._cleaned.wait(timeout)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            run = self._run
+            for one in (run.cleaned, self._settled):  # a driver that was replaced is not the end
+                if not one.wait(None if timeout is None else max(deadline - time.monotonic(), 0.0)):
+                    return False
+            if run is self._run:
+                return True
 
     def exception(self) -> Exception | None:
         """Return why the region is FAILED or FENCED; None while it runs and after a normal end."""
-        return self._events.failure or self._control.exception()
+        run = self._run
+        return run.events.failure or run.control.exception()
 
     def stop(self) -> None:
         """Take a last checkpoint, end the workers, and wait for them. A later `run` continues from there.
@@ -307,13 +389,14 @@ class RegionHandle:
         than 10 seconds, when the region runs again. After a minute the workers are killed, and the region
         continues from the last committed checkpoint.
         """
-        self._control.stop()
-        if not self._control.wait(stop_timeout_s):
+        run = self._run
+        run.control.stop()
+        if not run.control.wait(stop_timeout_s):
             logger.warning(
                 "region %s: not stopped after %.0f s; ending its workers", self.name, stop_timeout_s
             )
-            self._launcher.close(workers_end_timeout_s)
-        self._cleaned.wait(stop_timeout_s)
+            run.launcher.close(workers_end_timeout_s)
+        run.cleaned.wait(stop_timeout_s)
 
     def checkpoint(self, timeout: float | None = None) -> int:
         """Commit a checkpoint now and return its number. Raises RegionFailedError after `timeout` seconds
@@ -330,14 +413,99 @@ class RegionHandle:
         """
         return self._control.scale(workers, timeout)
 
-    def replace(self, *workers: int, timeout: float | None = None) -> ReplaceSettled:
+    def replace(
+        self,
+        *workers: int,
+        graph: Graph | None = None,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> ReplaceSettled:
         """Replace workers by other processes, one after the other, while the region runs; without any: all.
         Each new process joins first, in a task slot of its own; then the region pauses and continues with it.
 
-        Raises NotReplacedError if a worker keeps its process, and so do those after it. RegionFailedError
-        after `timeout` seconds, and the replacement continues.
+            region.replace(graph=changed, renamed={"visits": "sessions"})
+
+        With `graph`, all workers are replaced at once by those of another graph, as with `hand_over` (a hot
+        upgrade): they join, in slots of their own, open their operators and load the state while the region
+        runs. This handle then has the new graph; listeners are called with `onStart` again. options: the
+        others are those of `run`, except the graph's (`drop_state`, `renamed`, ...), which are of one change.
+
+        Returns once the region runs with them. Raises NotReplacedError if a worker keeps its process, and so
+        do those after it; RegionFailedError after `timeout` seconds: the replacement of workers continues,
+        that of the graph is given up. If another graph does not fit (GraphChangeRefusedError), cannot be
+        started (what `run` raises) or does not run, this region continues with its graph.
         """
-        return self._control.replace(workers, timeout)
+        if graph is None:
+            if options:
+                raise TypeError(f"replace takes {min(options)!r} with graph= only")
+            return self._control.replace(workers, timeout)
+        if workers:
+            raise ValueError("with graph= all workers are replaced; name none")
+        return self._replace_graph(graph, dict(options), timeout)
+
+    def _replace_graph(self, graph: Graph, options: dict[str, Any], timeout: float | None) -> ReplaceSettled:
+        if taken := options.keys() & _OF_ONE_START:
+            raise TypeError(f"replace takes no {min(taken)!r}: the region keeps it, or is not started anew")
+        if self._again is None:
+            raise NotReplacedError(
+                f"the graph of region {self.name!r} cannot be replaced here",
+                remedy="of a query: stop the query, and start the changed one with its checkpointLocation; of"
+                " several regions: start the changed program with hand_over=True",
+            )
+        if not self._replacing.acquire(blocking=False):
+            raise NotReplacedError(f"the graph of region {self.name!r} is being replaced already")
+        begin = time.monotonic()
+        old = self._run
+        self._settled.clear()  # the present driver will end, and the region will not
+        try:
+            heir = self._again(graph, options)
+            if not isinstance(heir, RegionHandle) or heir.name != self.name:
+                heir.stop()
+                raise NotReplacedError(
+                    f"region {self.name!r} cannot become several regions, or one of another name"
+                )
+            pause_s = self._wait_for_heir(heir, begin, timeout)
+        finally:
+            self._settled.set()
+            self._replacing.release()
+        old.cleaned.wait(stop_timeout_s)
+        all_of_it = tuple(range(len(self.status.workers)))
+        return ReplaceSettled(all_of_it, all_of_it, "", time.monotonic() - begin, pause_s)
+
+    def _wait_for_heir(self, heir: "RegionHandle", begin: float, timeout: float | None) -> float:
+        """Continue with the driver of `heir` once it runs the region; return for how long that paused, at
+        most. If it does not, raise why: this driver continues.
+        """
+        deadline = math.inf if timeout is None else begin + timeout
+        asked = 0.0
+        while (state := heir.status.state) is not RegionState.RUNNING and not state.is_end:
+            if not asked and self.status.scaling is not None:
+                asked = time.monotonic()
+            if time.monotonic() > deadline:
+                heir.stop()
+                break
+            time.sleep(_POLL_S / 4)
+        # By its first checkpoint, the present driver knows that it is over. Without one it continues.
+        if heir.status.checkpoints_committed:
+            self._continue_with(heir._run)  # noqa: SLF001 - of this class
+            self._again = heir._again  # noqa: SLF001
+        if heir.status.state is RegionState.RUNNING:
+            return time.monotonic() - asked if asked else 0.0
+        if (error := heir.exception()) is not None:
+            raise error
+        raise RegionFailedError(
+            f"region {self.name!r} was not handed over within {timeout:g} s: it is {self.status.state.value}",
+            remedy="call replace again, with a longer timeout",
+        )
+
+    def _continue_with(self, run: DriverRun) -> None:
+        """Be the handle of another driver of the region, and let listeners and the observer follow it."""
+        old = self._run
+        run.at_end, old.at_end = old.at_end, run.at_end
+        run.owner, self._run = self, run
+        listeners, self._listeners = [listener for listener, _ in self._listeners], []
+        for listener in listeners:
+            self.addListener(listener)
 
     def reset(self) -> None:
         """Go back to the last committed checkpoint, as after a lost worker. Not counted as an attempt."""
@@ -382,29 +550,26 @@ class RegionHandle:
 
     def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
         """Report events from now on to a listener, on a thread of its own."""
-        self._control.addListener(listener)
+        run = self._run
+        following = FollowingListener(listener, partial(self.is_end, run))
+        self._listeners.append((listener, following))
+        run.control.addListener(following)
 
     def removeListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
         """Stop reporting to a listener."""
-        self._control.removeListener(listener)
+        for one in [one for one in self._listeners if one[0] is listener]:
+            self._listeners.remove(one)
+            self._control.removeListener(one[1])
 
-    def _watch(self) -> None:
-        ended = False
-        while not ended:
-            try:
-                event = self._events.queue.get(timeout=handle_poll_s)
-            except queue.Empty:  # an end caused by a bug of the coordinator has no event
-                ended = self._control.wait(0)
-                continue
+    def is_end(self, run: DriverRun) -> bool:
+        """Return whether the end of this driver is that of the region; waits while a graph is replaced."""
+        self._settled.wait()
+        return run is self._run
+
+    def take(self, run: DriverRun, event: RegionEvent, *, is_end: bool) -> None:
+        """Take an event of a driver. is_end: it is its last one."""
+        if self.is_end(run) if is_end else run is self._run:
             self._report(event)
-            ended = isinstance(event, StateChanged) and event.state.is_end
-        self._control.wait(workers_end_timeout_s)  # the event of the end precedes its exception
-        self._control.wait_listeners()
-        if not self._launcher.wait_idle(workers_end_timeout_s):
-            logger.warning("region %s: ended, but some of its workers still run; ending them", self.name)
-        self._launcher.close(workers_end_timeout_s)
-        self._at_end()
-        self._cleaned.set()
 
     def _report(self, event: RegionEvent) -> None:
         if self._on_event is None:
@@ -507,6 +672,22 @@ class RegionOptions(TypedDict, total=False):
     metrics: str | None
 
 
+GRAPH_OPTIONS: Final = frozenset(GraphOptions.__dataclass_fields__)
+_OF_ONE_START: Final = frozenset(
+    {"name", "token", "restore", "allow_republish", "hand_over", "on_event", "listeners"}
+)
+"""Options that `RegionHandle.replace` does not take."""
+
+
+def options_of_change(
+    options: Mapping[str, Any], changed: Mapping[str, Any], application: str
+) -> dict[str, Any]:
+    """Return the options with which another graph takes over a region that was started with `options`."""
+    of_one = {"restore", "allow_republish", "on_event", "listeners", *GRAPH_OPTIONS}
+    kept = {name: value for name, value in options.items() if name not in of_one}
+    return {**kept, **changed, "name": application, "hand_over": True}
+
+
 _OF_SPEC: Final = {
     **{name: name for name in ("workers", "autoscale", "token", "retain", "recovery", "restore")},
     **{name: name for name in ("allow_republish", "on_damaged", "port_range", "hand_over")},
@@ -561,6 +742,7 @@ def start_part(
     *,
     at_end: Callable[[], None] = lambda: None,
     metrics: str = "",
+    again: Again | None = None,
 ) -> RegionHandle:
     """Start one part of an application as a region. `undo` ends it if a later step of the caller fails.
 
@@ -579,21 +761,17 @@ def start_part(
 
     check, prepare = partial(check_places, part, specs=removed_specs(spec)), partial(_prepare, part, spec)
     control = RegionControl(spec, observer=observe, check=check, prepare=prepare)
-    for listener in options.get("listeners", ()):
-        control.addListener(listener)
     control.listen()
     monitor.watch(control)
     undo.callback(control.stop)
     launcher = make_launcher(spec, control, events)
     undo.callback(launcher.close, 0.0)
+    running = DriverRun(control, launcher, events, monitor, plan, at_end)
+    handle = RegionHandle(part.name, running, on_event=options.get("on_event"), again=again)
+    for listener in options.get("listeners", ()):
+        handle.addListener(listener)
     control.start(launcher)
-
-    def end() -> None:
-        monitor.close()
-        at_end()
-
-    observer = options.get("on_event")
-    return RegionHandle(part.name, control, launcher, events, on_event=observer, at_end=end, plan=plan)
+    return handle
 
 
 def _rows_text(operator: Mapping[str, Any]) -> str:
@@ -781,6 +959,7 @@ def start_application(
     *,
     at_end: Callable[[], None] = lambda: None,
     metrics: str = "",
+    again: Again | None = None,
     **fields: Any,
 ) -> RegionHandle | Application:
     """Start each part of an application as a region; if one cannot be started, end those that were. Returns
@@ -806,6 +985,7 @@ def start_application(
                 options,
                 at_end=at_end,
                 metrics=metrics,
+                again=again if len(parts) == 1 else None,
             )
             for part in parts
         }

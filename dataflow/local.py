@@ -23,7 +23,7 @@ from dataclasses import asdict
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, Unpack
+from typing import Any, Final, Unpack, cast
 
 import cloudpickle
 
@@ -39,6 +39,7 @@ from dataflow.handle import (
     RegionOptions,
     check_options,
     monitoring_of,
+    options_of_change,
     start_application,
 )
 from dataflow.limits import WorkerLimits
@@ -85,8 +86,19 @@ def run_local(
     make_launcher = partial(
         _launch, application, shown, scratch=scratch, logs=logs, limits=worker_limits, standby=standby
     )
+
+    def again(changed: Graph, given: dict[str, Any]) -> RegionHandle | Application:
+        return run_local(
+            changed,
+            store=store,
+            logs=logs,
+            worker_limits=worker_limits,
+            standby=standby,
+            **cast("RegionOptions", options_of_change(options, given, application)),
+        )
+
     return start_application(
-        application, parts, make_launcher, options, store_url=store, metrics=shown.metrics
+        application, parts, make_launcher, options, store_url=store, metrics=shown.metrics, again=again
     )
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack, cast
 
 import trio
 from pyspark import cloudpickle
@@ -26,6 +26,7 @@ from checkpoint.coordinator.control import RegionControl
 from checkpoint.limits import start_timeout_s, workers_default
 from dataflow.graph.builder import Graph, GraphPart, parts_of
 from dataflow.handle import (
+    Again,
     Application,
     Monitoring,
     RegionEvents,
@@ -33,6 +34,7 @@ from dataflow.handle import (
     RegionOptions,
     check_options,
     monitoring_of,
+    options_of_change,
     start_application,
 )
 from dataflow.programs import parts_in_store
@@ -216,12 +218,39 @@ def run(
         token = options.get("token", b"")
         used = choose_store(store, one_machine=one_machine, master=url, data_dir=data_dir, token=token)
         undo.callback(used.close)
-        handle = start_checked(checked, used.url, spare_slots=spare_slots, at_end=used.close)
+        again = partial(
+            _run_again,
+            checked,
+            used.url,
+            spare_slots,
+            coordinator_address=coordinator_address,
+            insecure=insecure,
+            standby=standby,
+        )
+        handle = start_checked(checked, used.url, spare_slots=spare_slots, at_end=used.close, again=again)
         undo.pop_all()
         undo.callback(handle.stop)
         register_formats(spark)  # what it writes is read next; Spark takes 2 s, in which the workers start
         undo.pop_all()
     return handle
+
+
+def _run_again(
+    before: "CheckedRun",
+    store_url: str,
+    spare_slots: int,
+    graph: Graph,
+    given: dict[str, Any],
+    **arguments: Any,
+) -> RegionHandle | Application:
+    """Start another graph that takes over the region of `before` (`RegionHandle.replace`). arguments: of
+    `check_run`. Raises as `run`.
+    """
+    options = cast("RegionOptions", options_of_change(before.options, given, before.application))
+    checked = check_run(before.spark, graph, options, **arguments)
+    wait_for_slots(checked, spare_slots)
+    again = partial(_run_again, checked, store_url, spare_slots, **arguments)
+    return start_checked(checked, store_url, spare_slots=spare_slots, again=again)
 
 
 class CheckedRun(NamedTuple):
@@ -279,9 +308,10 @@ def start_checked(
     spare_slots: int,
     at_end: Callable[[], None] = lambda: None,
     job_key: bytes = b"",
+    again: Again | None = None,
 ) -> RegionHandle | Application:
     """Start what was checked, with a store that is available. at_end: called when all regions have ended.
-    job_key: of the links.
+    job_key: of the links. again: starts another graph in place of this one.
     """
     options, application = checked.options, checked.application
     if len(checked.parts) > 1:
@@ -315,6 +345,7 @@ def start_checked(
         listen_host=checked.listen_host,
         metrics=checked.shown.metrics,
         job_key=job_key,
+        again=again,
     )
 
 

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from checkpoint.core.region import RegionState
-from checkpoint.errors import GraphChangeRefusedError
+from checkpoint.coordinator.control import RegionListener
+from checkpoint.core.region import RegionState, StateChanged
+from checkpoint.errors import GraphChangeRefusedError, RegionFailedError
 from dataflow import (
     Graph,
     InputSource,
@@ -227,6 +229,66 @@ def test_operators_are_opened_before_the_region_pauses_for_a_hand_over(
     assert sum(found.values()) == 60 + 6
     assert steps == sorted(set(steps)), "no step is shown twice"
     assert sorted(began.read_text().split()) == ["0", "1"], "it is opened once on each worker"
+
+
+class Told(RegionListener):
+    """What a listener of a handle is told."""
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.ends: list[str] = []
+
+    def onStart(self, start: dict[str, Any]) -> None:
+        self.starts.append(start["incarnation"])
+
+    def onTerminated(self, end: dict[str, Any]) -> None:
+        self.ends.append(end["state"])
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("forks")
+def test_a_handle_continues_with_another_graph_or_with_its_own(shared_store: str, tmp_path: Path) -> None:
+    """Who waits for the end of the region is told of no end in between. Every row counts once."""
+    name, told = tmp_path.name, Told()
+    with open_blocking(shared_store) as client:
+        shown = partial(client.portal.call, last_rows, client.store, name)
+        first, later = graph_of(1, "step"), {"listeners": [told]}
+        with running(first, shared_store, tmp_path, workers=2, **later) as (region, watch):
+            ended = threading.Thread(target=region.awaitTermination, daemon=True)
+            ended.start()
+            send(client, name, range(30))
+            watch.checkpoints(1)
+            until(lambda: sum(shown()[0].values()) == 30, "the rows are shown", 60)
+            before = [worker.pid for worker in region.status.workers]
+            with pytest.raises(GraphChangeRefusedError, match='drop_state=\\("counts",\\)'):
+                region.replace(graph=by_number())
+            with pytest.raises(TypeError, match="replace takes no 'restore'"):
+                region.replace(graph=graph_of(2, "step"), restore="checkpoint:1")
+            with pytest.raises(RegionFailedError, match=r"was not handed over within 0\.1 s: it is RUNNING"):
+                region.replace(graph=graph_of(2, "step"), timeout=0.1)
+            assert [worker.pid for worker in region.status.workers] == before
+            assert not region.status.resets
+            settled = region.replace(graph=graph_of(2, "step"), timeout=90)
+            assert settled.replaced == (0, 1)
+            assert 0 < settled.pause_s < settled.seconds
+            assert not {*before} & {worker.pid for worker in region.status.workers}
+            send(client, name, range(30, 60))
+            until(lambda: sum(shown()[0].values()) == 45, "the even rows are shown", 60)
+            region.replace(graph=graph_of(3, "step"), workers=3, timeout=90)
+            assert len(region.status.workers) == 3
+            send(client, name, range(60, 66))
+            region.checkpoint(60)
+            assert ended.is_alive()
+            assert told.ends == []
+            blocking.close_input(client, name, "rows")
+            assert finished(region), region.status
+            ended.join(60)
+        assert not ended.is_alive()
+        assert sum(shown()[0].values()) == 30 + 15 + 6
+    assert told.ends == ["FINISHED"]
+    assert len(told.starts) == 3
+    ends = [event.state for event in watch.events if isinstance(event, StateChanged) and event.state.is_end]
+    assert ends == [RegionState.FINISHED], "the observer is told of no other end"
 
 
 def without_top(row: dict[str, Any]) -> tuple[str, int]:
