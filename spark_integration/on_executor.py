@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,6 +29,8 @@ PACKAGES = (
     "spark_integration",
     "dos",
 )
+JAVA_MIN = 17
+"""Of PySpark 4."""
 _HAS_SPARK = frozenset({"SPARK_REMOTE", "PYSPARK_GATEWAY_PORT", "PYTHON_WORKER_FACTORY_SECRET"})
 """Variables of a process that connects to a server of Spark, or was started by a JVM."""
 MISMATCH = "executor mismatch"
@@ -114,16 +117,31 @@ def java_problem(variables: Mapping[str, str] = os.environ) -> str:
     if variables.keys() & _HAS_SPARK or installed_version("pyspark") == NOT_INSTALLED:
         return ""
     home = variables.get("JAVA_HOME")
+    found = shutil.which("java", path=variables.get("PATH", os.defpath))
     if home and not os.access(Path(home, "bin", "java"), os.X_OK):
         why = f"JAVA_HOME is {home}, which has no bin/java"
-    elif not home and shutil.which("java", path=variables.get("PATH", os.defpath)) is None:
+    elif not home and found is None:
         why = "there is no java on the PATH, and JAVA_HOME is not set"
+    elif old := _old_java(Path(home, "bin", "java") if home else Path(str(found))):
+        why = old
     else:
         return ""
     return (
-        f"{why}: a Spark session on this machine would end with JAVA_GATEWAY_EXITED. Install Java 17 or newer"
-        " (on Debian and Ubuntu: apt install openjdk-17-jre-headless), or set JAVA_HOME"
+        f"{why}: a Spark session on this machine would end with JAVA_GATEWAY_EXITED. Install Java {JAVA_MIN}"
+        " or newer (on Debian and Ubuntu: apt install openjdk-17-jre-headless), or set JAVA_HOME"
     )
+
+
+def _old_java(java: Path) -> str:
+    """Return that this Java is older than Spark needs, "" if it is not, or does not tell."""
+    home = java.resolve().parent.parent  # of Java 8, the release file is above jre
+    for release in (home / "release", home.parent / "release"):
+        if release.is_file():
+            version = re.search(r'JAVA_VERSION="(?:1\.)?([0-9]+)', release.read_text(errors="replace"))
+            if version and int(version[1]) < JAVA_MIN:
+                return f"{java} is Java {version[1]}"
+            return ""
+    return ""
 
 
 def warn_without_java() -> None:

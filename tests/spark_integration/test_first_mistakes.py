@@ -446,6 +446,25 @@ def test_a_machine_without_java_is_told_so_before_pyspark_gives_up(tmp_path: Pat
     assert java_problem(os.environ) == ""
 
 
+@pytest.mark.parametrize(
+    ("version", "problem"),
+    [("11.0.2", "is Java 11"), ("1.8.0_292", "is Java 8"), ("17.0.15", ""), ("21", ""), (None, "")],
+    ids=["11", "8", "17", "21", "not told"],
+)
+def test_a_java_that_is_too_old_is_named(version: str | None, problem: str, tmp_path: Path) -> None:
+    """Spark's class files have another version, and PySpark tells JAVA_GATEWAY_EXITED alone."""
+    java = tmp_path / "jdk" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.touch(mode=0o755)
+    if version is not None:
+        (tmp_path / "jdk" / "release").write_text(f'IMPLEMENTOR="Debian"\nJAVA_VERSION="{version}"\n')
+    for variables in ({"JAVA_HOME": str(tmp_path / "jdk")}, {"PATH": str(java.parent)}):
+        text = java_problem(variables)
+        assert text.startswith(f"{java} {problem}: a Spark session" if problem else "")
+        assert ("Install Java 17 or newer" in text) == bool(problem)
+        assert bool(text) == bool(problem)
+
+
 def test_a_store_that_does_not_answer_is_named_before_the_end_of_the_wait(
     here: FirstHour, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
