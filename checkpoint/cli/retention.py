@@ -19,6 +19,7 @@ from checkpoint.cli.arguments import (
 )
 from checkpoint.core.records.consumers import QUERY_PREFIX, RetentionRule
 from checkpoint.core.records.staged import StagedState, parse_staged
+from checkpoint.maintenance.deleting import drop_log, plan_drop
 from checkpoint.maintenance.garbage import StagedObject, Sweep, UnneededObject
 from checkpoint.maintenance.retention import (
     ConsumerStatus,
@@ -489,6 +490,59 @@ async def sweep(
         NEGATIVE if left else 0,
         problem,
     )
+
+
+async def drop(
+    call: Call,
+    url: StoreUrl,
+    region: Annotated[str, typer.Argument(help="The region.", metavar="REGION")],
+    sink: Annotated[
+        str, typer.Argument(help="The last name of the removed sink, or its uid.", metavar="SINK")
+    ],
+    apply: _Apply = False,
+    breaks: Annotated[
+        list[str] | None,
+        typer.Option("--break", help="A registered reader of the log that may break.", metavar="NAME"),
+    ] = None,
+) -> Report:
+    """Show the log of a sink that was removed from the graph of a region; with --apply, drop it permanently.
+
+    Such a log stays readable to its end until it is dropped. Its bytes are deleted when no retained
+    checkpoint or savepoint has it: a restore of one from before continues it. It is not dropped while the
+    region runs, or while another region or a query is registered as its reader: --break names those that may
+    break. A reader that has not read it to its end then fails, with an error that names who dropped it.
+
+    Example: dos output drop dos://h1,h2,h3 shop audit
+
+    Example: dos output drop dos://h1,h2,h3 shop audit --apply
+
+    Exit codes: 0 shown, or dropped; 1 refused: no such removed sink, it has readers, or the region runs; 2
+    usage; 3 the store cannot be reached.
+    """
+    async with call.store(url) as store:
+        if apply:
+            found = await drop_log(store, region, sink, broken=breaks or (), patience_s=call.timeout_s)
+        else:
+            found = await plan_drop(store, region, sink)
+    readers = ", ".join(found.readers) or "none"
+    size = f"{count_text(found.retained_bytes)} on {len(found.log.ends)} workers"
+    of = f"log {found.uid} of sink {found.log.sink}, removed at checkpoint {found.log.checkpoint}: {size}"
+    done = f"dropped {of}; the bytes are deleted when no retained checkpoint has it"
+    value = {
+        "region": region,
+        "sink": found.log.sink,
+        "uid": found.uid,
+        "checkpoint": found.log.checkpoint,
+        "bytes": found.retained_bytes,
+        "readers": list(found.readers),
+        "dropped": apply,
+    }
+    return Report(value, done if apply else f"{of}; readers: {readers}; --apply drops it")
+
+
+def add_drop_command(app: typer.Typer) -> None:
+    """Add `drop` to the app."""
+    command(app, "drop", timeout=(Timeout, limits.request_patience_s), ends=ANSWERS)(drop)
 
 
 def add_sweep_command(app: typer.Typer) -> None:

@@ -1,5 +1,6 @@
 """Deletes a region that is not needed any more: its journals, output logs, requests, and its place among the
-consumers of what it reads. It can be stopped at any point and repeated. Every member must answer.
+consumers of what it reads. It can be stopped at any point and repeated. Every member must answer. And drops
+the log of a removed sink.
 """
 
 from collections.abc import Collection, Sequence
@@ -9,9 +10,15 @@ from typing import NamedTuple
 from checkpoint import limits
 from checkpoint.chains.consumer_register import change_register, settled_register
 from checkpoint.chains.manifest_log import StoreHost, read_manifest, retained_checkpoints
-from checkpoint.core.records.consumers import OUTPUT_REGISTERS, names_of, still_read, without_consumer
-from checkpoint.core.records.lines import made_for_forks
-from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.core.records.consumers import (
+    OUTPUT_REGISTERS,
+    names_of,
+    output_register,
+    still_read,
+    without_consumer,
+)
+from checkpoint.core.records.lines import made_for_forks, recorded_again
+from checkpoint.core.records.manifest import Checkpoint, EndedLog, check_checkpoint
 from checkpoint.core.region import (
     answers_directory,
     coordinator_directory,
@@ -22,8 +29,8 @@ from checkpoint.errors import DeletionRefusedError, NoRegionError
 from checkpoint.maintenance.forking import drop_savepoint, fork_needs
 from checkpoint.maintenance.garbage import UnneededObject, objects_that
 from checkpoint.maintenance.retention import all_rows, read_by
-from checkpoint.maintenance.stopped_region import hold_manifest
-from checkpoint.requests.client import running_text
+from checkpoint.maintenance.stopped_region import append_record, hold_manifest
+from checkpoint.requests.client import requester, running_text
 from dos_client import Store, randomness
 
 
@@ -107,6 +114,71 @@ async def delete_region(
             claim.collect(lambda _: True)
             clean &= await claim.wait_collected(wait_s)
     return clean
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedLog:
+    """The log of a removed sink that is dropped, or would be. readers: its registered consumers."""
+
+    uid: str
+    log: EndedLog
+    readers: tuple[str, ...]
+
+    @property
+    def retained_bytes(self) -> int:
+        return sum(end.size - self.log.floors[worker][1] for worker, end in self.log.ends.items())
+
+
+async def plan_drop(store: Store, region: str, sink: str) -> DroppedLog:
+    """Return what `drop_log` would drop. Claims nothing but an interrupted register. Raises
+    DeletionRefusedError, NoRegionError, ManifestError, and what reading a chain raises.
+    """
+    last = (await read_manifest(store, region)).last
+    ended = {} if last is None else {uid: log for uid, log in last.ended.items() if log.floors}
+    found = [uid for uid, log in ended.items() if sink in (uid, log.sink)]
+    uid = sink if sink in found else found[0] if len(found) == 1 else ""
+    if not uid:
+        known = ", ".join(f"{log.sink!r} (uid {uid})" for uid, log in sorted(ended.items())) or "none"
+        which = "several removed sinks" if found else "no removed sink"
+        raise DeletionRefusedError(
+            f"region {region!r} has {which} {sink!r} whose log can be read; removed: {known}",
+            remedy="name the uid of a removed sink: the log of a sink that the graph has is not dropped",
+        )
+    readers = names_of(await settled_register(store, output_register(region, uid)))
+    return DroppedLog(uid, ended[uid], tuple(readers))
+
+
+async def drop_log(
+    store: Store,
+    region: str,
+    sink: str,
+    *,
+    broken: Collection[str] = (),
+    patience_s: float = limits.request_patience_s,
+) -> DroppedLog:
+    """Drop the log of a removed sink of a region that does not run. It is deleted when no retained checkpoint
+    has it. broken: registered readers that may break.
+
+    Raises DeletionRefusedError, with nothing changed; RegionFencedError: it may be dropped or not, as when
+    this is cancelled; as `plan_drop`; and as `hold_manifest`.
+    """
+    found = await plan_drop(store, region, sink)
+    if needs := sorted(set(found.readers) - set(broken)):
+        raise DeletionRefusedError(
+            f"registered readers of the log of {found.log.sink!r}: {', '.join(needs)}",
+            remedy="remove the sources that read it, or pass --break NAME for each that may break",
+        )
+    if running := await running_text(store, region, patience_s):
+        raise DeletionRefusedError(running, remedy=f"stop it first: dos region stop URL {region}")
+    async with hold_manifest(StoreHost(store), region) as held:
+        kept = held.opened.kept
+        if not kept or kept[-1].ended.get(found.uid) != found.log:
+            raise DeletionRefusedError(f"region {region!r} was changed meanwhile", remedy="repeat it")
+        dropped = {found.uid: requester()}
+        record = recorded_again(kept, held.opened.incarnation, kept[-1].savepoints, dropped=dropped)
+        check_checkpoint(record, before=kept[-1])
+        await append_record(held, region, record)
+    return found
 
 
 async def _directories(store: Store, region: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from checkpoint.cli.retention import KINDS, add_retention_commands
+from checkpoint.cli.retention import KINDS, add_drop_command, add_retention_commands
 from dataflow.errors import NoMarksError, ReplicasDifferError
 from dos_client.cli.kit import REFUSED, Call, Ends, command, fail
 
@@ -116,3 +116,4 @@ def _token_in(path: Path | None) -> bytes | None:
 
 
 add_retention_commands(app, KINDS["output"])
+add_drop_command(app)

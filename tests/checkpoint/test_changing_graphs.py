@@ -67,6 +67,7 @@ from checkpoint.core.records.manifest import (
     SplitPosition,
     check_checkpoint,
     savepoint_name_problem,
+    unneeded_of,
 )
 from checkpoint.core.region import (
     RegionSpec,
@@ -82,6 +83,7 @@ from checkpoint.errors import GraphChangeRefusedError
 from dos_client import open_store
 from dos_server.testing import memory_store
 from journal import Position
+from journal.core.chain import segment_name
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.manifest_samples import notes, numbered_checkpoint, worker_checkpoint
 from tests.checkpoint.region_model import spec
@@ -797,3 +799,22 @@ def test_at_most_so_many_removed_logs_stay_readable(monkeypatch: pytest.MonkeyPa
     dropped = {"old": msgspec.structs.replace(ended["old"], floors={}, dropped_by="ann@host")}
     last = msgspec.structs.replace(last, ended=dropped)
     assert compared.func(last, *compared.args[1:], **compared.keywords).refused == ()
+
+
+def test_a_log_that_was_dropped_is_deleted_when_no_retained_checkpoint_has_it() -> None:
+    """As is one that a restore took back as a whole. One that can be read is not."""
+    log = EndedLog(sink="old", checkpoint=2, ends={0: Position(1, 9, 0)}, floors={0: (1, 0)})
+    back = EndedLog(sink="new", checkpoint=3)
+    last = numbered_checkpoint(4, incarnation=3, operators=BEFORE, ended={"old": log, "new": back})
+    record = recorded_again((last,), 5, {}, dropped={"old": "ann@host"})
+    check_checkpoint(record, before=last)
+    assert record.ended["old"].ends == log.ends, "who has read it knows that"
+    segment = segment_name("out-old", 1, 0)
+    assert segment_name("out-new", 3, 70) == "out-new.0000000000000003.0000000000000046"
+    for worker in (0, 1):
+        assert not unneeded_of((last, record), worker)(segment)
+        alone = unneeded_of((record,), worker)
+        assert alone(segment)
+        assert alone(segment_name("out-new", 3, 70))
+        assert not alone(segment_name("out-out", 1, 0))
+    assert not unneeded_of((last,), 0)(segment)

@@ -21,15 +21,15 @@ from checkpoint import limits
 from checkpoint.chains import output_reading, visible_log
 from checkpoint.chains.output_reading import OnRewind, OutputFollower, PublishedOutput
 from checkpoint.chains.visible_log import VisibleLog
-from checkpoint.core.records.lines import parting, restored, taken_back
+from checkpoint.core.records.lines import parting, recorded_again, restored, taken_back
 from checkpoint.core.records.manifest import Checkpoint, SplitPosition, check_checkpoint
-from checkpoint.core.records.outputs import Publish
-from checkpoint.errors import OutputRewoundError
+from checkpoint.core.records.outputs import Publish, output_chain
+from checkpoint.errors import InputTrimmedError, OutputRewoundError
 from dataflow import outputs
 from dataflow.outputs import StepRows, read_output
 from dos_protocol.errors import DosError
 from journal import Position
-from tests.checkpoint.manifest_samples import numbered_checkpoint, worker_checkpoint
+from tests.checkpoint.manifest_samples import notes, numbered_checkpoint, worker_checkpoint
 from tests.checkpoint.restored_output_model import REGION, SINK, WORKERS, RestoredOutputModel
 from tests.support.planted_source import is_found, planted
 
@@ -359,3 +359,103 @@ def test_random_removals_find_planted_bugs_of_followers(
     found = partial(lives, removes=True)
     runs = (partial(found, publish, "follow", seed) for seed in seeds for publish in Publish)
     assert is_found(runs, AssertionError, DosError)
+
+
+def test_a_dropped_log_ends_for_who_has_read_it_and_is_gone_for_any_other() -> None:
+    async def main() -> None:
+        model = RestoredOutputModel(Publish.STEP, random.Random(1))
+        await model.open()
+        await model.settle()
+        had_it, had_nothing = LogReader(model, 0, "fail"), LogReader(model, 0, "fail")
+        await model.remove()
+        await had_it.poll(fresh=True)
+        assert had_it.rows
+        await model._append(recorded_again(model.kept, model.incarnation, {}, dropped={SINK: "ann@host"}))
+        await had_it.poll(fresh=True)
+        ends = await had_it.published.ends()
+        assert ends is not None
+        assert ends["w0000"] == had_it.follower.seen
+        assert await had_it.follower.rests()
+        with pytest.raises(InputTrimmedError, match="ann@host dropped the log of the removed sink"):
+            await had_nothing.poll(fresh=True)
+        retained = PublishedOutput(model.store, REGION, SINK, from_retained=True)  # type: ignore[arg-type]
+        follower = retained.follower("w0000", SplitPosition(0))
+        assert [piece async for piece in follower.poll()] == []
+        assert follower.seen == ends["w0000"]
+        with pytest.raises(outputs.NoOutputError, match="ann@host dropped its log"):
+            await anext(read_output(model.store, REGION, SINK))  # type: ignore[arg-type]
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_who_is_registered_for_a_log_that_has_ended_reads_that_also_if_its_name_came_back() -> None:
+    async def main() -> None:
+        model = RestoredOutputModel(Publish.CHECKPOINT, random.Random(1))
+        await model.open()
+        await model.settle()
+
+        async def registered(reader: str) -> str:
+            published = PublishedOutput(model.store, REGION, SINK)  # type: ignore[arg-type]
+            await published.register(reader, "source")
+            return published.uid
+
+        assert await registered("early") == SINK
+        await model.remove()
+        assert await registered("after the removal") == SINK
+        last = model.kept[-1]
+        back = msgspec.structs.replace(
+            last,
+            number=last.number + 1,
+            parent=last.number,
+            operators=notes(count="count", **{SINK: "sink"}),
+            uids={SINK: "_9-shown"},
+            retained=(*last.retained, last.number + 1),
+        )
+        await model._append(back)
+        assert [await registered(one) for one in ("early", "after the removal", "new")] == [
+            SINK,
+            SINK,
+            "_9-shown",
+        ]
+
+    trio.run(main)
+
+
+def test_a_log_that_a_restore_took_back_as_a_whole_is_no_wait_without_end() -> None:
+    """Also for a reader that has read nothing of it."""
+
+    async def main() -> None:
+        model = RestoredOutputModel(Publish.STEP, random.Random(1))
+        await model.open()
+        await model.settle()
+        last, renamed = model.kept[-1], "_9-later"
+        parts = {
+            worker: msgspec.structs.replace(
+                part,
+                sinks={**part.sinks, renamed: part.sinks[SINK]},
+                floors={**part.floors, output_chain(renamed): (1, 0)},
+            )
+            for worker, part in last.workers.items()
+        }
+        later = msgspec.structs.replace(
+            last,
+            number=last.number + 1,
+            parent=last.number,
+            workers=parts,
+            operators=last.operators | notes(later="sink"),
+            uids={"later": renamed},
+            retained=(*last.retained, last.number + 1),
+        )
+        await model._append(later)
+        fails = PublishedOutput(model.store, REGION, "later")  # type: ignore[arg-type]
+        follows = PublishedOutput(model.store, REGION, "later", on_rewind="follow")  # type: ignore[arg-type]
+        assert [await one.splits() != [] for one in (fails, follows)] == [True, True]
+        await model._append(restored(model.kept, last, model.incarnation))
+        await trio.sleep(1)
+        with pytest.raises(OutputRewoundError, match="restored to checkpoint 1"):
+            await fails.splits()
+        with pytest.raises(OutputRewoundError, match="restored to checkpoint 1"):
+            await anext(read_output(model.store, REGION, "later"))  # type: ignore[arg-type]
+        assert await follows.splits() == [], "it may come again with a later graph"
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))

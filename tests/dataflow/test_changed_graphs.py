@@ -856,3 +856,16 @@ def test_a_removed_log_is_read_to_its_end_although_a_worker_leaves_with_it(
                 assert finished(end), "it knows that nothing follows"
             assert numbers(reader.name, "seen") == [*range(30)]
             assert len(control.status.workers) == 2
+            drop = partial(dos, "output", "drop", shared_store, name, "audit")
+            shown = drop()
+            assert shown.returncode == 0, shown
+            assert f"on 3 workers; readers: {reader.name}; --apply drops it" in shown.stdout
+            assert f"registered readers of the log of 'audit': {reader.name}" in drop("--apply").stderr
+            running_still = drop("--apply", "--break", reader.name)
+            assert running_still.returncode == 1, "the region runs"
+        dropped = drop("--apply", "--break", reader.name)
+        assert dropped.returncode == 0, dropped
+        with pytest.raises(NoOutputError, match="dropped its log"):
+            client.portal.call(numbers_in, client.store, name, "audit")
+        assert "no removed sink 'audit' whose log can be read" in drop().stderr
+        assert numbers(name, "out") == [*range(36)]

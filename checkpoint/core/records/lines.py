@@ -400,11 +400,13 @@ def recorded_again(
     notes: Mapping[str, SavepointNote] = MappingProxyType({}),
     *,
     released: bool = False,
+    dropped: Mapping[str, str] = MappingProxyType({}),
 ) -> Checkpoint:
     """Return the last of these checkpoints again, under the next number and with other savepoints.
 
     Restoring it restores the positions of the last one. Everything that is retained stays retained. released:
-    no query drives the region any more, and the next one begins with its batch 0.
+    no query drives the region any more, and the next one begins with its batch 0. dropped: uid of a log that
+    has ended -> who dropped it.
     """
     last = kept[-1]
     return repeated(
@@ -416,6 +418,14 @@ def recorded_again(
         notes={name: note for name, note in {**last.notes, **notes}.items() if name in savepoints},
         batch=None if released else last.batch,
         replaced=replaced_graphs(last, last.operators),
+        ended=_limited(
+            {
+                uid: msgspec.structs.replace(log, floors={}, dropped_by=dropped[uid])
+                if uid in dropped
+                else log
+                for uid, log in last.ended.items()
+            }
+        ),
     )
 
 

@@ -897,7 +897,8 @@ def gaps_of(kept: Sequence[Checkpoint], worker: int) -> dict[str, tuple[Gap, ...
     """Return chain -> the gaps above its floor, which no retained checkpoint needs (decision 0245).
 
     A checkpoint needs a chain from its floor up to its position, and only the last one needs what follows. So
-    a savepoint does not hold what was written after it. Output logs have no gaps: they have other readers.
+    a savepoint does not hold what was written after it. Output logs have no gaps: they have other readers,
+    unless they were dropped or taken back as a whole.
     """
     parts = [
         checkpoint.workers[worker]
@@ -910,12 +911,17 @@ def gaps_of(kept: Sequence[Checkpoint], worker: int) -> dict[str, tuple[Gap, ...
         needed = [(floor, (at.epoch, at.size)) for floor, at in positions[:-1] if at != ORIGIN]
         if not chain.startswith(OUTPUT_CHAIN_PREFIX):
             found[chain] = tuple(gaps_between(needed, positions[-1][0]))
+    for last in kept[-1:]:
+        had = {uid for one in kept for part in one.outputs().values() for uid in part.sinks}
+        all_of_it = ((0, 0), (_last_term(last.incarnation) + 1, 0))
+        gone = [uid for uid, log in last.ended.items() if not log.floors and uid not in had]
+        found |= {f"{OUTPUT_CHAIN_PREFIX}{uid}": (all_of_it,) for uid in gone}
     return {chain: gaps for chain, gaps in found.items() if gaps}
 
 
 def unneeded_of(kept: Sequence[Checkpoint], worker: int) -> Callable[[str], bool]:
-    """Return a test of object names: whether it is a segment of this worker's chains, without output logs,
-    that no retained checkpoint needs.
+    """Return a test of object names: whether it is a segment of this worker's chains that no retained
+    checkpoint needs. Of output logs, only those that are gone.
     """
     floors = {
         chain: floor
