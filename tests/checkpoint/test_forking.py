@@ -402,7 +402,8 @@ async def show(store: Store, publish: Publish, steps: int, row: bytes) -> None:
                 await log.append("shown", step, 1, step, row, {})
             part = worker_checkpoint(number, sinks={"shown": msgspec.to_builtins(await log.synced(steps))})
             await log.aclose()
-        of_one = {"workers": {0: part}, "layout": even_layout(1)}
+        graph = notes(shown="sink")
+        of_one = {"workers": {0: part}, "layout": even_layout(1), "operators": graph}
         first = a_checkpoint(
             number=1, parent=0, incarnation=number, step=steps, retained=(1,), final=True, **of_one
         )

@@ -331,7 +331,11 @@ def test_whatever_happens_every_retained_checkpoint_can_be_read_from(
 def latest_only(patch: pytest.MonkeyPatch) -> None:
     """Trims to the latest retained checkpoint, not to the oldest."""
     need = consumers.need_of
-    patch.setattr(consumer_register, "need_of", lambda kept, *args: need(kept[-1:], *args))
+
+    def of_latest(kept: Any, *args: Any, region: str) -> int | None:
+        return need(kept[-1:], *args, region=region)
+
+    patch.setattr(consumer_register, "need_of", of_latest)
 
 
 def before_the_release(patch: pytest.MonkeyPatch) -> None:
@@ -366,9 +370,9 @@ def savepoints_do_not_count(patch: pytest.MonkeyPatch) -> None:
     """Counts the checkpoints that are retained by their number, not those of savepoints."""
     need = consumers.need_of
 
-    def without(kept: Any, *args: Any) -> int:
+    def without(kept: Any, *args: Any, region: str) -> int | None:
         held = set(kept[-1].savepoints.values()) if kept else set()
-        return need([checkpoint for checkpoint in kept if checkpoint.number not in held], *args)
+        return need([one for one in kept if one.number not in held], *args, region=region)
 
     patch.setattr(consumer_register, "need_of", without)
 
@@ -408,7 +412,8 @@ def forgets_the_last_batch(patch: pytest.MonkeyPatch) -> None:
 def a_position_not_read_counts_as_read(patch: pytest.MonkeyPatch) -> None:
     """A checkpoint that has not read a producer yet does not count."""
 
-    def lenient(kept: Any, sources: Any, split: str, _output: Any) -> int:
+    def lenient(kept: Any, sources: Any, split: str, _output: Any, *, region: str) -> int:
+        del region
         parts = [part for checkpoint in kept for part in checkpoint.workers.values()]
         found = [part.sources.get(one, {}).get(split) for part in parts for one in sources]
         return min((at.position for at in found if at is not None), default=0)
