@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from checkpoint.core.applications import continued_regions as continued_regions
     from checkpoint.core.coordination.batches import refused_before_claim as refused_before_claim
     from checkpoint.core.graph_change import AT_ITS_END as AT_ITS_END
+    from checkpoint.core.graph_change import NOT_NULL as NOT_NULL
     from checkpoint.core.graph_change import STATELESS as STATELESS
     from checkpoint.core.graph_change import Begin as Begin
     from checkpoint.core.graph_change import DeclaredState as DeclaredState

@@ -37,7 +37,14 @@ from checkpoint import (
     rows_to_add,
 )
 from checkpoint.chains.manifest_log import ManifestView, StoreHost, read_manifest
-from checkpoint.chains.state_blocks import StateFold, encode_block, make_block, newest_rows, state_version_of
+from checkpoint.chains.state_blocks import (
+    StateFold,
+    encode_block,
+    make_block,
+    newest_rows,
+    state_version_of,
+    with_columns,
+)
 from checkpoint.chains.state_store import blocks_at
 from checkpoint.errors import EditRefusedError, NoRegionError, RestoreRefusedError
 from checkpoint.key_hash import HASH_COLUMN
@@ -391,9 +398,7 @@ async def stored_state(
             async for block in stored:
                 if (table := wanted.get(block.operator)) is not None:
                     decoded = await trio.to_thread.run_sync(block.decoded)
-                    if table in edited:
-                        _check_version(edited[table], decoded.schema)
-                    fold.add(table, decoded)
+                    fold.add(table, _of_graph(edited[table], decoded) if table in edited else decoded)
         for name in fold.operators():
             rows = fold.take(name)
             assert rows is not None, "it has blocks"
@@ -406,8 +411,12 @@ async def stored_state(
     return StoredState({name: _joined(parts) for name, parts in blocks.items()}, watermarks)
 
 
-def _check_version(edited: EditedTable, stored: pa.Schema) -> None:
-    if not stored.equals(edited.schema, check_metadata=True):
+def _of_graph(edited: EditedTable, block: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a stored block with the columns of the graph. Raises EditRefusedError for another version."""
+    stored = block.schema
+    try:
+        return with_columns(block, edited.schema)
+    except ValueError:
         refuse(
             edited.name,
             f"its state is stored in version {state_version_of(stored)} ({_listed(stored)}), and that of the"

@@ -149,7 +149,8 @@ def _refuse_taken_back(checkpoint: Checkpoint | None, region: str, sink: str, st
 
 
 def collect_output(url: str, region: str, sink: str, *, token: bytes = b"") -> pa.Table | None:
-    """Return all published rows of the sink in the order of steps; None if there are none.
+    """Return all published rows of the sink in the order of steps; None if there are none. A column that the
+    sink gained later is null before.
 
     For scripts and notebooks: blocks, and holds all rows in memory. Raises as `open_store` and `read_output`
     do.
@@ -163,7 +164,7 @@ def collect_output(url: str, region: str, sink: str, *, token: bytes = b"") -> p
             return [table async for step in steps if (table := step.table) is not None]
 
     tables = trio.run(collect)
-    return pa.concat_tables(tables) if tables else None
+    return pa.concat_tables(tables, promote_options="default") if tables else None
 
 
 async def _checkpoints(store: Store, region: str) -> list[Checkpoint]:

@@ -176,14 +176,39 @@ def decode_block(data: bytes, *, where: str = "a state block") -> Any:
     return block
 
 
+def with_columns(block: Any, schema: Any) -> Any:
+    """Return a block with the columns that a later graph stores: a column that it did not have is null, and
+    one that the later graph does not have is left out. Raises ValueError for blocks of another state.
+    """
+    if block.schema.equals(schema, check_metadata=True):
+        return block
+    names = stored_names(block.schema)
+    keys = key_columns(schema)
+    if block.schema.metadata != schema.metadata or key_columns(block.schema) != keys:
+        raise ValueError(f"blocks of two states: {block.schema}, and {schema}")
+    columns = []
+    for uid, name in stored_names(schema).items():
+        field = schema.field(name)
+        if uid in names:
+            columns.append(block.column(names[uid]))
+        elif uid != name:  # it came later
+            columns.append(pa.nulls(block.num_rows, field.type))
+        else:
+            raise ValueError(f"a block lacks the column {name!r}: it has {', '.join(block.schema.names)}")
+        if not columns[-1].type.equals(field.type):
+            raise ValueError(f"the column {name!r} of a block is {columns[-1].type}, and was {field.type}")
+    return pa.record_batch(columns, schema=schema)
+
+
 def newest_rows(blocks: Sequence[Any], *, keep_deleted: bool = False) -> Any:
     """Return one block with the newest row of each key, sorted by hash, without deleted ones unless
-    `keep_deleted`. `blocks` are oldest first. Raises ValueError for no blocks or differing schemas.
+    `keep_deleted`. `blocks` are oldest first; the result has the columns of the last one. Raises ValueError
+    for no blocks or those of another state.
     """
     if not blocks:
         raise ValueError("no blocks to fold: their schema is unknown")
-    table = pa.Table.from_batches(blocks).combine_chunks()
-    schema = blocks[0].schema
+    schema = blocks[-1].schema
+    table = pa.Table.from_batches([with_columns(block, schema) for block in blocks]).combine_chunks()
     hashes = _numpy(table.column(HASH_COLUMN))
     order, second_hashes = _newest_last(table, key_columns(schema), hashes)
     kept = order[_last_of_key(table, key_columns(schema), hashes[order], second_hashes[order], order)]

@@ -12,6 +12,7 @@ user code: a function may change, and the state stays.
 | a result of an aggregation | is kept: aggregate, column and type; comes, empty, and goes, if it is named |
 | a source | comes, at its beginning or, if told, its end; is kept: details and columns; goes if it is named |
 | a sink | comes, empty; is kept: its details and columns; goes if it is named |
+| a log, an input | may have more columns that allow null: readers fit rows of other versions |
 | a declared state | may have another version, for which the graph has a migration |
 
 For each input, the sources above an operator are its *lineage*. Columns do not tell whose rows made a state,
@@ -86,6 +87,9 @@ class OperatorNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Other declared states that it takes over, through its migrations."""
     results: tuple[ResultNote, ...] = ()
     """Of an aggregation."""
+    columns: tuple[str, ...] = ()
+    """Of a source or a sink whose rows of other versions readers fit: each of its columns. Nullable ones may
+    be added."""
     gives: str = ""
     """The columns of its output, empty for a sink."""
     removed_with: str = ""
@@ -105,7 +109,7 @@ class OperatorNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def meaning(self) -> str:
         """What two operators must have in common so that one has a use for the state of the other."""
         stores = [f"of ({columns})" for columns in self.stored]
-        gives = [f"gives ({self.gives})"] if self.kind == "source" else []
+        gives = [f"gives ({self.gives})"] if self.kind == "source" and not self.columns else []
         return " ".join(filter(None, [self.kind, *stores, self.detail, *gives]))
 
     @property
@@ -181,6 +185,9 @@ class RemovedSink(Protocol):
 
 _LISTS: Final = ("drop_state", "new_aggregates", "rewired", "removed_regions")
 """Options that are names."""
+
+NOT_NULL: Final = " NOT NULL"
+"""The end of a column in `OperatorNote.columns` that does not allow null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -575,7 +582,7 @@ class _Comparing:
             return _difference(_words(old), _words(new))
         if old.state is not None and new.state is not None and old.state not in (new.state, *new.takes):
             return _why_not_state(old.state, new.state)
-        return self._why_not_inputs(old, new, name)
+        return _why_not_columns(old, new) or self._why_not_inputs(old, new, name)
 
     def _why_not_inputs(self, old: OperatorNote, new: OperatorNote, name: str) -> str:
         """Return why the rows of an operator would be others than those that made its state."""
@@ -640,6 +647,17 @@ def _why_not_state(old: DeclaredState, new: DeclaredState) -> str:
         f"{difference}: give it state_version={version} and Migration({old.version}, state, function), where"
         " state has the columns of the checkpoint"
     )
+
+
+def _why_not_columns(old: OperatorNote, new: OperatorNote) -> str:
+    """Return why rows with the new columns cannot follow those of the old ones, empty if they can."""
+    was, now = ([one.removesuffix(NOT_NULL) for one in note.columns] for note in (old, new))
+    missing = [one for one in was if one not in now]
+    more = [one for one in new.columns if one.removesuffix(NOT_NULL) not in was]
+    if not missing and not any(one.endswith(NOT_NULL) for one in more):
+        return ""
+    had, has = (", ".join(one) or "no others" for one in (missing, more))
+    return f"had the columns ({had}), and has ({has}): only columns that allow null may be added"
 
 
 def _listed(names: Sequence[str]) -> str:

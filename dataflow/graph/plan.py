@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from checkpoint import STATELESS, OperatorNote, ResultNote, fingerprint
+from checkpoint import NOT_NULL, STATELESS, OperatorNote, ResultNote, fingerprint
 from dataflow.core.plan import CircuitPlan, OperatorKind, PendingTables, find_waiting
 from dataflow.core.regions import Choice, Consistent, Delivery
 from dataflow.errors import GraphError, OperatorError
@@ -210,11 +210,15 @@ def operator_notes(
         inputs, kind, output = plan.node(name).inputs, spec.kind.value, schemas[name]
         stored: list[str] = []
         results: tuple[ResultNote, ...] = ()
+        single: tuple[str, ...] = ()
         if kind not in STATELESS:
             columns = [schema for one in inputs if (schema := schemas[one]) is not None]
             # An operator that was made for rows keeps too little of them for changes: its results would stay.
             changes = ["changes" if one in updates else "" for one in inputs]
             texts = [schema_text(one) for one in spec.stored_columns(columns)]
+            if spec.columns_stay == "old":
+                texts = []
+                single = tuple(_column_text(field) for field in (columns[0] if output is None else output))
             if any(changes):  # it may store no columns, and its own state is of these rows
                 texts += [""] * (len(changes) - len(texts))
             stored = [f"{change} {text}".strip() for change, text in zip(changes, texts, strict=False)]
@@ -229,10 +233,15 @@ def operator_notes(
             state=declared[0] if declared else None,
             takes=declared[1:],
             results=results,
-            gives="" if output is None else schema_text(output),
+            columns=single,
+            gives="" if output is None or spec.columns_stay == "none" else schema_text(output),
             removed_with=type(spec).__name__ if isinstance(spec, SinkSpec) and spec.leaves_rows else "",
         )
     return notes
+
+
+def _column_text(field: pa.Field) -> str:
+    return f"{schema_text(pa.schema([field]))}{'' if field.nullable else NOT_NULL}"
 
 
 __all__ = ["GraphPlan", "OperatorKind", "operator_notes"]

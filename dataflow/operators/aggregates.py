@@ -501,10 +501,6 @@ class AggregateOperator(Operator):
     def tables(self) -> Mapping[str, StateTable]:
         return {"": self._table}
 
-    @property
-    def wants_snapshot(self) -> bool:
-        return self._table.upgraded
-
     def counters(self) -> dict[str, int]:
         held = sum(accumulator.bytes_held for accumulator in self._accumulators)
         return {"keys": len(self._table), "state_bytes": self._table.bytes_held + held}

@@ -222,6 +222,9 @@ class OperatorSpec(ABC):
     """Name of the broadcast table that it reads."""
     accepts_weights: ClassVar[bool] = False
     """Whether equal rows may arrive as one with a `_weight` column (and only `needed_columns`)."""
+    columns_stay: ClassVar[Literal["all", "old", "none"]] = "all"
+    """Which columns of a source or a sink stay when its graph changes. "old": it may gain nullable ones,
+    because readers fit rows of other versions (`schema_fit.py`). "none": nothing of its rows is stored."""
     not_edited: ClassVar[str] = "it keeps no state"
     """Why a person cannot write rows into its state; "": `edited` has their rules."""
 

@@ -388,10 +388,6 @@ class WindowOperator(TimedOperator):
     def own_tables(self) -> Mapping[str, StateTable]:
         return {"": self._keys}
 
-    @property
-    def wants_snapshot(self) -> bool:
-        return self._keys.table.upgraded
-
     def counters(self) -> dict[str, int]:
         held = sum(accumulator.bytes_held for accumulator in self._accumulators)
         return {
@@ -558,10 +554,6 @@ class CountWindowOperator(TimedOperator):
 
     def own_tables(self) -> Mapping[str, StateTable]:
         return {"": self._windows, "~counts": self._counted, "~rows": self._rows}
-
-    @property
-    def wants_snapshot(self) -> bool:
-        return self._windows.upgraded
 
     def counters(self) -> dict[str, int]:
         held = sum(accumulator.bytes_held for accumulator in self._accumulators)

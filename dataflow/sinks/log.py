@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -44,6 +44,7 @@ class LogSink(SinkSpec):
     every mark before it stops the region. Raises SchemaError.
     """
 
+    columns_stay: ClassVar[Literal["all", "old", "none"]] = "old"
     publish: Publish
     rule: RetentionRule
     time: tuple[str, ...]

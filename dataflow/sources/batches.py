@@ -6,7 +6,7 @@ Nothing of a share is recorded: until the checkpoint of the batch is committed, 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, Literal, Protocol
 
 import pyarrow as pa
 
@@ -46,6 +46,7 @@ class BatchSource(base.SourceSpec):
     """
 
     times_rise: ClassVar[bool] = False
+    columns_stay: ClassVar[Literal["all", "old", "none"]] = "none"
     schema: pa.Schema
     channel: int = 0
     settings: str = ""

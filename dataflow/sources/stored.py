@@ -6,7 +6,7 @@ A source begins with what existed first or with what is retained, and finds spli
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pyarrow as pa
 
@@ -47,6 +47,7 @@ class InputSource(PrefetchedSource):
     """
 
     what: ClassVar[str] = "input"
+    columns_stay: ClassVar[Literal["all", "old", "none"]] = "old"
     times_rise: ClassVar[bool] = True  # entry points stamp them so
     name: str
     schema: pa.Schema
@@ -137,6 +138,7 @@ class LogSource(PrefetchedSource):
     """
 
     what: ClassVar[str] = "log"
+    columns_stay: ClassVar[Literal["all", "old", "none"]] = "old"
     sink: str
     schema: pa.Schema
     region: str | None

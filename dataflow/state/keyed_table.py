@@ -227,8 +227,10 @@ class KeyedTable(StateTable):
 
     def restore(self, block: pa.RecordBatch) -> None:
         """Apply one stored block to the current content. Later blocks win."""
-        slots = self._load(block)
-        self._of(self._changed)[slots] = False
+        slots, has_other_columns = self._load(block)
+        # The next checkpoint has them with the present columns: so the newest row of each key has these, and
+        # readers of the state need not know what an older row has in a column that it lacks.
+        self._of(self._changed)[slots] = has_other_columns
         self._of(self._stored)[slots] = self._of(self._live)[slots]
 
     def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
@@ -238,8 +240,10 @@ class KeyedTable(StateTable):
         live = self.live()
         self.remove(live[~share.owns(self.hashes(live))])
 
-    def _load(self, block: pa.RecordBatch) -> Slots:
-        """Put the rows of a block into slots, and return these. They are changed, and not stored."""
+    def _load(self, block: pa.RecordBatch) -> tuple[Slots, bool]:
+        """Put the rows of a block into slots, and return these, which are changed and not stored, and whether
+        the graph had other columns when it was written.
+        """
         if self._upgrade is not None and not block.schema.equals(self._blocks, check_metadata=True):
             block = self._upgrade(block)
             self.upgraded = True
@@ -253,13 +257,11 @@ class KeyedTable(StateTable):
         self._of(self._live)[slots] = ~deleted
         kept = pa.array(np.flatnonzero(~deleted))
         names = stored_names(block.schema)
-        if names.keys() != stored_names(self._blocks).keys():
-            self.upgraded = True
         for one, columns in zip(self._values, self._columns, strict=True):
             if any(uid not in names and uid in self._later for uid in columns):
                 continue  # it came after the block was written, and begins empty
             one.load(slots[~deleted], [block.column(names[uid]).take(kept) for uid in columns])
-        return slots
+        return slots, names.keys() != stored_names(self._blocks).keys()
 
 
 def _mixed(numbers: Slots) -> Hashes:

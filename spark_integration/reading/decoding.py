@@ -66,11 +66,19 @@ def check_columns(wanted: pa.Schema, existing: pa.Schema, source: str) -> None:
 
 
 def fit_to(
-    wanted: pa.Schema, comparisons: Sequence[ColumnCondition], existing: pa.Schema, source: str
+    wanted: pa.Schema,
+    comparisons: Sequence[ColumnCondition],
+    existing: pa.Schema,
+    source: str,
+    *,
+    of_output: bool = False,
 ) -> "SchemaFit | None":
-    """Return how rows of an input handle with the columns `existing` fit those that a DataFrame has and a
-    filter compares; None if they need no change but the choice of columns. Raises SchemaMismatchError.
+    """Return how rows of an input handle or an output with the columns `existing` fit those that a DataFrame
+    has and a filter compares; None if they need no change but the choice of columns. Raises
+    SchemaMismatchError.
     """
+    if of_output and {*wanted.names} <= {*existing.names}:
+        return None  # one graph writes it: only columns that it gained later are missing in some rows
     if all(
         field.name in existing.names
         and existing.field(field.name).type.equals(field.type)
@@ -78,7 +86,7 @@ def fit_to(
         for field in wanted
     ):
         return None
-    from dataflow.values.schema_fit import Misfit, fit_of  # late, as in `errors.nearest`
+    from dataflow.values.schema_fit import FitRule, Misfit, fit_of  # late, as in `errors.nearest`
 
     # the name of a column that describes the origin is no new column of the data
     origin = [field for field in wanted if field.name.startswith("_") and field.name not in existing.names]
@@ -87,7 +95,12 @@ def fit_to(
     more = [existing.field(one) for one in names if one not in wanted.names and one in existing.names]
     fit = fit_of(pa.schema([*wanted, *more]), existing)
     if isinstance(fit, Misfit):
-        raise SchemaMismatchError(f"{source} has rows with {_listed(existing)}: {fit}", remedy=fit.remedy)
+        if of_output and fit.rule is not FitRule.RENAMED:
+            check_columns(wanted, existing, source)
+        unknown = [field.name for field in wanted if field.name not in existing.names]
+        meant = nearest(unknown[0], existing.names) if unknown else ""
+        text = f"{source} has rows with {_listed(existing)}: {fit}{meant}"
+        raise SchemaMismatchError(text, remedy=fit.remedy)
     return fit
 
 
@@ -97,14 +110,21 @@ def _listed(schema: pa.Schema) -> str:
 
 class BatchShaper:
     """Shapes the batches of one task. `wanted`: exactly the columns that Spark expects, in order. fits: rows
-    of older and newer writers are fitted to them.
+    of older and newer writers are fitted to them. of_output: those of older and newer graphs.
     """
 
     def __init__(
-        self, wanted: pa.Schema, comparisons: Sequence[ColumnCondition], source: str, *, fits: bool = False
+        self,
+        wanted: pa.Schema,
+        comparisons: Sequence[ColumnCondition],
+        source: str,
+        *,
+        fits: bool = False,
+        of_output: bool = False,
     ) -> None:
         self.wanted = wanted
-        self._fits = fits
+        self._fits = fits or of_output
+        self._of_output = of_output
         self._fit: SchemaFit | None = None
         self._comparisons = tuple(comparisons)
         self._source = source
@@ -140,7 +160,9 @@ class BatchShaper:
 
     def _check(self, existing: pa.Schema) -> None:
         if self._fits:
-            self._fit = fit_to(self.wanted, self._comparisons, existing, self._source)
+            self._fit = fit_to(
+                self.wanted, self._comparisons, existing, self._source, of_output=self._of_output
+            )
         if self._fit is None:
             check_columns(self.wanted, existing, self._source)
         check_filter(self._comparisons, existing if self._fit is None else self._fit.declared)

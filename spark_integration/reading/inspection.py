@@ -26,10 +26,20 @@ from checkpoint import (
     checkpoint_row,
     output_chain,
     region_of_worker,
+    result_uids,
 )
 from checkpoint.chains.directory_store import directory_chain
 from checkpoint.chains.manifest_log import ManifestView, read_manifest
-from checkpoint.chains.state_blocks import DELETED_COLUMN, StateFold, hash_range, slices, state_version_of
+from checkpoint.chains.state_blocks import (
+    DELETED_COLUMN,
+    StateFold,
+    hash_range,
+    key_columns,
+    slices,
+    state_version_of,
+    stored_names,
+    with_columns,
+)
 from checkpoint.chains.state_store import STATE_CHAIN, StoredStateBlock, blocks_at, blocks_between
 from checkpoint.chains.steps_log import STEPS_CHAIN
 from checkpoint.errors import StateNotRecordedError
@@ -496,6 +506,17 @@ class StatePart(NamedTuple):
     end: int
     table: str
     """As it is stored."""
+    results: frozenset[str] = frozenset()
+    """The uids of the results of an aggregation: blocks of a former graph have others."""
+
+    def has_columns_of(self, block: pa.Schema) -> bool:
+        """Whether the graph stores the columns of a block."""
+        if not self.results:
+            return True
+        stored = stored_names(block).keys() - {*key_columns(block), HASH_COLUMN, DELETED_COLUMN}
+        # A result has a column of its name, and further ones: NAME.rows.
+        others = [one for one in stored - self.results if one.rpartition(".")[0] not in self.results]
+        return self.results <= stored and not others
 
 
 class OperatorStateTable(InsideTable[StateOptions]):
@@ -513,15 +534,22 @@ class OperatorStateTable(InsideTable[StateOptions]):
         return f"state of operator {self.options.operator} of region {self.options.region}{checkpoint}"
 
     async def columns(self, store: Store) -> TableColumns:
-        """Return the columns of the first block; if nothing was written since, those of the whole state."""
+        """Return the columns of the newest block; if nothing was written since, those of the whole state."""
         parts, tables = await self._parts(store), set[str]()
         whole_state = [part._replace(since=None) for part in parts if part.since is not None]
-        for part in (*parts, *whole_state):
-            async with aclosing(_blocks(store, part)) as blocks:
-                async for block in blocks:
-                    if block.operator == part.table:
-                        return _columns(_schema_of(block), difference=self.options.since is not None)
-                    tables.add(block.operator)
+        is_difference = self.options.since is not None
+        for some in (parts, whole_state):
+            found: pa.Schema | None = None
+            for part in some:
+                async with aclosing(_blocks(store, part)) as blocks:
+                    async for block in blocks:
+                        tables.add(block.operator)
+                        if block.operator == part.table:
+                            found = _schema_of(block)
+                            if part.has_columns_of(found):
+                                return _columns(found, difference=is_difference)
+            if found is not None:
+                return _columns(found, difference=is_difference)
         raise NoSchemaError(
             f"{self.what}: the columns are unknown, because it holds no rows; there is state of"
             f" {', '.join(sorted(tables)) or 'no operator'}"
@@ -537,6 +565,9 @@ class OperatorStateTable(InsideTable[StateOptions]):
         self._check_operator(checkpoint)
         since = None if options.since is None else view.restorable(options.since)
         table, parts = checkpoint.stored_table(options.operator), []
+        note, uids = checkpoint.operators.get(options.operator), checkpoint.uids
+        named = result_uids(options.operator, uids)
+        results = frozenset(named.get(one.name, one.name) for one in (note.results if note else ()))
         is_everywhere = _is_broadcast_table(checkpoint.operators.get(options.operator))
         for worker, part in sorted(checkpoint.workers.items()):
             if since is not None and since.layout != checkpoint.layout and not is_everywhere:
@@ -553,7 +584,7 @@ class OperatorStateTable(InsideTable[StateOptions]):
             ):
                 before = None if since is None else since.workers[worker].state
                 region = checkpoint.chains_of(options.region)
-                parts.append(StatePart(region, worker, part.state, before, begin, end, table))
+                parts.append(StatePart(region, worker, part.state, before, begin, end, table, results))
             if is_everywhere:
                 break  # each worker has the whole table
         return parts
@@ -575,7 +606,8 @@ class OperatorStateTable(InsideTable[StateOptions]):
                 if block.operator != part.table:
                     continue
                 rows = block.decoded()
-                self._check_same(schema or rows.schema, rows.schema)
+                if schema is not None:
+                    self._check_same(schema, rows)
                 schema = rows.schema
                 fold.add(block.operator, hash_range(rows, part.begin, part.end))
         except LostBytesError as error:
@@ -584,9 +616,13 @@ class OperatorStateTable(InsideTable[StateOptions]):
         if folded is not None:
             yield from _pieces(folded, part.worker)
 
-    def _check_same(self, before: pa.Schema, now: pa.Schema) -> None:
-        if before.equals(now, check_metadata=True):
+    def _check_same(self, before: pa.Schema, rows: pa.RecordBatch) -> None:
+        now = rows.schema
+        try:
+            with_columns(pa.RecordBatch.from_pylist([], before), now)
             return
+        except ValueError:
+            pass
         one, other = (f"version {state_version_of(schema)} ({_listed(schema)})" for schema in (before, now))
         raise SchemaMismatchError(
             f"{self.what}: a migration left some of it in {one} and some in {other}",

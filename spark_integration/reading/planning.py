@@ -82,7 +82,8 @@ async def check_against(
         every = pa.schema([*existing, *(field for field in origin.extra if field.name not in existing.names)])
         used = {*wanted.names, *(one.column for one in comparisons), *existing.names}
         rows = pa.schema([field for field in every if field.name in used])
-        fit = None if options.input is None else fit_to(wanted, comparisons, rows, options.what)
+        fits, of_output = options.content is None, options.output is not None
+        fit = fit_to(wanted, comparisons, rows, options.what, of_output=of_output) if fits else None
         if fit is not None:
             check_filter(comparisons, fit.declared)
             return

@@ -48,7 +48,9 @@ def rows_of(
     with ExitStack() as stack:
         handed = all(part.data is not None for part in partition.ranges)
         store = None if handed else stack.enter_context(KEPT.lent(options))
-        shaper = BatchShaper(wanted, comparisons, source, fits=options.input is not None)
+        shaper = BatchShaper(
+            wanted, comparisons, source, fits=options.input is not None, of_output=options.output is not None
+        )
         yield from shaper.shape(_decoded(store, options, names, wanted, partition))
 
 

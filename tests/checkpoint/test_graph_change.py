@@ -521,6 +521,27 @@ def test_a_result_is_not_stored_under_the_uid_of_another_one() -> None:
     assert "as another one" in dict(change.refused)["sold"]
 
 
+def log(*columns: str, kind: str = "sink") -> Graph:
+    note = OperatorNote(kind=kind, lineage=(("orders",),), columns=columns, gives=", ".join(columns))
+    return {"out": note}
+
+
+@pytest.mark.parametrize("kind", ["sink", "source"])
+def test_rows_that_readers_fit_may_gain_columns_that_allow_null(kind: str) -> None:
+    before = log("item string", "n bigint NOT NULL", kind=kind)
+    for more in ((), ("x int",), ("x int", "y struct<a:int,b:int>")):
+        after = log("n bigint", *more, "item string", kind=kind)
+        change = compare(before, after)
+        assert (change.refused, change.kept, change.uids) == ((), ("out",), {})
+    for columns, why in [
+        (("item string", "n bigint", "x int NOT NULL"), "and has (x int NOT NULL)"),
+        (("item string",), "had the columns (n bigint), and has (no others)"),
+        (("item string", "n int"), "had the columns (n bigint), and has (n int)"),
+        (("item string", "m bigint"), "had the columns (n bigint), and has (m bigint)"),
+    ]:
+        assert why in refused_of(before, log(*columns, kind=kind))["out"]
+
+
 NAMED = {one.name: one.made_by for one in BEFORE["sold"].results}
 
 

@@ -365,7 +365,7 @@ def perform_or_die(shell, effect):
 
 RegionShell._perform = perform_or_die
 graph, options = PROGRAMS[program](name)
-options |= {"workers": 2, "checkpoint_interval": 0.2, "standby": 0}
+options = {"workers": 2, "checkpoint_interval": 0.2, "standby": 0} | options
 run_local(graph, name=name, store=store, logs=folder, **options).awaitTermination()
 """
 
@@ -373,6 +373,7 @@ PROGRAMS: dict[str, Callable[[str], tuple[Graph, dict[str, Any]]]] = {
     "former": lambda _: (graph_of(1, "step"), {}),
     "heir": lambda _: (graph_of(2, "step"), {"hand_over": True}),
     "without audit": lambda _: (audited(audit=False), {"removed": {"audit": None}}),
+    "more results": lambda _: more_results(),
     "more sources": lambda name: (of_sources(name, *LATER), {"begins": dict.fromkeys(LATER, "latest")}),
     "with first rows": lambda _: (
         with_totals(2),
@@ -380,6 +381,12 @@ PROGRAMS: dict[str, Callable[[str], tuple[Graph, dict[str, Any]]]] = {
     ),
 }
 """Programs of processes of their own: the name of the region -> its graph, and the options of its start."""
+
+
+def more_results() -> tuple[Graph, dict[str, Any]]:
+    from tests.dataflow.test_changed_aggregates_in_regions import NAMED, sold
+
+    return sold(2), {"workers": 3, **NAMED}
 
 
 @contextmanager

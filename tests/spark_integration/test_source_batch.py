@@ -218,6 +218,24 @@ def test_columns_of_an_input_handle_that_could_lose_values_are_refused_with_thei
     assert "'count' is int, expected string" in refused("word string, count string", "strict")
 
 
+def test_the_output_of_a_sink_that_gained_a_column_is_read_with_and_without_it(
+    servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    noted = [{**row("b", 2), "note": "x"}]
+    write_steps(store, "grown", "out", 0, {1: [row("a", 1)]}, WORDS)
+    write_steps(
+        store, "grown", "out", 0, {2: noted}, parse_schema("note string, word string, count bigint"), epoch=2
+    )
+    reading = Reading(servers.url, "grown", output="out")
+    assert reading.rows() == [row("a", 1), row("b", 2)], "a program from before continues without it"
+    assert reading.wanted == WORDS
+    wanted = parse_schema("word string, note string, count bigint")
+    assert reading.schema(wanted).rows() == [{**row("a", 1), "note": None}, *noted]
+    renamed = parse_schema("noun string, note string, count bigint")
+    with pytest.raises(SchemaMismatchError, match="a column may have been renamed"):
+        reading.schema(renamed).rows()
+
+
 @pytest.mark.parametrize("size", [1, 5, 8, 1000])
 def test_lines_are_the_same_however_objects_are_cut_into_partitions(
     servers: Servers[ThreadedServer], store: BlockingStore, size: int
