@@ -135,7 +135,7 @@ def test_a_result_comes_goes_and_comes_back_whatever_is_killed_and_readers_of_th
         end(control)
         names = json.loads(dos("region", "savepoints", store, name, "--json").stdout)["savepoints"]
         first = min(names, key=lambda one: one["checkpoint"])["savepoint"]
-        back = dos("region", "restore", store, name, "--to", f"savepoint:{first}", "--stopped", "--yes")
+        back = dos("region", "restore", store, name, "--to", f"savepoint:{first}", "--stopped")
         assert back.returncode == 0, back.stderr
         control, watch = run(1, 2)
         blocking.close_input(client, name, "rows")
