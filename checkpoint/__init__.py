@@ -13,6 +13,7 @@ from dos_protocol.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from checkpoint.core.applications import continued_regions as continued_regions
+    from checkpoint.core.coordination.batches import check_repeated as check_repeated
     from checkpoint.core.coordination.batches import refused_before_claim as refused_before_claim
     from checkpoint.core.graph_change import AT_ITS_END as AT_ITS_END
     from checkpoint.core.graph_change import NOT_NULL as NOT_NULL

@@ -24,7 +24,7 @@ from typing import NamedTuple, Unpack
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from checkpoint import BatchAsked, GraphOptions, graph_change, refused_before_claim
+from checkpoint import BatchAsked, GraphOptions, check_repeated, graph_change, refused_before_claim
 from checkpoint.chains.input_log import InputHandle
 from checkpoint.chains.manifest_log import read_manifest
 from checkpoint.errors import NoRegionError
@@ -323,7 +323,7 @@ def _streamed(
 
     def start(key: bytes, asked: BatchAsked) -> RegionHandle:
         if not checked.options.get("restore"):
-            _refuse_before_claim(used.url, checked, asked)
+            _refuse_before_claim(used.url, checked, ends.sink, asked)
         wait_for_slots(checked, spare_slots)  # the task that asks for the region has its own
         region = start_checked(checked, used.url, spare_slots=spare_slots, job_key=key)
         assert isinstance(region, RegionHandle), "the graph is one region"
@@ -353,9 +353,10 @@ def _streamed(
     return frame
 
 
-def _refuse_before_claim(url: str, checked: CheckedRun, asked: BatchAsked) -> None:
+def _refuse_before_claim(url: str, checked: CheckedRun, sink: str, asked: BatchAsked) -> None:
     """Raise what a task would be answered with, if the region cannot be driven by its query: its start would
-    fence the driver that runs it. Raises GraphChangeRefusedError for another graph.
+    fence the driver that runs it. Raises GraphChangeRefusedError for another graph that does not fit, or
+    whose sink has nothing of a batch that Spark has not committed.
     """
     region = checked.application
     try:
@@ -372,7 +373,8 @@ def _refuse_before_claim(url: str, checked: CheckedRun, asked: BatchAsked) -> No
         raise REFUSALS[refused.problem](refused.text, remedy=refused.remedy)
     if view.last is not None:
         operators, options = checked.parts[0].graph.plan().operators, GraphOptions.of(checked.options)
-        graph_change(view.last, operators, region=region, options=options)
+        change = graph_change(view.last, operators, region=region, options=options)
+        check_repeated(region, view.kept, asked, sink, change.uids)
 
 
 def _refuse_aggregate(name: str, df: DataFrame) -> None:

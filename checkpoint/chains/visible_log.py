@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from checkpoint.core.links.messages import BatchProcessed
-from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.core.records.manifest import Checkpoint, check_output
 from checkpoint.core.records.outputs import Output, Publish, decode_output, output_chain
 from checkpoint.core.region import worker_directory
 from dos_client import Store
@@ -98,9 +98,11 @@ class BatchOutputReader:
 
     async def read(self, processed: BatchProcessed) -> AsyncGenerator[Output]:
         """Yield the output of a batch, in the order of steps, for one caller at a time. Raises as reading
-        does. The batch after the one that was read last is found without reading its segment again.
+        does, and GraphChangeRefusedError if the sink came after the batch. The batch after the one that was
+        read last is found without reading its segment again.
         """
         note, worker = processed.batch, self._worker
+        check_output(self._region, note, self._sink, processed.uids)
         sink = processed.uids.get(self._sink, self._sink)
         begin, end = (sizes.get(worker, {}).get(sink, 0) for sizes in (note.begins, note.ends))
         if end <= begin:

@@ -14,6 +14,7 @@ from checkpoint.chains.visible_log import BatchOutputReader
 from checkpoint.core.records.manifest import BatchNote
 from checkpoint.core.records.outputs import Output, OutputHead, Publish, encode_output, output_chain
 from checkpoint.core.region import worker_directory
+from checkpoint.errors import GraphChangeRefusedError
 from journal import ORIGIN, ChainState, ChainWriter, Op, Position, Record, take_over
 from tests.journal.memory_store import DIRECTORY, MemoryStore
 
@@ -117,6 +118,19 @@ async def test_a_kept_reader_finds_the_next_batch_without_reading_its_segment_ag
         await log.add(b"c%d" % number)
         assert await log.check(kept) == 2 < new, "a list of the segments, and the bytes"
         assert await log.check(log.reader()) == new
+    await log.close()
+
+
+async def test_a_batch_has_no_output_in_the_log_of_a_sink_that_came_after_it() -> None:
+    """Without an error Spark would commit the batch without rows."""
+    log = Log()
+    await log.begin(0)
+    await log.add(b"one")
+    (answer, _), reader = log.written[0], log.reader()
+    later = msgspec.structs.replace(answer, uids={SINK: f"_0a-{SINK}"})
+    with pytest.raises(GraphChangeRefusedError, match=f"had no sink {SINK!r}") as refusal:
+        assert [output async for output in reader.read(later)]
+    assert "start the program that made it" in refusal.value.remedy
     await log.close()
 
 

@@ -123,6 +123,39 @@ def test_a_query_continues_where_it_stopped_and_a_repeated_batch_has_the_recorde
     assert job.shown[-1] == (4, [("a", 8)])
 
 
+def is_counted(row: dict[str, Any]) -> bool:
+    return row["word"] != "c"
+
+
+def edited(name: str, *sinks: str) -> Graph:
+    """The graph of a job with a filter, and these sinks."""
+    graph = Graph(name)
+    lines = graph.source("lines", InputSource("lines", "value string"))
+    words = lines.flat_map("words", lambda row: row["value"].split(), schema="word string")
+    counts = words.filter("some", is_counted).key_by("by_word", "word").count("counts")
+    for sink in sinks:
+        counts.sink(sink, LogSink())
+    return graph
+
+
+def test_a_batch_that_spark_repeats_has_the_rows_of_the_graph_that_made_it(job: Job) -> None:
+    for number in range(2):
+        job.put(number, "a c")
+    job.run()
+    job.frame.dos.stop()
+    job.forget("commits", number=1)
+    through = functools.partial(dos.through, job.lines, workers=2, store=job.url)
+    job.frame = through(edited(job.name, "out", "other"), output="other")
+    job.fails("batch 1 of region .* was made by another graph, which had no sink 'other'")
+    job.frame.dos.stop()
+    job.frame = through(edited(job.name, "out"))
+    job.put(2, "a c")
+    job.run()
+    (_, recorded), (_, again), following = job.shown[-3:]
+    assert sorted(recorded) == sorted(again) == [("a", 2), ("c", 2)]
+    assert following == (2, [("a", 3)]), "the filter is behind the batch"
+
+
 @pytest.mark.long
 def test_savepoints_other_numbers_of_workers_and_forks_fall_between_the_batches_of_a_query(job: Job) -> None:
     job.put(0, "a b")

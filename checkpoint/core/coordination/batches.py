@@ -39,7 +39,7 @@ from checkpoint.core.links.messages import (
     WantsCheckpoint,
 )
 from checkpoint.core.records.lines import taken_back
-from checkpoint.core.records.manifest import BatchNote, Checkpoint
+from checkpoint.core.records.manifest import BatchNote, Checkpoint, check_output
 from checkpoint.core.region import DrivingQuery
 
 # --- what is to be done with a batch ------------------------------------------------------------------
@@ -94,6 +94,17 @@ def refused_before_claim(region: str, kept: tuple[Checkpoint, ...], asked: Batch
     last = kept[-1].batch if kept else None
     verdict = judge(region, last, _of_records(kept) if kept else (), asked)
     return verdict if isinstance(verdict, Refused) else None
+
+
+def check_repeated(
+    region: str, kept: tuple[Checkpoint, ...], asked: BatchAsked, sink: str, uids: Mapping[str, str]
+) -> None:
+    """Raise GraphChangeRefusedError if a query repeats a batch whose output is not that of a sink. kept: the
+    retained checkpoints. uids: of the graph with which the region is about to continue.
+    """
+    verdict = judge(region, kept[-1].batch, _of_records(kept), asked) if kept else None
+    if isinstance(verdict, Recorded):
+        check_output(region, verdict.note, sink, uids)
 
 
 def _other_query(region: str, last: BatchNote, asked: BatchAsked) -> Refused:

@@ -30,7 +30,7 @@ from checkpoint import limits
 from checkpoint.core.graph_change import UPGRADE_PREFIX, OperatorNote, stored_under
 from checkpoint.core.records.layout import Layout, check_layout
 from checkpoint.core.records.outputs import OUTPUT_CHAIN_PREFIX
-from checkpoint.errors import ManifestError
+from checkpoint.errors import GraphChangeRefusedError, ManifestError
 from dos_protocol.digests import ResumePoint
 from dos_protocol.errors import MALFORMED_JSON
 from dos_protocol.limits import digest_block_bytes
@@ -273,6 +273,22 @@ class BatchNote(msgspec.Struct, frozen=True, kw_only=True):
     """The same at `step`."""
     marks: dict[str, int] = {}
     """Uid of an `event_time` -> its watermark after the batch, on all workers."""
+
+
+def check_output(region: str, note: BatchNote, sink: str, uids: Mapping[str, str]) -> None:
+    """Raise GraphChangeRefusedError if a sink came after a batch: its log has nothing of it, and Spark would
+    commit the batch without output.
+    """
+    uid = uids.get(sink, sink)
+    if note.ends and not any(uid in logs for logs in note.ends.values()):
+        raise GraphChangeRefusedError(
+            f"batch {note.number} of region {region!r} was made by another graph, which had no sink {sink!r},"
+            " and Spark repeats it, because it has not committed it",
+            operators=(sink,),
+            remedy="start the program that made it until the query has committed that batch, and stop it;"
+            " then start this one. If this graph has begun in the region: first take it back (dos region"
+            f" restore URL {region} --to savepoint:upgrade-HEX --stopped; dos region savepoints lists it)",
+        )
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
