@@ -45,6 +45,7 @@ from dataflow.sources.formats import (
     JsonFormat,
     OnBad,
     RecordFormat,
+    check_delimiter,
     csv_lexer,
     end_of_lines,
     inferred_schema,
@@ -310,6 +311,8 @@ def _check_options(
         )
     if kind != "csv" and (delimiter, header) != (None, None):
         raise SchemaError('delimiter and header are for format="csv"')
+    if delimiter is not None:
+        check_delimiter(delimiter)
     if kind != "text" and errors != "strict":
         raise SchemaError('errors="replace" is for format="text"; on_bad is the rule for records')
 
@@ -518,7 +521,7 @@ class FileReader(base.SourceReader):
         """Return a split at its position, whose content before it is verified. Raises InputChangedError."""
         split = self._open.get(name)
         if split is not None and self._file(split).stamp != split.stamp:
-            # Somebody writes to it: what follows belongs to what was read if that is still there.
+            # It was written to: what follows belongs to what was read if that is still there.
             self._drop(name)
             split = None
         if split is None:

@@ -317,6 +317,12 @@ def _json_rows(data: bytes, schema: pa.Schema | None) -> pa.Table:
     )
 
 
+def check_delimiter(delimiter: str) -> None:
+    """Raise SchemaError for what does not separate the fields of CSV."""
+    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
+        raise SchemaError(f"delimiter must be one ASCII character, not {delimiter!r}")
+
+
 @dataclass(frozen=True)
 class CsvFormat(RecordFormat):
     """Fields by RFC 4180. An empty field is null, one in quotes is an empty string, as in Spark."""
@@ -326,8 +332,7 @@ class CsvFormat(RecordFormat):
     """Whether the first record of each file names its columns, which are found by name."""
 
     def __post_init__(self) -> None:
-        if len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter in '"\r\n':
-            raise SchemaError(f"delimiter must be one ASCII character, not {self.delimiter!r}")
+        check_delimiter(self.delimiter)
         super().__post_init__()
 
     @property

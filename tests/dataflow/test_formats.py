@@ -168,6 +168,62 @@ def test_lines_that_end_with_carriage_returns_alone_are_refused_and_not_taken_fo
             reader_of(source, 0, 1).read(1000)
 
 
+_naive = st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1))  # noqa: DTZ001
+_typed: dict[str, st.SearchStrategy[Any]] = {
+    "boolean": st.booleans(),
+    "bigint": st.integers(-(2**63), 2**63 - 1),
+    "smallint": st.integers(-(2**15), 2**15 - 1),
+    "double": st.floats(allow_nan=False, allow_infinity=False),
+    "decimal(9,2)": st.decimals(-(10**6), 10**6, places=2),
+    "date": st.dates(),
+    "timestamp": _naive.map(lambda at: at.replace(tzinfo=UTC)),
+    "timestamp_ntz": _naive,
+    "string": st.text(max_size=4),
+}
+_nested = {f"array<{kind}>": st.lists(st.none() | values, max_size=2) for kind, values in _typed.items()} | {
+    f"struct<x:{kind}>": st.fixed_dictionaries({"x": st.none() | values}) for kind, values in _typed.items()
+}
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return {name: _plain(one) for name, one in value.items()} if isinstance(value, dict) else value
+
+
+def _field(value: Any) -> str:
+    if value is None:
+        return ""
+    text = str(value).lower() if isinstance(value, bool) else str(_plain(value))
+    return '"' + text.replace('"', '""') + '"' if isinstance(value, str) else text
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_values_of_each_type_come_back_from_json_and_csv(data: st.DataObject) -> None:
+    kinds = data.draw(st.lists(st.sampled_from([*_typed, *_nested]), min_size=1, max_size=4))
+    columns = {f"c{index}": kind for index, kind in enumerate(kinds)}
+    row = {name: st.none() | (_typed | _nested)[kind] for name, kind in columns.items()}
+    rows = data.draw(st.lists(st.fixed_dictionaries(row), min_size=1, max_size=4))
+    schema = parse_schema(", ".join(f"{name} {kind}" for name, kind in columns.items()))
+    text = "".join(json.dumps(_plain(row), ensure_ascii=data.draw(st.booleans())) + "\n" for row in rows)
+    found = JsonFormat(schema).decode(text.encode(), Head())
+    assert (found.rows.to_pylist(), found.bad) == (rows, [])
+    flat = [name for name, kind in columns.items() if kind in _typed]
+    if flat:
+        schema = parse_schema(", ".join([*(f"{name} {columns[name]}" for name in flat), "end bigint"]))
+        records = CsvFormat(schema, header=False)
+        text = "".join(",".join([*(_field(row[name]) for name in flat), "1"]) + "\n" for row in rows)
+        found = records.decode(text.encode(), Head(columns=(*flat, "end")))
+        assert found.rows.select(flat).to_pylist() == [{name: row[name] for name in flat} for row in rows]
+        assert found.bad == []
+
+
 LARGE = 2**63
 
 
@@ -468,6 +524,7 @@ def test_a_file_with_a_header_only_has_no_rows(header: bytes, tmp_path: Path) ->
             lambda path: FileSource(path, format="csv", schema="a bigint", delimiter="\n"),
             "delimiter must be one",
         ),
+        (lambda path: FileSource(path, format="csv", delimiter="||"), "delimiter must be one"),
     ],
 )
 def test_what_cannot_be_read_is_refused_when_the_source_is_made(
