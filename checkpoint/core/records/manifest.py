@@ -390,7 +390,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         that the graph has comes first, then that of the log that ended last.
         """
         stored = stored_under(self.operators, self.uids)
-        if (uid := stored.get(sink, sink)) in stored.values():
+        uid = stored.get(sink, sink)
+        if uid in stored.values() or any(uid in part.sinks for part in self.workers.values()):
             return uid
         ended = [(log.checkpoint, uid) for uid, log in self.ended.items() if sink in (uid, log.sink)]
         return max(ended)[1] if ended else None
