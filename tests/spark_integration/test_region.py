@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 
 from checkpoint.core.region import RegionState
 from checkpoint.errors import RegionFailedError, RegionFencedError
-from dataflow import FileSink, FileSource, Graph, GraphError
+from dataflow import FileSink, FileSource, Graph, GraphError, ParquetSink
 from dos_cli.main import app as dos_app
 from dos_protocol.errors import DosError
 from dos_server import embedded
@@ -186,6 +186,30 @@ def test_words_are_counted_right_and_the_handle_tells_of_it(start: Start, tmp_pa
     assert [one.description for one in last.sources] == ["lines"]
     assert [(one.operatorName, one.numRowsTotal) for one in last.stateOperators] == [("counts", len(TRUTH))]
     assert last.sink.description == "out"
+
+
+def test_a_sink_that_is_removed_is_completed_on_executors(start: Start, tmp_path: Path, store: str) -> None:
+    """Its specification comes to them although their graph does not have it."""
+    audit = ParquetSink(tmp_path / "audit")
+
+    def lines(*, audited: bool) -> Graph:
+        (tmp_path / "a.txt").write_text(TEXT)
+        graph = Graph("lines")
+        found = graph.source("lines", FileSource([tmp_path / "a.txt"]))
+        found.sink("out", FileSink(tmp_path / "out"))
+        if audited:
+            found.sink("audit", audit)
+        return graph
+
+    options = {"store": store, "workers": 1, "checkpoint_interval": 100.0}
+    assert start(lines(audited=True), **options).awaitTermination(PATIENCE_S)
+    (shown,) = (tmp_path / "audit").glob("part-*.parquet")
+    (staging,) = (tmp_path / "audit").glob("_*.staging")
+    shown.rename(staging / shown.name.removeprefix("part-"))  # as after a crash before it was published
+    region = start(lines(audited=False), **options, removed={"audit": audit})
+    assert region.awaitTermination(PATIENCE_S)
+    assert region.status.state is RegionState.FINISHED
+    assert shown.exists()
 
 
 def test_a_region_is_asked_for_checkpoints_and_a_reset_is_stopped_from_outside_and_continues(
