@@ -2,7 +2,9 @@
 with a crash, and the result is compared with Spark's own.
 """
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.errors import AnalysisException
@@ -25,6 +27,8 @@ from tests.spark_integration.frame_cases import (
 )
 from tests.support.parts import with_long
 
+NAMES = Path(__file__).with_name("frame_names.json")
+
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 
@@ -45,6 +49,23 @@ def test_each_aggregation_divided_is_equal_to_sparks(df: DataFrame) -> None:
             cells = [trio for one, two in pairs for trio in zip(call.shadow.columns, one, two, strict=True)]
             wrong[name] = len(found), len(expected), [trio for trio in cells if trio[1] != trio[2]]
     assert not wrong
+
+
+@pytest.mark.every_pyspark
+def test_the_names_of_what_a_region_keeps_are_those_of_every_pyspark(
+    df: DataFrame, pytestconfig: pytest.Config
+) -> None:
+    """The state of a region is found by them. They contain digests of Spark's texts, and with another text a
+    program that has not changed would be refused after an upgrade of PySpark.
+    """
+    made = {}
+    for name, case in merged().items():
+        found = divide_case(df, case).division
+        made[name] = sorted({*(one.name for one in found.partials), *(one.name for one in found.arguments)})
+    if pytestconfig.getoption("--rewrite"):
+        NAMES.write_text(f"{json.dumps(made, indent=1, sort_keys=True)}\n", encoding="utf-8")
+    kept = json.loads(NAMES.read_text(encoding="utf-8"))
+    assert {name: names for name, names in made.items() if kept[name] != names} == {}
 
 
 @pytest.mark.parametrize("seed", with_long([1], range(2, 12)))
