@@ -172,6 +172,11 @@ def _print_checkpoint(name: str, found: dict[str, Any]) -> None:
         if isinstance(entry, dict)
     ]
     print_table(("#worker", "sink", "position"), sinks)
+    ended = [
+        (one["sink"], one["uid"], one["checkpoint"], one["state"], sum(one["ends"].values()))
+        for one in found["ended"]
+    ]
+    print_table(("removed sink", "log", "#removed at", "its log is", "#end on all workers"), ended)
     files = [
         (one["worker"], operator, f"{at['epoch']:x}:{at['size']}")
         for one in found["workers"]

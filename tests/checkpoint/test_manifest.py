@@ -225,6 +225,11 @@ def test_the_bytes_of_a_record_are_these() -> None:
     assert checkpoint.retired[1].sinks == {"out": {"epoch": 2, "size": 9, "digest": 1}}
     assert (checkpoint.retired[1].floors, checkpoint.workers_declared) == ({"out-out": (1, 0)}, 2)
     assert checkpoint.outputs()[0].floors["out-_2e-gone"] == (1, 0)
+    assert [(one["uid"], one["state"], one["ends"]) for one in checkpoint_full(checkpoint)["ended"]] == [
+        ("_2e-gone", "readable", {"0": 9}),
+        ("back", "taken back", {}),
+        ("cut", "dropped", {"1": 8}),
+    ]
     assert set(checkpoint.outputs()[1].sinks) == {"out"}
 
 

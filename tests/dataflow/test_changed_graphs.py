@@ -830,6 +830,7 @@ async def numbers_in(store: Store, region: str, sink: str) -> list[int]:
 
 
 @pytest.mark.process
+@pytest.mark.long
 @pytest.mark.usefixtures("forks")
 def test_a_removed_log_is_read_to_its_end_although_a_worker_leaves_with_it(
     shared_store: str, tmp_path: Path
@@ -863,6 +864,7 @@ def test_a_removed_log_is_read_to_its_end_although_a_worker_leaves_with_it(
                 assert finished(end), "it knows that nothing follows"
             assert numbers(reader.name, "seen") == [*range(30)]
             assert len(control.status.workers) == 2
+            assert "removed sink" in dos("checkpoint", "show", shared_store, name).stdout
             drop = partial(dos, "output", "drop", shared_store, name, "audit")
             shown = drop()
             assert shown.returncode == 0, shown

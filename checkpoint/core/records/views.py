@@ -106,6 +106,17 @@ def checkpoint_full(checkpoint: Checkpoint) -> dict[str, Any]:
         "fingerprint": fingerprint(checkpoint.operators),
         "operators": {name: str(note) for name, note in checkpoint.operators.items()},
         "uids": checkpoint.uids,
+        "ended": [
+            {
+                "uid": uid,
+                "sink": log.sink,
+                "checkpoint": log.checkpoint,
+                "state": "readable" if log.floors else "dropped" if log.ends else "taken back",
+                "droppedBy": log.dropped_by or None,
+                "ends": {str(worker): end.size for worker, end in sorted(log.ends.items())},
+            }
+            for uid, log in sorted(checkpoint.ended.items())
+        ],
         "layout": {
             "shardBits": checkpoint.layout.shard_bits,
             "ranges": [
