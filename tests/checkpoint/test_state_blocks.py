@@ -22,10 +22,46 @@ from checkpoint.chains.state_blocks import (
     make_block,
     newest_rows,
     state_version_of,
+    with_uid,
 )
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import HASH_COLUMN, hash_keys
 from dos_protocol.errors import CorruptDataError
+
+
+def test_blocks_of_a_former_graph_are_folded_with_the_columns_of_the_last_one() -> None:
+    keys = pa.schema([("word", pa.string())])
+    count, total = pa.field("n", pa.int64()), pa.field("total", pa.int64())
+
+    def block(*fields: pa.Field, word: str = "a", value: int = 1) -> pa.RecordBatch:
+        column = pa.array([word])
+        values = [pa.array([value])] * len(fields)
+        return make_block(block_schema(keys, pa.schema(fields)), [column], hash_keys([column]), values)
+
+    later = with_uid(total, "_1f-total")
+    folded = newest_rows([block(count, total), block(later, count, word="b", value=2)])
+    assert folded.schema.names == ["word", "_hash", "total", "n", "_deleted"]
+    assert {one["word"]: (one["total"], one["n"]) for one in folded.to_pylist()} == {
+        "a": (None, 1),  # the column of that name was another one
+        "b": (2, 2),
+    }
+    renamed = newest_rows([block(count), block(with_uid(total, "n"), word="b")])
+    assert {one["word"]: one["total"] for one in renamed.to_pylist()} == {"a": 1, "b": 1}
+    with pytest.raises(ValueError, match="lacks the column 'total'"):
+        newest_rows([block(count), block(count, total)])
+    with pytest.raises(ValueError, match="column 'n' of a block is int64, and was string"):
+        newest_rows(
+            [
+                block(count),
+                make_block(
+                    block_schema(keys, pa.schema([("n", pa.string())])),
+                    [pa.array(["a"])],
+                    hash_keys([pa.array(["a"])]),
+                    [pa.array(["x"])],
+                ),
+            ]
+        )
+
 
 WORDS = block_schema(pa.schema([("word", pa.string())]), pa.schema([("count", pa.int64())]))
 

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import pytest
 
+from checkpoint import born_with
+from checkpoint.chains.state_blocks import decode_block, newest_rows, stored_names
 from checkpoint.errors import GraphChangeRefusedError
 from dataflow import (
     ApproxDistinct,
@@ -164,6 +166,31 @@ def test_a_result_that_comes_is_of_the_rows_after_it_and_the_others_are_of_all(w
         assert found, "results are compared"
         assert found == expected(number, window)
         trial.crash()
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_the_checkpoint_after_a_change_has_all_keys_with_the_present_columns(window: str) -> None:
+    """So what folds blocks needs no neutral values, and a later change finds no column of a former one."""
+    trial = Trial(graph_of(GRAPHS[0], window))
+    feed(trial, 0, checkpoint=True)
+    trial.go_on_with(graph_of(GRAPHS[1], window), **OPTIONS[1])
+    before = len(trial._blocks[0])
+    trial.step({}, checkpoint=True)
+    former, present = (
+        [decode_block(data) for operator, data in part if operator == "agg"]
+        for part in (trial._blocks[0][:before], trial._blocks[0][before:])
+    )
+    (again,) = present
+    assert set(again.column("key").to_pylist()) == {*"abc"}
+    assert "back" not in again.schema.names
+    folded = newest_rows([*former, again])
+    assert folded.equals(newest_rows([again])), "all rows are of the last block"
+    assert folded.column("rows").to_pylist() == [0] * folded.num_rows
+    assert set(stored_names(folded.schema)) > {f"{born_with('trial', 1)}rows", "sum"}
+    trial.crash()
+    before = len(trial._blocks[0])
+    trial.step({}, checkpoint=True)
+    assert all(operator != "agg" for operator, _ in trial._blocks[0][before:]), "only once"
 
 
 def test_a_result_may_have_another_name() -> None:

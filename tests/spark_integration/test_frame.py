@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
-from pyspark.sql import DataFrame, GroupedData, SparkSession
+from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 from pyspark.sql.streaming import DataStreamWriter
 
@@ -267,13 +267,13 @@ class Rerun:
         rows_df = self._spark.createDataFrame(rows, "at timestamp, k string, v double").coalesce(1)
         rows_df.write.parquet(f"{self._folder}/in/{number}")
 
-    def run(self, program: Callable[[DataFrame], DataFrame], *, framed: bool) -> list[Any]:
+    def run(self, program: Callable[[DataFrame], DataFrame], *, framed: bool, **options: Any) -> list[Any]:
         """Run the program on all files that are there, to its end, and return the rows of its output."""
         name = "framed" if framed else "plain"
         source = self._spark.readStream.schema("at timestamp, k string, v double")
         given = source.parquet(f"{self._folder}/in/*")
         if framed:
-            given = dos.frame(given, store=self._store, workers=2)
+            given = dos.frame(given, store=self._store, workers=2, **options)
         writer = program(given).writeStream.option("checkpointLocation", f"{self._folder}/{name}-checkpoint")
         query = writer.trigger(availableNow=True).format("parquet").start(f"{self._folder}/{name}")
         query.awaitTermination()
@@ -343,7 +343,8 @@ def test_a_changed_expression_or_zone_is_refused_before_anything_is_lost(
     rerun.run(program(2), framed=True)
     rerun.add([31, 60], 1)
     text = (
-        r"cannot be started: checkpoint .* made by another graph: operator 'aggregate_by_hour_10m' was .*\(#"
+        r"cannot be started: checkpoint .* made by another graph: operator 'aggregate_by_hour_10m' has"
+        r" the new result 'sum\(#.*had the result 'sum\(#"
     )
     with pytest.raises(StreamingQueryException, match=text):
         rerun.run(program(3), framed=True)
@@ -355,6 +356,33 @@ def test_a_changed_expression_or_zone_is_refused_before_anything_is_lost(
     finally:
         spark.conf.set(zone, before)
     assert rerun.run(program(2), framed=True) == rerun.run(program(2), framed=False)
+
+
+def test_an_aggregation_that_gains_an_aggregate_keeps_the_others(
+    spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path
+) -> None:
+    rerun = Rerun(spark, tmp_path, servers.url)
+
+    def program(**more: Column) -> Callable[[DataFrame], DataFrame]:
+        def made(given: DataFrame) -> DataFrame:
+            timed = given.withWatermark("at", "5 minutes")
+            results = [F.sum("v").alias("total"), *(one.alias(name) for name, one in more.items())]
+            return timed.groupBy(F.window("at", "10 minutes")).agg(*results).select("total", *more)
+
+        return made
+
+    rerun.add([0, 2, 30, 31], 0)
+    rerun.run(program(), framed=True)
+    rerun.add([33, 60], 1)
+    least = program(least=F.min("v"))
+    with pytest.raises(StreamingQueryException, match=r'new_aggregates=\("aggregate_10m:min\(v\)",\)'):
+        rerun.run(least, framed=True)
+    rerun.run(least, framed=True, new_aggregates=["aggregate_10m:min(v)"])
+    # The window from 30 on was open: its sum is of all rows, and its least value of those since then.
+    rows = spark.read.option("mergeSchema", True).parquet(f"{tmp_path}/framed").collect()
+    windows = {(0, 2): None, (30, 31, 33): 33.0}
+    sums = {sum(7 * one + 21 for one in minutes): least for minutes, least in windows.items()}
+    assert {row["total"]: row["least"] for row in rows} == sums
 
 
 def test_a_stream_drops_sparks_duplicates_within_the_watermark_over_restarts(
