@@ -16,6 +16,7 @@ from checkpoint.core.graph_change import Operators
 from checkpoint.core.links.messages import Vote
 from checkpoint.core.records.layout import even_layout, rebalanced
 from checkpoint.core.records.lines import (
+    edited,
     find_target,
     recorded_again,
     refuse_republishing,
@@ -25,6 +26,7 @@ from checkpoint.core.records.lines import (
 )
 from checkpoint.core.records.manifest import (
     Checkpoint,
+    Edit,
     SplitPosition,
     WorkerCheckpoint,
     retained_with,
@@ -52,6 +54,7 @@ from tests.sim.upgrading.rules import (
     Options,
     Record,
     RefusedError,
+    born_of,
     decide,
     irrevocable_of,
     operators_of,
@@ -72,6 +75,8 @@ class Program:
     options: Options = field(default_factory=Options)
     workers: int | None = None
     edit: Any = None
+    ends: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Where inputs ended when it was started last, for the oracle."""
 
 
 class Driver:
@@ -96,6 +101,7 @@ class Driver:
         self.asked_to_pause: Driver | None = None
         self._handed_over = False
         self._claims = 0
+        self._change: Change | None = None
         self._seen = ""
         """The graph that the region had when this one was compared first."""
         self._prepared: dict[tuple[str, int], list[Shown]] = {}
@@ -156,11 +162,14 @@ class Driver:
 
     def _start(self) -> Points:
         region = self.region
+        self.program.ends = {place: len(rows) for place, rows in region.store.inputs.items()}
         if self.without != "check-after-claim" or self._seen:
             self._look()
         yield "compared"
         if self.program.options.hand_over and not self._claims:
             yield from self._take_over_from_another()
+        if self._change is not None and self._bootstrapped(self._change):
+            yield from self._add_rows()
         region.claimed += 1
         self.epoch = region.claimed
         yield "claimed"
@@ -183,20 +192,79 @@ class Driver:
     def _look(self) -> None:
         """Compare before anything is claimed."""
         region = self.region
-        self._change: Change | None = None
+        self._change = None
         if region.last is None:
             return
         self._seen = self._seen or region.last.fingerprint
         self._refuse_if_stale(region.last)
         self._change = self._fits(region.last, quiet=not self.program.options.hand_over)
 
-    def _decide_again(self) -> None:
+    def _decide_again(self, *, adds: bool = False) -> None:
+        """adds: rows are to be added to the last record now."""
         last = self.region.last
         if last is None:
             self._change = None
             return
         self._refuse_if_stale(last)
         self._change = self._fits(last)
+        if not adds:
+            self._refuse_without_rows(last)
+
+    def _bootstrapped(self, change: Change) -> dict[str, str]:
+        """Return operator that is new and begins with rows -> its uid."""
+        if self.without == "bootstrap-after-commit":
+            return {}
+        return {name: change.uids[name] for name in self.program.options.bootstrap if name in change.new}
+
+    def _refuse_without_rows(self, last: Record) -> None:
+        if self._change is None or self.without == "bootstrap-of-another-checkpoint":
+            return
+        edit = last.checkpoint.edit
+        given = set(() if edit is None else edit.bootstraps) & set(self._change.uids.values())
+        if given != set(self._bootstrapped(self._change).values()):
+            raise RefusedError("bootstrap", "its rows are not in the last record")
+
+    def _add_rows(self) -> Points:
+        """Record the rows with which operators begin, beside the state of the last record."""
+        region = self.region
+        region.claimed += 1
+        self.epoch = region.claimed
+        yield "claimed to add rows"
+        self._decide_again(adds=True)
+        last = region.last
+        assert last is not None
+        assert self._change is not None
+        is_quiet = last.checkpoint.is_quiet
+        if self.asks and not last.checkpoint.rewound:
+            yield from self._hold_all(last.checkpoint)
+            is_quiet = self._last_step(last.checkpoint) <= last.checkpoint.step
+        if not is_quiet and self.without != "no-quiet-check":
+            raise RefusedError("not quiet")  # its record takes nothing back
+        self._check_claim()
+        region.opened = self.epoch
+        # Under the uids with which the operators come after the record, which has the next number.
+        before = last.again(checkpoint=replace(last.checkpoint, number=last.number + 1, parent=last.number))
+        uids = {
+            name: f"{born_of(before, region.name, self.without)}{name}"
+            for name in self._bootstrapped(self._change)
+        }
+        parts = {}
+        for worker, part in last.checkpoint.workers.items():
+            self._claim_worker(worker)
+            region.chains[worker].open(self.epoch, part.state)
+            mine = [
+                Entry(uid, "", key, value)
+                for name, uid in uids.items()
+                for key, value in self.program.options.bootstrap[name].items()
+                if key % len(last.checkpoint.workers) == worker
+            ]
+            region.chains[worker].append(self.epoch, mine)
+            parts[worker] = replace(part, state=region.chains[worker].end(self.epoch))
+            yield f"added rows {worker}"
+        edit = Edit(bootstraps=tuple(sorted(uids.values())), made_of=self.program.options.bootstrap_of)
+        record = edited(region.checkpoints, last.checkpoint, self.epoch, parts, edit)
+        self._append(Record(record, last.uids, last.upgrades, "rows"))
+        yield "added rows"
 
     def _refuse_if_stale(self, last: Record) -> None:
         """Another graph has begun since this one was compared: its author has not seen that."""
@@ -219,17 +287,23 @@ class Driver:
         readable = [one for one in self.region.kept if one.checkpoint.voted_as not in self.region.damaged]
         if last in readable or not readable:
             return last
+        why = "damaged"
         for record in reversed(readable):
             if not self._may_fall_back(record, last):
                 continue
             kept = [one for one in self.region.kept if one.number <= record.number]
             try:
                 find_target(self.region.checkpoints, f"checkpoint:{record.number}", region=self.region.name)
-                decide(kept, self.graph, self.program.options, region=self.region.name, without=self.without)
+                change = decide(
+                    kept, self.graph, self.program.options, region=self.region.name, without=self.without
+                )
             except (RefusedError, RestoreRefusedError):
                 continue
-            return record
-        raise RefusedError("damaged")
+            # The record that goes back has the number of another uid.
+            if change is None or not self._bootstrapped(change):
+                return record
+            why = "bootstrap"
+        raise RefusedError(why)
 
     def _may_fall_back(self, record: Record, last: Record) -> bool:
         """Whether the options of this program are for the graph of an older record: that of the last record,
@@ -278,6 +352,7 @@ class Driver:
             yield "went back"
             if without != "not-decided-under-the-claim":
                 self._change = self._fits(region.last)
+                self._refuse_without_rows(region.last)
         yield from self._hold_all(region.last.checkpoint)
         change, last = self._change, region.last
         is_quiet = last.checkpoint.is_quiet
@@ -349,7 +424,7 @@ class Driver:
 
     def _complete_removed(self, last: Record, change: Change) -> Points:
         """Show what the checkpoint has of outside sinks that are removed, and abort the rest."""
-        region, number = self.region, last.checkpoint.voted_as
+        region, number = self.region, self.region.voted_as(last.checkpoint)
         lost = {key[0] for key in region.staged} - set(last.uids.values())
         uids = [last.uids[name] for name in change.gone if region.modes.get(last.uids[name]) == "tx"]
         fenced = self.without != "completes-unfenced"
@@ -453,8 +528,15 @@ class Driver:
                 begins = {split: store.trimmed[place, split] for split in SPLITS}
             else:
                 begins = store.register(region.name, place, uid).begins
+            comes = change is not None and name in change.new and self.without != "begins-ignored"
+            if self.program.options.begins.get(name) == "latest" and (comes or self._begins_again(change)):
+                positions[uid] = {split: len(store.inputs[place, split]) for split in SPLITS}
+                continue
             positions[uid] = dict(begins if forgotten or uid not in found else found[uid])
         return positions
+
+    def _begins_again(self, change: Change | None) -> bool:
+        return self.without == "begins-again" and change is None
 
     def _open_outputs(self, last: Record | None, *, back: bool) -> None:
         """Open logs at their positions in the checkpoint, and publish what it has of outside sinks."""
@@ -467,7 +549,7 @@ class Driver:
                 number = 0
                 if last is not None:
                     by_number = self.without == "published-by-number"
-                    number = last.number if by_number else last.checkpoint.voted_as
+                    number = last.number if by_number else region.voted_as(last.checkpoint)
                 region.complete(uid, self.epoch, number)
             if mode not in ("step", "cut"):
                 continue
@@ -484,13 +566,14 @@ class Driver:
         if self.without != "replay-old-steps" and not late:
             yield from self._void(last.checkpoint, step)
         if change is not None:
-            self._bootstrap(change.new)
             if self.without == "drop-deletes-now":
                 for chain in region.chains.values():
                     chain.delete(last.uids[name] for name in change.gone)
             if self.without == "deregister-early":
                 region.store.deregister(region.name, [last.uids[name] for name in change.gone])
         yield from self._commit(change)
+        if self.without == "bootstrap-after-commit" and change is not None:
+            self._bootstrap(change.new)
         if late:
             yield from self._void(last.checkpoint, step)
 

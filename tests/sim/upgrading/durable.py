@@ -123,6 +123,15 @@ class Region:
     def checkpoints(self) -> list[Checkpoint]:
         return [record.checkpoint for record in self.kept]
 
+    def voted_as(self, checkpoint: Checkpoint) -> int:
+        """Return the checkpoint whose transactions a record has. That of a bootstrap is no vote."""
+        number = checkpoint.voted_as
+        while (found := next((one for one in self.history if one.number == number), None)) is not None:
+            if found.kind != "rows":
+                break
+            number = found.checkpoint.rolled_back_to
+        return number
+
     def append(self, epoch: int, record: Record, program: Any) -> None:
         """Append to the manifest. Raises FencedError."""
         if epoch != self.claimed:

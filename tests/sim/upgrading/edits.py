@@ -227,6 +227,8 @@ def _add_source(edit: Edit, rng: Random) -> bool:
     graph[new], graph[union] = source(rng.choice(PLACES)), Op("union", (above, new))
     graph[below] = graph[below]._replace(inputs=(union,))
     edit.fresh = {new}
+    if len(graph) % 2:
+        edit.options.begins = {new: "latest"}
     return True
 
 

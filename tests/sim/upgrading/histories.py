@@ -37,6 +37,7 @@ FOCUSES: Final = {
     "forks": Focus(("add state", "begin anew"), ("fork",) * 8),
     "races": Focus((), ("race", "race", "change", "restore", "damage")),
     "sources": Focus(("add source", "remove source", "rewire"), ("change",) * 3),
+    "rows": Focus(("bootstrap",), ("change",) * 3),
 }
 
 
@@ -245,9 +246,15 @@ class History:
             self._hand_over(program)
             return
         self._end_old("kill" if how == "hand over" else how)
+        if program.edit.boot and how == "stop":  # its author makes the rows when the region has stopped
+            assert self.region.last is not None
+            program.options.bootstrap_of = self.region.last.checkpoint.voted_as
         for attempt in range(3):
             if self._try(program, stopped=how == "stop" and not attempt):
                 return
+            last = self.region.last
+            if program.edit.boot and last is not None and last.kind == "rows" and self.rng.random() < 0.5:
+                self.region.damaged.add(last.checkpoint.voted_as)
             program.options.take_back = self.rng.random() < 0.7
             program.options.graph_back = self.rng.random() < 0.5
         self.ensure()
@@ -416,8 +423,8 @@ class History:
         program = self.programs[0]
         if self.rng.random() < 0.6:
             other = self.new_program()
-            if other is not None and not other.edit.refuse:
-                other.options.bootstrap_of = 1 if other.edit.boot else 0
+            # Rows cannot be added to a state that is still in the chains of the original.
+            if other is not None and not other.edit.refuse and not other.edit.boot:
                 self.never_ran, program = program, other
         self.start(program, after=self.rng.choice((None, 6, 12)))
         if self.live is None:

@@ -94,6 +94,8 @@ class Ideal:
             return self._begun(record, program.graph)
         parent = self.region.history[-2]
         before = self.snapshots[parent.number].copy()
+        if record.kind == "rows":
+            return before
         if record.kind == "graph":
             return self._changed(before, record, parent, program)
         self._follow(before, record, parent)
@@ -121,7 +123,7 @@ class Ideal:
             raise wrong(f"accepted: {edit.refuse}")
         if operators_of(edit.base) != parent.checkpoint.operators:
             raise wrong(f"record {record.number} undoes a change that its author has not seen")
-        if edit.boot and parent.checkpoint.voted_as != program.options.bootstrap_of:
+        if edit.boot and self.region.voted_as(parent.checkpoint) != program.options.bootstrap_of:
             raise wrong("rows that were made of another checkpoint are in the state")
         self.changes.append(parent.number)
         after = Snapshot(edit.graph, empty_state(edit.graph), {}, before.shown)
@@ -129,7 +131,7 @@ class Ideal:
         for name in edit.graph:
             was = edit.was.get(name, name)
             if name in fresh or was not in before.graph:
-                self._begin(after, name, record)
+                self._begin(after, name, record, program)
                 continue
             if name in after.state:
                 after.state[name] = before.state[was]
@@ -141,11 +143,16 @@ class Ideal:
             after.state[name][""].update(rows)
         return after
 
-    def _begin(self, after: Snapshot, name: str, record: Record) -> None:
+    def _begin(self, after: Snapshot, name: str, record: Record, program: Any) -> None:
         if name in sinks_of(after.graph):
             self._begin_output(after, name, record)
         elif name in sources_of(after.graph):
             after.positions[name] = self._positions(record, record.uids[name])
+            if program.options.begins.get(name) == "latest":
+                place = after.graph[name].detail
+                for split, at in after.positions[name].items():
+                    if at < program.ends[place, split]:
+                        raise wrong(f"{name} begins at {at}, before its end")
 
     def _follow(self, snapshot: Snapshot, record: Record, parent: Record) -> None:
         """Make the steps that the record has, of the rows that workers have recorded."""

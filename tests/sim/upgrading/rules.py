@@ -42,6 +42,9 @@ OMISSIONS: Final[dict[str, str]] = {
     "drop-deletes-now": "dropped state is deleted at the commit, and not with its last checkpoint",
     "check-after-claim": "graphs are compared only after the claim, when its segment is open",
     "bootstrap-twice": "a start after the commit applies `bootstrap` again",
+    "bootstrap-after-commit": "rows of `bootstrap` are added after the commit of the graph",
+    "begins-again": "a source that began at its end begins there again after each reset",
+    "begins-ignored": "a source that was to begin at its end begins at its first row",
     "void-after-commit": "recorded steps of the old graph become void after the commit",
     "ports-not-compared": "exchanged inputs are accepted",
     "lineage-not-compared": "state continues with rows of other sources",
@@ -95,6 +98,7 @@ class Options:
     """Removed sink -> its place, if it is given wrongly."""
     bootstrap: dict[str, dict[int, int]] = field(default_factory=dict)
     bootstrap_of: int = 0
+    begins: dict[str, str] = field(default_factory=dict)
     take_back: bool = False
     graph_back: bool = False
     hand_over: bool = False
@@ -121,7 +125,7 @@ class Record:
     upgrades: tuple[int, ...] = ()
     """The checkpoints of savepoints that changes left, newest last."""
     kind: str = "vote"
-    """vote, graph (a graph begins), back (a restore), fork."""
+    """vote, graph (a graph begins), back (a restore), fork, rows (those of a bootstrap are beside it)."""
 
     def again(self, **changes: Any) -> "Record":
         """Return this record with changes."""
@@ -178,8 +182,9 @@ def decide(
     is_replaced = fingerprint(present) in last.checkpoint.replaced
     if is_replaced and not options.graph_back and without != "old-program-accepted":
         raise RefusedError("replaced")
-    made_of = options.bootstrap_of
-    if made_of and made_of != last.checkpoint.voted_as and without != "bootstrap-of-another-checkpoint":
+    made_of, edit = options.bootstrap_of, last.checkpoint.edit
+    same = {last.checkpoint.voted_as, edit.made_of if edit is not None else 0}
+    if made_of and made_of not in same and without != "bootstrap-of-another-checkpoint":
         raise RefusedError("bootstrap", f"made of {made_of}, this is {last.checkpoint.voted_as}")
     stored = last.checkpoint.operators
     found = compare(
@@ -191,7 +196,7 @@ def decide(
             removed=_removed(stored, options, without),
         ),
         uids=last.checkpoint.uids,
-        born=_born(last, region, without),
+        born=born_of(last, region, without),
         outputs_begin=last.checkpoint.in_origin,
     )
     if found.refused:
@@ -209,11 +214,11 @@ def _applied_again(last: Record, graph: Graph, options: Options, region: str) ->
     again = [name for name in options.drop_state if name in graph and tables(graph, name)]
     if not again:
         return None
-    uids = {**last.uids, **{name: f"{_born(last, region, '')}{name}" for name in again}}
+    uids = {**last.uids, **{name: f"{born_of(last, region, '')}{name}" for name in again}}
     return Change(uids, tuple(again), tuple(again), {})
 
 
-def _born(last: Record, region: str, without: str) -> str:
+def born_of(last: Record, region: str, without: str) -> str:
     if without == "uid-reused":
         return ""
     # With the region: forks inherit chains, and number their own checkpoints from 1.
