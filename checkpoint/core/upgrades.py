@@ -62,7 +62,7 @@ class RegionUpgrade:
             "graph": fingerprint(self.present),
             "changes": {
                 row: [
-                    {"operator": name, "kind": self._kind(name)}
+                    {"operator": name, "kind": self._kind(name, row)}
                     | ({"begins": "latest"} if name in self.change.latest else {})
                     | self._unread(name, row)
                     for name in names
@@ -85,10 +85,13 @@ class RegionUpgrade:
             at = f"{self.region}: checkpoint {last.number}, step {last.step}, {shown} shown after it"
             graphs = f"graph {fingerprint(last.operators)} -> {now}"
             lines = [f"{at}; state of {_state_bytes(last):,} bytes; {graphs}"]
-        rows = {row: ", ".join(map(self._described, names)) for row, names in self._rows().items()}
+        rows = {
+            row: ", ".join(self._described(name, row) for name in names)
+            for row, names in self._rows().items()
+        }
         rows["removed"] = ", ".join(map(self._described_before, self.change.removed))
         former = {new: old for old, new in self.change.renamed}
-        rows["renamed"] = ", ".join(f"{former[new]} -> {self._described(new)}" for new in former)
+        rows["renamed"] = ", ".join(f"{former[new]} -> {self._described(new, 'renamed')}" for new in former)
         refused = [f"{name}: {why}" for name, why in self.change.refused]
         refused += [self.problem] if self.problem else []
         lines += [f"{row:<8} {text or '-'}" for row, text in rows.items()]
@@ -154,7 +157,7 @@ class RegionUpgrade:
         found = {}
         kept = {name: self.present[name] for name in self.change.kept}
         clocks = {name: note for name, note in kept.items() if note.kind == "event_time"}
-        for source in [name for name in self.change.new if self._kind(name) == "source"]:
+        for source in [name for name in self.change.new if self._kind(name, "new") == "source"]:
             beside = {one for note in kept.values() if source in _above(note) for one in _above(note)}
             marks = [self._reached(name) for name, note in clocks.items() if beside & _above(note)]
             if reached := min(filter(None, marks), default=0):
@@ -182,16 +185,17 @@ class RegionUpgrade:
             "removed": change.removed,
         }
 
-    def _kind(self, name: str) -> str:
+    def _kind(self, name: str, row: str) -> str:
         """Return the kind of an operator, or what makes a result."""
-        stored = {} if self.last is None else self.last.operators
+        graphs = (self.present, {} if self.last is None else self.last.operators)
         operator, _, result = name.partition(":")
-        notes = [graph[operator] for graph in (self.present, stored) if operator in graph]
+        ordered = graphs[::-1] if row == "dropped" else graphs  # there may be another one of its name
+        notes = [graph[operator] for graph in ordered if operator in graph]
         made = [one.made_by for note in notes for one in note.results if one.name == result]
         return made[0] if made else notes[0].kind
 
-    def _described(self, name: str) -> str:
-        text, note = self._kind(name), self.present.get(name)
+    def _described(self, name: str, row: str) -> str:
+        text, note = self._kind(name, row), self.present.get(name)
         if note is not None and not note.is_stateless and note.detail:
             text += f", {note.detail}"
         parts = () if self.last is None else self.last.workers.values()

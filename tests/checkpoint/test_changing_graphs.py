@@ -28,6 +28,7 @@ from checkpoint.core.coordination.vocabulary import (
 from checkpoint.core.graph_change import (
     GraphOptions,
     OperatorNote,
+    ResultNote,
     born_with,
     compare,
     fingerprint,
@@ -454,6 +455,40 @@ def test_all_parts_of_an_application_are_compared_before_any_is_claimed() -> Non
         GraphChangeRefusedError, match=r"region 'shop\.clicks' was made by.*'longest' was count"
     ):
         check_application(shop(rows=AFTER, clicks=CLICKS | notes(longest="sum")), last)
+
+
+def sold(**results: str) -> dict[str, OperatorNote]:
+    made = tuple(ResultNote(name, by) for name, by in results.items())
+    return {"sold": msgspec.structs.replace(notes(sold="aggregate")["sold"], results=made)}
+
+
+def test_the_uids_of_results_are_in_orders_and_records_and_a_dry_run_names_their_options() -> None:
+    before = msgspec.structs.replace(
+        last_of(), operators=BEFORE | sold(n="Count()", s="Sum(price) int", few="Min(price) int")
+    )
+    after = BEFORE | sold(top="Max(price) int", n="Count()", s="Sum(price) double")
+    (found,) = plan_upgrade(shop(rows=after), {"shop.rows": before})
+    assert found.options == 'drop_state=("sold:few", "sold:s",), new_aggregates=("sold:top",)'
+    options = GraphOptions(drop_state=("sold:few", "sold:s"), new_aggregates=("sold:top",))
+    (found,) = plan_upgrade(shop(rows=after), {"shop.rows": before}, options)
+    assert found.fits
+    lines = str(found).splitlines()
+    assert "new      sold:s (Sum(price) double), sold:top (Max(price) int)" in lines
+    assert "dropped  sold:few (Min(price) int), sold:s (Sum(price) int)" in lines
+    region = started(before, operators=after, graph_options=options)
+    born = born_with("region", 1)
+    uids = {"sold:s": f"{born}s", "sold:top": f"{born}top"}
+    assert [(order.moves, order.uids) for _, order in region.sent(Restore)] == [(True, uids)] * 2
+    for worker in range(2):
+        region.receive(worker, Restored, last_step=5)
+    region.votes(2, step=5)
+    changed = region.appended()
+    assert (changed.operators, changed.uids) == (after, uids)
+    again = started(changed, operators=after, graph_options=options)
+    assert [(order.moves, order.uids) for _, order in again.sent(Restore)] == [(False, uids)] * 2
+    (back,) = plan_upgrade(shop(rows=dict(before.operators)), {"shop.rows": changed})
+    assert "was replaced" not in str(back)
+    assert 'drop_state=("sold:s", "sold:top",), new_aggregates=("sold:few",)' in str(back)
 
 
 def test_a_dry_run_names_the_options_that_permit_what_is_refused() -> None:
