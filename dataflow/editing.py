@@ -36,7 +36,7 @@ from checkpoint import (
     rows_made_of,
     rows_to_add,
 )
-from checkpoint.chains.manifest_log import ManifestView, StoreHost, read_manifest
+from checkpoint.chains.manifest_log import ManifestView, StoreHost, last_checkpoints_of, read_manifest
 from checkpoint.chains.state_blocks import (
     StateFold,
     encode_block,
@@ -62,7 +62,7 @@ from checkpoint.runtime import checkpoint_named, wall_time_ms
 from dataflow.core.event_time import UNKNOWN, Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import UserFault, nearest
-from dataflow.graph.builder import Graph, GraphPart, parts_of
+from dataflow.graph.builder import Graph, GraphPart, parts_named, parts_of
 from dataflow.graph.plan import GraphPlan
 from dataflow.operators.apply import same_rows
 from dataflow.operators.base import OperatorContext
@@ -528,7 +528,8 @@ async def edit_state(
     the store raises.
     """
     given = {operator: as_table(operator, rows) for operator, rows in tables.items()}
-    part = _part_of(graph, name or graph.name, given)
+    application = name or graph.name
+    part = _part_of(graph, application, given, await last_checkpoints_of(store, application))
     plan, region = part.graph.plan(), part.name
     named = checkpoint_named(to) if to else ""
 
@@ -565,8 +566,10 @@ def _note(plan: PlannedEdit, why: str) -> Edit:
     return Edit(by=requester(), wall_time_ms=wall_time_ms(), why=why, tables=counts)
 
 
-def _part_of(graph: Graph, application: str, tables: Mapping[str, object]) -> GraphPart:
-    parts = [part for part in parts_of(graph, application) if part.settings is not None]
+def _part_of(
+    graph: Graph, application: str, tables: Mapping[str, object], regions: Mapping[str, Checkpoint]
+) -> GraphPart:
+    parts = [part for part in parts_named(graph, application, regions) if part.settings is not None]
     owners = {
         operator: part
         for operator in tables

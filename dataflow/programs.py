@@ -8,9 +8,9 @@ from pathlib import Path
 
 import trio
 
-from checkpoint import Checkpoint, GraphOptions, RegionSpec, continued_regions
+from checkpoint import Checkpoint, GraphOptions, RegionSpec
 from checkpoint.chains.manifest_log import last_checkpoints_of
-from dataflow.graph.builder import Graph, GraphPart, parts_of
+from dataflow.graph.builder import Graph, GraphPart, parts_named, parts_of
 from dataflow.handle import spec_of_part
 from dos_client import open_store
 from dos_protocol.errors import LocalProtocolError
@@ -53,19 +53,7 @@ def parts_in_store(
         async with open_store(store_url, token=token, client=f"application {application}") as store:
             return await last_checkpoints_of(store, application)
 
-    return _under_their_names(graph, application, parts, trio.run(read), options)
-
-
-def _under_their_names(
-    graph: Graph,
-    application: str,
-    parts: list[GraphPart],
-    regions: Mapping[str, Checkpoint],
-    options: GraphOptions,
-) -> list[GraphPart]:
-    operators = {part.name: part.graph.plan().operators for part in parts if part.settings is not None}
-    names = continued_regions(application, operators, regions, options)
-    return parts_of(graph, application, names) if names else parts
+    return parts_named(graph, application, trio.run(read), options)
 
 
 def load_program(
@@ -74,10 +62,7 @@ def load_program(
     """Return the specification of the first region of a program, with the others beside it. It names no
     store. regions: as for `continued_regions`. Raises as that, `load_graph`, and GraphError.
     """
-    graph = load_graph(text)
-    parts = parts_of(graph, application)
-    if len(parts) > 1:
-        parts = _under_their_names(graph, application, parts, regions, options)
+    parts = parts_named(load_graph(text), application, regions, options)
     first, *others = (
         spec_of_part(part, {}, application=application, store_url="dos://nowhere") for part in parts
     )

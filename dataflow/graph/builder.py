@@ -20,7 +20,15 @@ from typing import Any, Final, Literal, NoReturn, Self
 
 import pyarrow as pa
 
-from checkpoint import Begin, GraphChange, GraphOptions, OutputIdentity, compare
+from checkpoint import (
+    Begin,
+    Checkpoint,
+    GraphChange,
+    GraphOptions,
+    OutputIdentity,
+    compare,
+    continued_regions,
+)
 from dataflow.core.plan import (
     KIND_RULES,
     NodeSpec,
@@ -1058,6 +1066,20 @@ def parts_of(
         part.graph.plan()  # the part has other sources than the whole graph
         part_options(part)
     return parts
+
+
+def parts_named(
+    graph: Graph, application: str, regions: Mapping[str, Checkpoint], options: GraphOptions | None = None
+) -> list[GraphPart]:
+    """Return the parts of an application under the names of the regions that they continue. regions: the last
+    checkpoints of those in the store. Raises as `parts_of`, and GraphChangeRefusedError.
+    """
+    parts = parts_of(graph, application)
+    if len(parts) == 1:
+        return parts
+    operators = {part.name: part.graph.plan().operators for part in parts if part.settings is not None}
+    names = continued_regions(application, operators, regions, options or GraphOptions())
+    return parts_of(graph, application, names) if names else parts
 
 
 def logs_between(parts: Sequence[GraphPart]) -> list[tuple[str, str, str]]:

@@ -394,6 +394,19 @@ def test_rows_that_a_sink_has_shown_stay_when_it_is_gone() -> None:
     assert other.former_sinks == last.former_sinks
 
 
+def test_a_program_that_removes_such_a_sink_states_that_its_rows_stay() -> None:
+    stated = {"irrevocable": {"out": "it is sent"}}
+    first = msgspec.structs.replace(last_of(), **stated)
+    graph = notes(rows="source", count="count", other="sink")
+    options = GraphOptions(removed={"out": None}, without_specs=True)
+    _, last = upgraded((first,), graph, graph_options=options)
+    assert (last.irrevocable, last.former_sinks) == ({}, {"out": FormerSink("it is sent", 2)})
+    assert republished(last, first) == {}, "nothing was shown between the two"
+    later = msgspec.structs.replace(last, number=3, step=last.step + 1)
+    assert republished(later, first) == {"out": "it is sent"}
+    assert republished(later, last) == {}
+
+
 def test_a_sink_that_is_renamed_is_not_gone() -> None:
     last = msgspec.structs.replace(last_of(), irrevocable={"out": "it is sent"})
     irrevocable = {"post": "it is sent"}

@@ -21,8 +21,9 @@ from dataflow import (
     autonomous,
     consistent,
 )
-from dataflow.graph.builder import part_options, parts_of
+from dataflow.graph.builder import part_options, parts_named, parts_of
 from examples.shop import shop
+from tests.checkpoint.manifest_samples import a_checkpoint
 
 WORDS = "word string"
 
@@ -100,6 +101,26 @@ def test_logs_that_cannot_be_read_are_refused_with_a_reason() -> None:
     region_of(circle, "a", LogSource("b_out", WORDS)).sink("a_out", LogSink())
     region_of(circle, "b", LogSource("a_out", WORDS)).sink("b_out", LogSink())
     assert "regions app.a, app.b read each other's output in a cycle" in refusal(circle)
+
+
+def test_the_parts_of_a_program_are_named_as_the_regions_that_they_continue() -> None:
+    def graph(first: str) -> Graph:
+        found = Graph("g")
+        region_of(found, first, InputSource("x", WORDS)).key_by("by", "word").count("counts").sink(
+            "out", LogSink()
+        )
+        region_of(found, "again", LogSource("out", WORDS)).sink("shown", LogSink())
+        return found
+
+    before = {part.name: part.graph.plan().operators for part in parts_of(graph("rows"), "app")}
+    stored = {
+        name: a_checkpoint(operators=operators, application="app") for name, operators in before.items()
+    }
+    assert [part.name for part in parts_named(graph("rows"), "app", {})] == ["app.rows", "app.again"]
+    first, second = parts_named(graph("sold"), "app", stored)
+    assert [first.name, second.name] == ["app.rows", "app.again"]
+    assert second.reads == ("app.rows",), "a log is read from where it is"
+    assert second.graph.plan().operators == before["app.again"]
 
 
 def test_edges_and_names_that_a_log_cannot_carry_are_refused() -> None:
