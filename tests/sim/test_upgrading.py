@@ -15,7 +15,7 @@ from tests.sim.upgrading.rules import OMISSIONS
 from tests.support.parts import with_long
 
 FOUND: Final = {
-    "replay-old-steps": ("all", 11),
+    "replay-old-steps": ("sources", 3),
     "no-quiet-check": ("all", 27),
     "stop-does-not-pause": ("all", 0),
     "take-back-without-line": ("outside", 0),

@@ -353,8 +353,9 @@ class Driver:
             if without != "not-decided-under-the-claim":
                 self._change = self._fits(region.last)
                 self._refuse_without_rows(region.last)
-        yield from self._hold_all(region.last.checkpoint)
         change, last = self._change, region.last
+        self._check_claim()  # so nobody has appended a record since it was decided
+        yield from self._hold_all(last.checkpoint)
         is_quiet = last.checkpoint.is_quiet
         if self.asks and not (last.checkpoint.rewound or last.checkpoint.in_origin):
             is_quiet = self._last_step(last.checkpoint) <= last.checkpoint.step
