@@ -89,7 +89,8 @@ def write_error(error: BaseException) -> type[SinkWriteError]:
     """Return as which error a sink reports one of its destination."""
     cause = getattr(error, "orig", error)  # of a database, below SQLAlchemy's
     state, code = getattr(cause, "sqlstate", None), getattr(cause, "sqlite_errorcode", None)
-    refused = isinstance(cause, OSError) and cause.errno in _REFUSALS
+    refused = isinstance(cause, ImportError)  # the driver of a database is not installed
+    refused = refused or (isinstance(cause, OSError) and cause.errno in _REFUSALS)
     refused = refused or (isinstance(state, str) and state.startswith(_SQL_REFUSALS))
     refused = refused or (isinstance(code, int) and code & 0xFF in _SQLITE_REFUSALS)
     return SinkRefusedError if refused else SinkWriteError

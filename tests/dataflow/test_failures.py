@@ -295,7 +295,11 @@ def test_which_errors_of_a_destination_another_attempt_would_have_again(tmp_path
         return sa.exc.DBAPIError("", {}, OfServer(state))
 
     again: list[Exception] = [OSError(code, "") for code in (errno.EACCES, errno.EROFS, errno.ENOTDIR)]
-    again += [of_database(f"{tmp_path}/none/d"), of_database(f"{tmp_path}/text")]
+    again += [
+        ModuleNotFoundError("No module named 'MySQLdb'"),
+        of_database(f"{tmp_path}/none/d"),
+        of_database(f"{tmp_path}/text"),
+    ]
     again += [below(state) for state in ("42501", "28P01", "3D000", "42P01")]
     assert [write_error(one) for one in again] == [SinkRefusedError] * len(again)
     others: list[Exception] = [OSError(code, "") for code in (errno.EIO, errno.ENOSPC, errno.ETIMEDOUT)]
