@@ -476,6 +476,23 @@ class PublishedOutput:
             return None
         return {split_of(worker): at.size for worker, at in covered_in(checkpoint, self.uid).items()}
 
+    async def watch_end(self, read: int) -> None:
+        """Return if the log is not that of a removed sink. Otherwise run until it is cancelled, and raise
+        OutputRewoundError if a restore takes the removal back: more rows may follow. read: the last step that
+        was read.
+        """
+        ended = None
+        while True:
+            checkpoint = await self.last_checkpoint()
+            now = None if checkpoint is None else checkpoint.ended.get(self.uid)
+            if checkpoint is None or (ended is None and now is None):
+                return
+            ended = ended or now
+            if now is None or ended is None or now.ends != ended.ends:
+                step = min(read, checkpoint.rewinds[-1].step) + 1 if checkpoint.rewinds else 1
+                raise self.rewound(checkpoint, read=read, step=step)
+            await trio.sleep(limits.inputs_poll_s)
+
     async def position(self, split: str) -> Position | None:
         """Return the position of a worker's log in the last checkpoint."""
         return (await self.log(split)).covered

@@ -10,6 +10,7 @@ from typing import TypeVar
 import trio
 
 from checkpoint import Checkpoint, InputPiece, SplitPosition, WorkerCheckpoint, limits
+from checkpoint.chains.output_reading import PublishedOutput
 from checkpoint.errors import InputTrimmedError
 from dataflow.errors import InputChangedError
 from dataflow.graph.plan import GraphPlan
@@ -77,6 +78,8 @@ class Prefetcher:
         self.buffer = PrefetchBuffer(woken=woken, roomy=roomy)
         self._ends: dict[str, int] | None = None
         self._skip: Mapping[str, Follower] = {}
+        self._last_step = 0
+        """Of an output log: the last step that was read."""
         self._reached: dict[str, int] = {}
         """Split -> the position up to which the buffer was filled."""
         self._measured_at: dict[str, float] = {}
@@ -134,6 +137,8 @@ class Prefetcher:
                 self._skip = await _patiently(self._origin.present)
             await self._find_all(nursery)
         self.buffer.complete()
+        if isinstance(self._origin, PublishedOutput):
+            await _patiently(partial(self._origin.watch_end, self._last_step))
 
     async def _register(self) -> None:
         if self._consumer:
@@ -207,6 +212,7 @@ class Prefetcher:
             with trio.move_on_after(limits.heartbeat_s):
                 await room.wait()
         self.buffer.put(piece)
+        self._last_step = max(self._last_step, piece.digest)
         self._reached[piece.split] = piece.end
 
     async def _measure(self, split: str, follower: Follower) -> None:

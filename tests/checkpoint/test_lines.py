@@ -459,3 +459,32 @@ def test_a_log_that_a_restore_took_back_as_a_whole_is_no_wait_without_end() -> N
         assert await follows.splits() == [], "it may come again with a later graph"
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("revived", [True, False], ids=["taken back", "stays"])
+def test_a_reader_that_knows_the_end_of_a_log_learns_that_a_restore_took_the_removal_back(
+    revived: bool,
+) -> None:
+    async def main() -> None:
+        model = RestoredOutputModel(Publish.STEP, random.Random(1))
+        await model.open()
+        await model.settle()
+        before = model.kept[-1]
+        published = PublishedOutput(model.store, REGION, SINK)  # type: ignore[arg-type]
+        await published.watch_end(0)  # it has not ended
+        await model.remove()
+        target = before if revived else model.kept[-1]
+        await trio.sleep(1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(published.watch_end, before.step)
+            await trio.sleep(5)
+            await model._append(restored(model.kept, target, model.incarnation))
+            await trio.sleep(5)
+            nursery.cancel_scope.cancel()
+
+    if not revived:
+        trio.run(main, clock=MockClock(autojump_threshold=0))
+        return
+    with pytest.raises(ExceptionGroup) as group:
+        trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert group.group_contains(OutputRewoundError, match="restored to checkpoint 1")
