@@ -32,6 +32,7 @@ from checkpoint.core.links.messages import (
 from checkpoint.core.records.manifest import WorkerCheckpoint
 from checkpoint.core.records.outputs import output_chain
 from journal.core.chain import Position
+from tests.checkpoint.manifest_samples import notes
 from tests.checkpoint.region_model import Driver, Process, RegionModel
 
 SINK = "out"
@@ -114,7 +115,12 @@ class BatchModel(RegionModel):
     """A region of some workers and the query that drives it."""
 
     def __init__(self, rng: random.Random, workers: int = 2) -> None:
-        super().__init__(workers, max_consecutive_reset_attempts=10_000, trigger="operator")
+        super().__init__(
+            workers,
+            max_consecutive_reset_attempts=10_000,
+            trigger="operator",
+            operators=notes(**{SINK: "sink"}),
+        )
         self.rng = rng
         self.spark = Spark()
         self.tasks: list[Task] = []

@@ -527,7 +527,7 @@ def test_a_dry_run_shows_what_an_upgrade_would_change_and_claims_nothing(
         (found,) = json.loads(refused.stdout)
         assert not found["fits"]
         assert [one["operator"] for one in found["refused"]] == ["counts", "out"]
-        assert found["options"] == 'drop_state=("counts",)'
+        assert found["options"] == 'drop_state=("counts",), removed={"out": None}'
         gone = dry_run(f"{__name__}:of_others", "--removed", "rows", "--json")
         assert gone.returncode == 1, "the counts would continue with rows of another source"
         (removed,) = json.loads(gone.stdout)[0]["changes"]["removed"]
