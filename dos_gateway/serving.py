@@ -80,8 +80,7 @@ async def replay(reader: Claim | Store, state: ChainState, directory: str | None
                         tree = Tree.after(change, notes)
                     else:
                         tree.apply(change, end)
-    while tree.space.notes and tree.space.notes[0][:2] < tuple(state.released):
-        tree.space.forget_lowest()  # its bodies were copied forward, and the release is acknowledged
+    tree.space.forget_below(state.released)  # their bodies were copied forward
     return tree
 
 
@@ -409,32 +408,29 @@ class ServedTree:
 
     async def _give_back(self) -> None:
         """Copy what lives in the lowest segment forward, then release it."""
-        space = self.tree.space
-        lowest = space.to_empty(self._writer.end.size, min(self._pins.values(), default=None))
-        # Only below the newest snapshot that is acknowledged: a replay needs what follows (R14).
-        if lowest is None or space.released_by() > self._writer.floor:
+        space, pinned = self.tree.space, min(self._pins.values(), default=None)
+        going = space.to_empty(self._writer.end.size, pinned, self._writer.floor)
+        if not going:
             return
-        for file in space.files_in(lowest):
+        for file in space.files_in(going[0]):
             await self._copy_forward(file)
-        await self._writer.wait_synced()
-        floor = space.released_by()
+        floor = space.floor_above(going[-1])
         await self._move(lambda: self._writer.release(floor))
-        space.forget_lowest()
+        space.forget_below(floor)
 
     async def _copy_forward(self, file: int) -> None:
         node = self.tree.by_id.get(file)
         if node is None:
             return
-        before, extents = node.extents, []
-        for extent in before:
+        extents = []
+        for extent in node.extents:
             data = await self._read(extent)
             await self._may_append()
             extents.append(extent_of(data, self._append(piece_record(data))))
             self.copied_bytes += len(data)
             await self._writer.wait_room()
         await self._may_append()
-        if self.tree.by_id.get(file) is node and node.extents is before:
-            self._change(CopyForward(file, tuple(extents)))
+        self._change(CopyForward(file, tuple(extents)))  # nothing, if the file went meanwhile
 
     async def _move(self, move: Callable[[], Awaitable[None]]) -> None:
         """Open a new segment; nothing is appended meanwhile."""

@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple
 
 from dos_gateway.limits import slack_bytes
@@ -74,27 +75,34 @@ class BodySegments:
         """Return the bytes of the chain that are not released, up to its end."""
         return end - self._notes[0].base if self._notes else 0
 
-    def to_empty(self, end: int, pinned: int | None) -> SegmentNote | None:
-        """Return the lowest segment if the chain is too long for what lives in it: its files are copied, then
-        it is released. One at a time, so that the space for the copies is bounded.
+    def to_empty(self, end: int, pinned: int | None, limit: tuple[int, int]) -> list[SegmentNote]:
+        """Return the lowest segments that go, if the chain is too long for what lives in it: the files in the
+        first are copied, and nothing lives in the others. So the space for the copies is bounded.
 
-        pinned: the lowest offset of a piece of an upload that is not finished. Not the current segment.
+        pinned: the lowest offset of a piece of an upload that is not finished. limit: the (epoch, base) of
+        the newest snapshot that is acknowledged; a replay needs what follows (R14).
         """
-        if len(self._notes) < 2 or self.bytes_up_to(end) <= 2 * self.live_bytes + slack_bytes:
-            return None
-        lowest, following = self._notes[:2]
-        if pinned is not None and pinned < following.base:
-            return None
-        return lowest
+        going: list[SegmentNote] = []
+        if self.bytes_up_to(end) <= 2 * self.live_bytes + slack_bytes:
+            return going
+        for note, above in pairwise(self._notes):
+            is_pinned = pinned is not None and pinned < above.base
+            if is_pinned or above[:2] > limit or (going and note.base in self._files):
+                break
+            going.append(note)
+        return going
 
     def files_in(self, segment: SegmentNote) -> list[int]:
         """Return the files with bytes in a segment."""
         return sorted(self._files.get(segment.base, ()))
 
-    def released_by(self) -> tuple[int, int]:
-        """Return the floor (epoch, base) with which the lowest segment is released."""
-        return self._notes[1].epoch, self._notes[1].base
+    def floor_above(self, segment: SegmentNote) -> tuple[int, int]:
+        """Return the floor (epoch, base) with which all segments up to this one are released."""
+        above = self._notes[self._bases.index(segment.base) + 1]
+        return above.epoch, above.base
 
-    def forget_lowest(self) -> None:
-        assert self._notes[0].base not in self._files, "a released segment holds no live bytes"
-        del self._notes[0], self._bases[0]
+    def forget_below(self, floor: tuple[int, int]) -> None:
+        """Forget the segments that are released."""
+        while self._notes and self._notes[0][:2] < floor:
+            assert self._notes[0].base not in self._files, "a released segment holds no live bytes"
+            del self._notes[0], self._bases[0]

@@ -248,3 +248,24 @@ def test_the_tree_is_what_its_model_says_and_so_are_its_replays(first: int) -> N
             assert [other.space.files_in(one) for one in tree.space.notes] == [
                 tree.space.files_in(one) for one in tree.space.notes
             ]
+
+
+def test_only_temporary_files_that_were_there_may_replace_a_marked_file() -> None:
+    tree, position = Tree([SegmentNote(1, 0, 0, 0)]), 0
+
+    def apply(change: Change | bool | None) -> None:
+        nonlocal position
+        assert change is not None
+        assert not isinstance(change, bool)
+        position += 100
+        tree.apply(change, position)
+
+    for path in ("/a", f"/{NAMES[3]}"):
+        apply(PutFile(path, TIME_MS, tree.next_id))
+    apply(tree.remove(("a",), recursive=False, now_ms=TIME_MS))
+    apply(PutFile(f"/{NAMES[4]}", TIME_MS, tree.next_id))
+    with pytest.raises(HadoopError, match="already exists"):
+        tree.move((NAMES[4],), ("a",), "NONE", TIME_MS)
+    apply(tree.move((NAMES[3],), ("a",), "NONE", TIME_MS))
+    with pytest.raises(HadoopError, match="already exists"):
+        tree.move((NAMES[4],), ("a",), "NONE", TIME_MS)

@@ -237,6 +237,10 @@ class MemoryClaim:
             self.answers[server.server_id] = server.entries(self.directory)
             self._sweep(server)
 
+    @property
+    def ended(self) -> FencedError | None:
+        return self.lost
+
     def collect(self, garbage: Callable[[str], bool]) -> None:
         """At once on the members that are there and claimed, on others when they join."""
         if self.lost is not None:
