@@ -12,13 +12,14 @@ from typing import Final
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from dos_gateway import serving
 from dos_gateway.core.hadoop import HadoopError
 from dos_gateway.serving import ServedTree
 from dos_protocol.errors import DosError
 from tests.journal.memory_store import MemoryClaim, MemoryStore
+from tests.shells.trio_run import run_deterministic
 
 DIRECTORY: Final = "t.fs"
 FINAL: Final = ("d", "final")
@@ -159,7 +160,7 @@ async def body(size: int) -> AsyncIterator[bytes]:
 def run_history(seed: int, monkeypatch: pytest.MonkeyPatch) -> History:
     monkeypatch.setattr(serving, "clock", trio.current_time)
     history = History(seed)
-    trio.run(history.run, clock=MockClock(autojump_threshold=0))
+    run_deterministic(lambda _: history.run(), seed)
     return history
 
 
