@@ -29,6 +29,7 @@ from dataflow import (
     Sum,
     Tumbling,
 )
+from dataflow.editing import as_table, edited_tables
 from dataflow.operators.aggregates import Aggregate
 from dataflow.testing import Trial
 
@@ -191,6 +192,13 @@ def test_the_checkpoint_after_a_change_has_all_keys_with_the_present_columns(win
     before = len(trial._blocks[0])
     trial.step({}, checkpoint=True)
     assert all(operator != "agg" for operator, _ in trial._blocks[0][before:]), "only once"
+
+
+def test_rows_that_a_person_writes_have_the_uids_of_results() -> None:
+    plan, given = graph_of(GRAPHS[1]).plan(), as_table("agg", [])
+    (edited,) = edited_tables(plan, "region", {"agg": given}, {"agg:rows": "_1f-rows"}).values()
+    assert {"_1f-rows", "sum"} < stored_names(edited.schema).keys()
+    assert "rows" in edited.schema.names
 
 
 def test_a_result_may_have_another_name() -> None:
