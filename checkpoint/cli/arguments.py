@@ -348,6 +348,12 @@ def doing_text(found: Mapping[str, Any]) -> str:
 
 def change_text(change: dict[str, Any], workers: int) -> str:
     """Return one line about a change of the workers that is under way."""
+    if (heir := change.get("handsTo")) is not None:
+        lent = change["phase"] == "handing over"
+        waits = (
+            f"lent, at most {limits.lease_s:g} s, until that driver claims it" if lent else "pausing for it"
+        )
+        return f"handing over to the driver of {heir or 'somebody'} for {change['seconds']:.1f} s: {waits}"
     if change["replaces"] is not None:
         text = f"replacing worker {change['replaces']} for {change['seconds']:.1f} s: {change['phase']}"
     else:

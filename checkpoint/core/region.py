@@ -384,6 +384,8 @@ class ScalingStatus:
     """For how long about no input will be taken; None if that is not known."""
     replaces: int | None = None
     """The worker that gets another process; None if the number of workers changes."""
+    hands_to: str | None = None
+    """Whose driver takes the region over; None if no worker changes driver."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,7 +232,7 @@ _ROWS: Final = (
     ),
     Verb(
         name="hand_over",
-        wanted=lambda request: HandOverWanted(request.id),
+        wanted=lambda request: HandOverWanted(request.id, request.asked_by),
         wait_s=_CHANGE_S,
         done="paused after checkpoint {checkpoint}",
         refusal=NotHandedOverError,

@@ -56,8 +56,9 @@ function Now({ region }) {
         <${Fact} name="a recovery takes" value=${status.recovery ? `about ${seconds(status.recovery.seconds)}` : "?"} />`}
       <${Fact} name="driver" value=${region.driver ?? last?.driver ?? ""} />
     </div>
-    ${status?.scaling && html`<${Notice}>Going to ${status.scaling.workers} workers: ${status.scaling.phase}, since
-      ${" "}${seconds(status.scaling.seconds)}.<//>`}`;
+    ${status?.scaling && html`<${Notice}>${status.scaling.handsTo == null
+        ? `Going to ${status.scaling.workers} workers` : `Another driver, of ${status.scaling.handsTo}, takes it over`}:
+      ${" "}${status.scaling.phase}, since ${seconds(status.scaling.seconds)}.<//>`}`;
 }
 
 const Fact = ({ name, value, more }) => html`<div><div class="name">${name}</div>

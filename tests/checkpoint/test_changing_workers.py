@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from checkpoint import limits
+from checkpoint.cli.arguments import change_text
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     AskForRegion,
@@ -53,8 +54,9 @@ from checkpoint.core.links.messages import (
     Start,
     Stop,
 )
+from checkpoint.core.progress import as_json
 from checkpoint.core.records.lines import restored
-from checkpoint.core.records.manifest import Checkpoint, ReplacedGraph
+from checkpoint.core.records.manifest import BatchNote, Checkpoint, ReplacedGraph
 from checkpoint.core.region import (
     AutoScale,
     AutoScaleStatus,
@@ -901,6 +903,18 @@ def test_a_region_is_not_lent_where_that_is_impossible() -> None:
     region.play(ScaleWanted(3), HandOverWanted("ann"))
     (event,) = region.events(HandOverSettled)
     assert "the region is already going to 3 workers" in event.error
+    region = CoordinatorHarness().run()
+    region.commit(1, step=5)
+    region.play(ReplaceWanted((1,)), HandOverWanted("ann"))
+    (event,) = region.events(HandOverSettled)
+    assert "worker 1 is being replaced: wait, or cancel that first" in event.error
+    region = CoordinatorHarness().run()
+    last = region.commit(1, step=5)
+    batch = BatchNote(query="q", number=3, time_us=0, rows=1)
+    region.core.run.committed(msgspec.structs.replace(last, batch=batch))
+    region.play(HandOverWanted("ann"))
+    (event,) = region.events(HandOverSettled)
+    assert "a query drives the region: stop the query" in event.error
     lent_region = lent()
     lent_region.play(ScaleWanted(3))
     assert "is being handed over" in lent_region.events(ScaleSettled)[0].error
@@ -910,6 +924,21 @@ def test_a_region_is_not_lent_where_that_is_impossible() -> None:
     )
     lent_region.play(StopWanted())
     assert lent_region.core.run.outcome.state is RegionState.STOPPED
+
+
+def test_the_status_shows_to_whom_a_region_is_handed_over() -> None:
+    region = CoordinatorHarness(shows_steps=True).run()
+    region.commit(1, step=5)
+    region.play(HandOverWanted("1", "ann@h1"))
+    text = change_text(as_json(region.core.status().scaling), 2)
+    assert text == "handing over to the driver of ann@h1 for 0.0 s: pausing for it"
+    pause = region.core.checkpoints.pause
+    region.receive_from_all(Paused, pause=pause, step=7, counters=Counters(step=7))
+    region.take()
+    region.votes(2, step=8)
+    region.appended()
+    text = change_text(as_json(region.core.status().scaling), 2)
+    assert text.endswith("lent, at most 30 s, until that driver claims it")
 
 
 def test_a_driver_is_not_told_that_a_region_is_lent_before_nothing_is_shown_after_its_checkpoint() -> None:

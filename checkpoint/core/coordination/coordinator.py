@@ -297,6 +297,7 @@ class StatusReporter:
             sum(report.total_bytes for report in change.copied.values()),
             None if recovery is None else recovery.claim_s + recovery.state_s,
             change.replaces,
+            None if change.hands_to is None else change.hands_to.asked_by,
         )
 
     def _under_way(self) -> UnderWayStatus | None:

@@ -241,6 +241,8 @@ class HandOverWanted(UserRequest):
 
     by: str
     """The request, so that each driver gets the answer to its own."""
+    asked_by: str = ""
+    """Whose driver it is, for people."""
 
     @property
     def key(self) -> Key:
