@@ -353,7 +353,7 @@ def change_text(change: dict[str, Any], workers: int) -> str:
         waits = (
             f"lent, at most {limits.lease_s:g} s, until that driver claims it" if lent else "pausing for it"
         )
-        return f"handing over to the driver of {heir or 'somebody'} for {change['seconds']:.1f} s: {waits}"
+        return f"handing over to the driver of {heir or '?'} for {change['seconds']:.1f} s: {waits}"
     if change["replaces"] is not None:
         text = f"replacing worker {change['replaces']} for {change['seconds']:.1f} s: {change['phase']}"
     else:

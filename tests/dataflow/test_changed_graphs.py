@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from checkpoint.coordinator.control import RegionListener
+from checkpoint.coordinator.shell import RegionShell
 from checkpoint.core.region import RegionState, StateChanged
 from checkpoint.errors import GraphChangeRefusedError, RegionFailedError
 from dataflow import (
@@ -118,10 +119,21 @@ def test_a_filter_is_put_in_and_taken_out_and_the_counts_continue(
 @pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("publish", ["step", "checkpoint"])
 def test_a_running_region_is_handed_over_to_a_program_with_another_graph(
-    shared_store: str, tmp_path: Path, publish: str
+    shared_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, publish: str
 ) -> None:
-    """Every row counts once, in one of the graphs."""
+    """Every row counts once, in one of the graphs. `STEPS` has all messages between the drivers' cores."""
     name = tmp_path.name
+    seen: dict[str, set[str]] = {"new": set(), "old": set()}
+    for method in ("_handle", "_perform"):
+        original = getattr(RegionShell, method)
+
+        def noted(shell: RegionShell, step: Any, original: Any = original) -> None:
+            who = "new" if shell.spec.hand_over else "old"
+            if who == "new" or "HandOverWanted" in seen["old"] or name_of(step) == "HandOverWanted":
+                seen[who].add(name_of(step))
+            original(shell, step)
+
+        monkeypatch.setattr(RegionShell, method, noted)
     sent = 0
     with open_blocking(shared_store) as client, ExitStack() as programs:
         shown = partial(client.portal.call, last_rows, client.store, name)
@@ -142,6 +154,11 @@ def test_a_running_region_is_handed_over_to_a_program_with_another_graph(
             sent += 10
         assert old.status.state is RegionState.FENCED
         until(lambda: heir.status.state is RegionState.RUNNING, "the other driver runs it", 60)
+        assert {*STEPS["new"]} <= seen["new"] <= {*STEPS["new"]} | OF_ANY_TIME | {"RequestCheckpoint"}
+        assert seen["old"] <= {*STEPS["old"]} | OF_ANY_TIME
+        assert {*STEPS["old"]} <= seen["old"] or publish == "checkpoint", (
+            "without new rows it has a checkpoint"
+        )
         send(client, name, range(100_000, 100_010))
         blocking.close_input(client, name, "rows")
         assert finished(heir), heir.status
@@ -232,7 +249,7 @@ def test_operators_are_opened_before_the_region_pauses_for_a_hand_over(
 
 
 class Told(RegionListener):
-    """What a listener of a handle is told."""
+    """Keeps the starts and ends that a listener of a handle receives."""
 
     def __init__(self) -> None:
         self.starts: list[int] = []
@@ -248,7 +265,7 @@ class Told(RegionListener):
 @pytest.mark.process
 @pytest.mark.usefixtures("forks")
 def test_a_handle_continues_with_another_graph_or_with_its_own(shared_store: str, tmp_path: Path) -> None:
-    """Who waits for the end of the region is told of no end in between. Every row counts once."""
+    """The end of the former driver is not reported as that of the region. Every row counts once."""
     name, told = tmp_path.name, Told()
     with open_blocking(shared_store) as client:
         shown = partial(client.portal.call, last_rows, client.store, name)
@@ -288,7 +305,7 @@ def test_a_handle_continues_with_another_graph_or_with_its_own(shared_store: str
     assert told.ends == ["FINISHED"]
     assert len(told.starts) == 3
     ends = [event.state for event in watch.events if isinstance(event, StateChanged) and event.state.is_end]
-    assert ends == [RegionState.FINISHED], "the observer is told of no other end"
+    assert ends == [RegionState.FINISHED], "the observer receives no other end"
 
 
 def without_top(row: dict[str, Any]) -> tuple[str, int]:
@@ -352,18 +369,19 @@ DRIVER = """
 import os, signal, sys
 from checkpoint.coordinator.shell import RegionShell
 from dataflow.local import run_local
-from tests.dataflow.test_changed_graphs import PROGRAMS
+from tests.dataflow.test_changed_graphs import PROGRAMS, name_of
 
 store, name, program, dies_at, folder = sys.argv[1:]
-perform = RegionShell._perform
+handle, perform = RegionShell._handle, RegionShell._perform
+begun = [program != "former"]
 
-def perform_or_die(shell, effect):
-    inner = getattr(effect, "message", getattr(effect, "event", effect))
-    if type(inner).__name__ == dies_at:
+def die_at(step):
+    begun[0] |= name_of(step) == "HandOverWanted"
+    if begun[0] and name_of(step) == dies_at:
         os.kill(os.getpid(), signal.SIGKILL)
-    perform(shell, effect)
 
-RegionShell._perform = perform_or_die
+RegionShell._handle = lambda shell, event: (die_at(event), handle(shell, event))
+RegionShell._perform = lambda shell, effect: (die_at(effect), perform(shell, effect))
 graph, options = PROGRAMS[program](name)
 options = {"workers": 2, "checkpoint_interval": 0.2, "standby": 0} | options
 run_local(graph, name=name, store=store, logs=folder, **options).awaitTermination()
@@ -393,7 +411,9 @@ def more_results() -> tuple[Graph, dict[str, Any]]:
 def killed_at(
     store: str, name: str, program: str, dies_at: str, logs: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A driver that kills itself when it is to send such a message, or to do what has that name."""
+    """A driver that kills itself when it is to handle or to send such a message, or to do what has that name;
+    the former one of a hand-over once it is asked for its region.
+    """
     command = [sys.executable, "-c", DRIVER, store, name, program, dies_at, str(logs)]
     with subprocess.Popen(command) as process:
         try:
@@ -402,17 +422,56 @@ def killed_at(
             process.kill()
 
 
+STEPS = {
+    "new": (
+        *("LaunchWorker", "Join", "ReadLastCheckpoint", "LastCheckpointRead", "CopyAhead", "CopiedAhead"),
+        *("AskForRegion", "HandOverAnswered", "OpenManifest", "ManifestOpened", "Restore", "Restored"),
+        *("Vote", "AppendCheckpoint", "CheckpointAppended", "CheckpointCommitted", "Committed", "Start"),
+    ),
+    "old": (
+        *("HandOverWanted", "Pause", "Paused", "RequestCheckpoint", "Vote", "AppendCheckpoint"),
+        *(
+            "CheckpointAppended",
+            "CheckpointCommitted",
+            "Committed",
+            "HandOverSettled",
+            "ManifestLost",
+            "Stop",
+        ),
+        *("OpenManifest", "ManifestTaken"),
+    ),
+}
+"""Driver -> the messages of a hand-over, in its process: what its core gets, and what it orders, in order."""
+OF_ANY_TIME = {
+    *("CoordinatorTick", "Heartbeat", "Progress", "CompanionReport", "StateChanged", "WorkerJoined", "Begin"),
+    *("StoreWaiting", "LinkDown", "CloseLink", "WorkerEnded", "CancelWorker", "WorkerLost", "End"),
+}
+QUICK = {("new", "AppendCheckpoint"), ("old", "HandOverSettled")}
+
+
+def name_of(step: Any) -> str:
+    return type(getattr(step, "message", getattr(step, "event", step))).__name__
+
+
 @pytest.mark.process
 @pytest.mark.usefixtures("forks")
-@pytest.mark.long
-@pytest.mark.parametrize("dies_at", ["Restore", "OpenManifest", "HandOverSettled"])
-def test_a_driver_that_is_killed_in_a_hand_over_leaves_the_region_to_the_other_one(
-    shared_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: str
+@pytest.mark.parametrize(
+    ("who", "dies_at"),
+    [
+        pytest.param(who, step, marks=() if (who, step) in QUICK else pytest.mark.long, id=f"{who}-{step}")
+        for who, steps in STEPS.items()
+        for step in steps
+    ],
+)
+def test_a_driver_that_is_killed_in_a_hand_over_leaves_a_region_that_runs_or_can_be_started(
+    shared_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str, dies_at: str
 ) -> None:
-    """The new one before its claim, and after its segment is open; the old one when it lends the region."""
+    """At each message, just before it counts. The other driver runs the region, unless the new one had
+    committed, or the old one had shown steps that no checkpoint has: then its program can be started again.
+    """
     monkeypatch.setattr("checkpoint.limits.lease_s", 5.0)
     monkeypatch.setattr("checkpoint.limits.heir_commits_s", 5.0)
-    version = 1 if dies_at == "HandOverSettled" else 2
+    version = 1 if who == "old" else 2
     name, other = tmp_path.name, 3 - version
     with open_blocking(shared_store) as client, ExitStack() as drivers:
         shown = partial(client.portal.call, last_rows, client.store, name)
@@ -421,11 +480,13 @@ def test_a_driver_that_is_killed_in_a_hand_over_leaves_the_region_to_the_other_o
             program = "former" if version == 1 else "heir"
             return drivers.enter_context(killed_at(shared_store, name, program, dies_at, tmp_path / program))
 
+        def start(of: int, folder: str, **options: Any) -> RegionHandle:
+            place = tmp_path / folder / name
+            place.mkdir(parents=True)
+            return drivers.enter_context(running(graph_of(of, "step"), shared_store, place, **options))[0]
+
         def survivor() -> RegionHandle:
-            options = {"hand_over": other == 2, "workers": 2}
-            return drivers.enter_context(running(graph_of(other, "step"), shared_store, tmp_path, **options))[
-                0
-            ]
+            return start(other, "other", hand_over=other == 2, workers=2)
 
         begin = (survivor, killed) if other == 1 else (killed, survivor)
         first = begin[0]()
@@ -436,13 +497,21 @@ def test_a_driver_that_is_killed_in_a_hand_over_leaves_the_region_to_the_other_o
         pair = (first, begin[1]())
         process, control = pair[::-1] if other == 1 else pair
         assert process.wait(90) == -signal.SIGKILL
+        runs = other
+        committed = who == "new" and STEPS["new"].index(dies_at) > STEPS["new"].index("AppendCheckpoint")
+        unstated = who == "old" and STEPS["old"].index(dies_at) <= STEPS["old"].index("AppendCheckpoint")
+        if committed or unstated:
+            assert not finished(control)
+            fenced = control.status.state is RegionState.FENCED
+            assert fenced if committed else isinstance(control.exception(), GraphChangeRefusedError)
+            runs, control = version, start(version, "again")
         send(client, name, range(30, 60))
-        until(lambda: is_shown(shown, 60 if other == 1 else 45), "the other driver runs the region", 90)
+        until(lambda: is_shown(shown, 60 if runs == 1 else 45), f"version {runs} runs the region", 90)
         assert control.status.state is RegionState.RUNNING
         blocking.close_input(client, name, "rows")
         assert finished(control), control.status
         found, steps = shown()
-    assert sum(found.values()) == (60 if other == 1 else 45)
+    assert sum(found.values()) == (60 if runs == 1 else 45)
     assert steps == sorted(set(steps)), "no step is shown twice"
 
 
