@@ -29,6 +29,7 @@ from dataflow.errors import (
     SchemaError,
     SinkFencedError,
     SinkOwnedError,
+    SinkRefusedError,
     SinkWriteError,
     UserFault,
 )
@@ -343,12 +344,30 @@ class _Database:
         self.engine = sa.create_engine(spec.url, pool_size=1, max_overflow=1, connect_args=waits)
         try:
             make_tables(self.engine, writers, staged, owners, *([self.target] if spec.create else []))
+            self._check_table()
             if not spec.shared:
                 self._record_owner(spec.table, owner)
             self._begin_to_write()
         except BaseException:
             self.engine.dispose()
             raise
+
+    def _check_table(self) -> None:
+        """Raise SinkRefusedError if the table does not exist, or lacks a column of the rows."""
+        name = self.target.name
+        try:
+            columns = [
+                str(one["name"]) for one in sa.inspect(self.engine).get_columns(name, self.target.schema)
+            ]
+        except sa.exc.NoSuchTableError as error:
+            text = f"there is no table {name!r} in the database"
+            raise SinkRefusedError(text, remedy="create it, or omit create=False") from error
+        known = {one.lower() for one in columns}
+        if missing := [one.name for one in self.target.columns if one.name.lower() not in known]:
+            raise SinkRefusedError(
+                f"table {name!r} has no column {missing[0]!r}, but {', '.join(map(repr, columns))}",
+                remedy="add the column, choose another table, or rename the column of the rows with a map",
+            )
 
     def _record_owner(self, table: str, owner: OutputOwner) -> None:
         with self.engine.connect() as connection:

@@ -36,9 +36,10 @@ from dataflow import (
     Stream,
 )
 from dataflow.errors import InputUnavailableError, SchemaError, SinkRefusedError, SinkWriteError, UserFault
-from dataflow.operators.base import Operator
+from dataflow.operators.base import Operator, OperatorContext
 from dataflow.sinks.base import SinkSpec, SinkWriter, write_error
 from dataflow.sinks.call import CallWriter
+from dataflow.sinks.sql import SqlSink
 from dataflow.sources.base import SourceReader, SourceSpec
 from dataflow.worker import companion, partitioning
 from dos_protocol.errors import text_of
@@ -305,6 +306,29 @@ def test_which_errors_of_a_destination_another_attempt_would_have_again(tmp_path
     others: list[Exception] = [OSError(code, "") for code in (errno.EIO, errno.ENOSPC, errno.ETIMEDOUT)]
     others += [ConnectionError("away"), ValueError(), *map(below, ("57P03", "08006", "53300"))]
     assert [write_error(one) for one in others] == [SinkWriteError] * len(others)
+
+
+@pytest.mark.parametrize("key", [(), ("v",)], ids=["rows", "by key"])
+def test_a_table_that_cannot_take_the_rows_is_refused_when_the_sink_is_opened(
+    key: tuple[str, ...], tmp_path: Path
+) -> None:
+    url, schema = f"sqlite:///{tmp_path}/d", pa.schema([("v", pa.int64())])
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("create table other (q int)"))
+        connection.execute(sa.text("create table upper (V int primary key, q int)"))
+
+    def opened(table: str) -> None:
+        sink = SqlSink(url, table, key=key, create=False)
+        writer = sink.open(OperatorContext("r", "out", 0, 1, bytes(16), (schema,), None, 1))
+        writer.reset_to(None)
+        writer.close()
+
+    with pytest.raises(SinkRefusedError, match="there is no table 'none' in the database"):
+        opened("none")
+    with pytest.raises(SinkRefusedError, match="table 'other' has no column 'v', but 'q'"):
+        opened("other")
+    opened("upper")
 
 
 def test_what_close_raises_is_logged_and_has_no_other_effect(
