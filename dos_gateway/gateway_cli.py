@@ -12,13 +12,24 @@ import typer
 from typer.core import TyperGroup
 
 from dos_client import DosUrl, Store, open_store
-from dos_client.cli.kit import NEGATIVE, REFUSED, Call, Report, Url, command, fail, parsed_url, warn
+from dos_client.cli.kit import (
+    NEGATIVE,
+    REFUSED,
+    Call,
+    Report,
+    Url,
+    certificate_to_serve,
+    command,
+    fail,
+    key_in,
+    parsed_url,
+    warn,
+)
 from dos_gateway.core.confs import client_confs, logical_name, scheme_of
 from dos_gateway.core.hadoop import HadoopError, parts_of
 from dos_gateway.core.tree import Tree
 from dos_gateway.serving import CHAIN, directory_of, replay
 from dos_protocol.arguments import address_text, is_loopback, parse_bytes, parse_listen
-from dos_tls import tls_of_environment
 from journal import inspect_whole
 
 _PORT = 9870
@@ -84,7 +95,7 @@ async def serve(
         room = parse_bytes(max_bytes) if max_bytes else None
     except ValueError as error:
         fail(str(error), REFUSED)
-    key = key_file.read_text(encoding="utf-8").strip() if key_file is not None else given.get("key", "")
+    key = key_in(key_file) if key_file is not None else given.get("key", "")
     token = given["token"].encode() if given.get("token") else call.token
     if not is_loopback(host) and not (tls and key):
         if not insecure:
@@ -92,7 +103,7 @@ async def serve(
         warn(f"listening on {host} without TLS or key, because of --insecure")
     async with open_store(servers, token=token) as store, trio.open_nursery() as nursery:
         gateway = Gateway(store, name, served_at=listen, max_bytes=room)
-        settings = tls_of_environment() if tls else None
+        settings = certificate_to_serve() if tls else None
         bound = await nursery.start(
             lambda task_status: serve_gateway(
                 gateway, host, port, tls=settings, key=key, task_status=task_status

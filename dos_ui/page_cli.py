@@ -6,10 +6,18 @@ from typing import Annotated
 import trio
 import typer
 
-from dos_client.cli.kit import REFUSED, Call, StoreUrl, command, fail, parsed_url, warn
-from dos_protocol.arguments import is_loopback, parse_listen, refuse_weak
-from dos_protocol.errors import LocalProtocolError
-from dos_tls import TlsSettings, expiry_problem, tls_of_environment
+from dos_client.cli.kit import (
+    REFUSED,
+    Call,
+    StoreUrl,
+    certificate_to_serve,
+    command,
+    fail,
+    key_in,
+    parsed_url,
+    warn,
+)
+from dos_protocol.arguments import is_loopback, parse_listen
 
 _PORT = 4050
 
@@ -56,12 +64,12 @@ async def ui(
         host, port = parse_listen(listen)
     except ValueError as error:
         fail(str(error), REFUSED)
-    settings = _certificate() if tls else None
+    settings = certificate_to_serve() if tls else None
     if not is_loopback(host) and settings is None:
         if not insecure:
             fail(f"{host} can be reached from other machines: pass --tls, or listen on 127.0.0.1", REFUSED)
         warn(f"listening on {host} without TLS, because of --insecure: the key can be read on the way")
-    secret = new_key() if key_file is None else _key_in(key_file)
+    secret = new_key() if key_file is None else key_in(key_file)
     key, token = PageKey(secret, read_only=read_only), call.token
     async with trio.open_nursery() as nursery:
         address = await nursery.start(
@@ -71,24 +79,3 @@ async def ui(
         )
         shown = f"/?key={secret}" if key_file is None else f" with the key of {key_file}"
         print(f"dos ui: open {address}{shown}", flush=True)
-
-
-def _certificate() -> TlsSettings:
-    settings = tls_of_environment()
-    if settings is None or not settings.certificate:
-        fail("--tls needs a certificate: set DOS_TLS to a directory that `dos tls init` made", REFUSED)
-    if problem := expiry_problem(settings):
-        fail(problem, REFUSED)
-    return settings
-
-
-def _key_in(path: Path) -> str:
-    try:
-        key = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"cannot read the key of the page in {path}: {error}", REFUSED)
-    try:
-        refuse_weak(key.encode(), str(path))
-    except LocalProtocolError as error:
-        fail(str(error), REFUSED)
-    return key

@@ -62,17 +62,19 @@ from dos_client.store import connect, open_store
 from dos_client.tasks import background_tasks
 from dos_client.urls import DosUrl, parse_url
 from dos_monitoring import LOG_VARIABLE, begin_logs, log_choice_of_environment
+from dos_protocol.arguments import refuse_weak
 from dos_protocol.errors import (
     BrokenConnectionError,
     CorruptDataError,
     CorruptError,
     DosError,
+    LocalProtocolError,
     NotFoundError,
     PoisonedError,
 )
 from dos_protocol.limits import id_bytes
 from dos_protocol.names import printable_lines
-from dos_tls import TlsSettingsError, warn_if_open
+from dos_tls import TlsSettings, TlsSettingsError, expiry_problem, tls_of_environment, warn_if_open
 
 T = TypeVar("T")
 
@@ -287,6 +289,29 @@ def read_token(path: Path | None) -> bytes:
         fail(f"token file {path} cannot be read: {error.strerror}", REFUSED)
     except DosError as error:
         fail(str(error), REFUSED)
+
+
+def certificate_to_serve() -> TlsSettings:
+    """Return the certificate of DOS_TLS, for a command that serves TLS. Ends the command without one."""
+    settings = tls_of_environment()
+    if settings is None or not settings.certificate:
+        fail("--tls needs a certificate: set DOS_TLS to a directory that `dos tls init` made", REFUSED)
+    if problem := expiry_problem(settings):
+        fail(problem, REFUSED)
+    return settings
+
+
+def key_in(path: Path) -> str:
+    """Return the key in a file, for a command whose clients need it. Ends the command for a weak one."""
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"cannot read the key in {path}: {error}", REFUSED)
+    try:
+        refuse_weak(key.encode(), str(path))
+    except LocalProtocolError as error:
+        fail(str(error), REFUSED)
+    return key
 
 
 def parsed_url(url: str, *, needs: str = "") -> DosUrl:
