@@ -1,8 +1,8 @@
 """Two drivers want one name, through gateways that lose their claims: random orders of deliveries,
 take-overs, lost answers and time, on a store in memory with every delivery in the test's hands.
 
-What must hold: of two renames to one name one succeeds; what was told stays; a refusal is right; a reader
-never sees what was told taken back.
+What must hold: of two renames to one name one succeeds; what a client knows stays; a refusal is right; no
+reader sees it taken back.
 """
 
 import random
@@ -43,7 +43,7 @@ class Driver:
 
 @dataclass
 class History:
-    """One run. known: the owner of the contested name that somebody was told, 0 for nobody."""
+    """One run. known: the owner of the contested name that a client knows, 0 for none."""
 
     seed: int
     store: MemoryStore = field(default_factory=MemoryStore)
@@ -107,7 +107,7 @@ class History:
                     if self.random.random() < 0.3:
                         return  # the answer is lost: it asks again
                     driver.told = "done"
-                    self.tell(driver.number, known, f"driver {driver.number} was told that it renamed")
+                    self.tell(driver.number, known, f"driver {driver.number} knows that it renamed")
         except HadoopError as error:
             kind = error.java.rpartition(".")[2]
             if kind != "StandbyException" and driver.has_file:
@@ -124,12 +124,12 @@ class History:
                 if error.java.endswith("StandbyException"):
                     return
                 owner = 0
-            self.tell(owner, known, f"a reader was told {owner}")
+            self.tell(owner, known, f"a reader got {owner}")
 
     def tell(self, owner: int, known: int, what: str) -> None:
         """known: what had been told before the request was sent."""
         if known and owner != known:
-            self.problems.append(f"{what}, after {known} was told")
+            self.problems.append(f"{what}, after {known} was known")
         self.known = self.known or owner
 
     async def judge(self) -> None:
@@ -139,14 +139,12 @@ class History:
         node = tree.find(FINAL).node
         owner = 0 if node is None else node.length
         if self.known and owner != self.known:
-            self.problems.append(f"{self.known} was told, and {owner} is there")
+            self.problems.append(f"{self.known} was known, and {owner} is there")
         for driver in self.drivers:
             if driver.told == "exists" and owner in (0, driver.number):
-                self.problems.append(
-                    f"driver {driver.number} was told that the name exists, and it has {owner}"
-                )
+                self.problems.append(f"driver {driver.number} knows that the name exists, and it has {owner}")
             if driver.told == "missing":
-                self.problems.append(f"driver {driver.number} was told that its file is missing")
+                self.problems.append(f"driver {driver.number} knows that its file is missing")
 
 
 def there() -> None:
