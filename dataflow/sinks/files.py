@@ -103,6 +103,8 @@ class PartFile:
         self._path = self._directory / name
         self._fence = self._directory / f"_{self._path.stem}.incarnation"
         self._fd = -1
+        self._marks_as = b""
+        """The owner with which to mark the directory before the first rows; empty if it is marked."""
         self._syncing = threading.Lock()
         """Held during a sync: a descriptor that is closed meanwhile could be reused for another file."""
 
@@ -114,7 +116,9 @@ class PartFile:
         if self._fd >= 0:
             return
         make_durable_folders(self._directory)
-        own_directory(self._directory, owner, partial(part_files, self._directory), self._path.stem)
+        marked = check_owner(self._directory, owner, partial(written_parts, self._directory))
+        # A start whose graph is never committed writes no rows, and does not keep the place.
+        self._marks_as = b"" if marked else owner
         self._fd = self._locked()
 
     def _locked(self) -> int:
@@ -148,6 +152,10 @@ class PartFile:
         return os.pread(self._fd, count, position)
 
     def write(self, position: int, data: memoryview) -> int:
+        if self._marks_as:
+            others = partial(written_parts, self._directory)
+            own_directory(self._directory, self._marks_as, others, self._path.stem)
+            self._marks_as = b""
         return os.pwrite(self._fd, data, position)
 
     def truncate(self, size: int) -> None:
@@ -265,9 +273,9 @@ def refuse_url(sink: str, directory: "str | os.PathLike[str]") -> None:
         )
 
 
-def part_files(directory: Path) -> list[str]:
-    """Return the names of all parts in a directory, of any owner."""
-    return sorted(path.name for path in directory.glob("part-w*.tsv"))
+def written_parts(directory: Path) -> list[str]:
+    """Return the names of all parts with rows in a directory, of any owner."""
+    return sorted(path.name for path in directory.glob("part-w*.tsv") if path.stat().st_size)
 
 
 def check_owner(
@@ -461,7 +469,7 @@ class FileSink(SinkSpec):
     def check_place(self, owner: OutputOwner) -> None:
         """Raise SinkOwnedError if another sink or region owns the directory."""
         directory = Path(self.directory)
-        check_owner(directory, msgspec.json.encode(owner), partial(part_files, directory))
+        check_owner(directory, msgspec.json.encode(owner), partial(written_parts, directory))
 
     def delivers(self, wanted: Delivery | None) -> Delivery:
         """Return what is wanted. Raises DeliveryError for exactly-once if resets do not truncate."""

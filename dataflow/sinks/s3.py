@@ -228,18 +228,22 @@ class S3Sink(TwoPhaseSink):
         place, owner = self._place(), owner_of(context)
         with _requests_to(place):
             bucket = Bucket(place)
-            _own(bucket, owner, shared=self.shared)
-            return S3Output(bucket, self, context.inputs[0], writer_name(owner.digest, context.worker))
+            marked = _check_owner(bucket, owner, shared=self.shared)
+            writer = writer_name(owner.digest, context.worker)
+            return S3Output(bucket, self, context.inputs[0], writer, None if marked else owner)
 
 
 class S3Output(TwoPhaseOutput):
     """One worker's objects."""
 
-    def __init__(self, bucket: Bucket, spec: S3Sink, schema: pa.Schema, writer: str) -> None:
-        """Check that uploads are permitted. `writer`: begins the names of its transactions. Raises as
-        `Bucket`.
+    def __init__(
+        self, bucket: Bucket, spec: S3Sink, schema: pa.Schema, writer: str, owner: OutputOwner | None
+    ) -> None:
+        """Check that uploads are permitted. `writer`: begins the names of its transactions. `owner`: recorded
+        before the first rows; None: none. Raises as `Bucket`.
         """
         self._bucket = bucket
+        self._owner = owner
         self._spec = spec
         self._schema = columns_in_files(schema, spec.partition_by)
         self._writer = writer
@@ -255,6 +259,9 @@ class S3Output(TwoPhaseOutput):
 
     def stage(self, transaction: str, batch: pa.RecordBatch) -> None:
         with self._requests():
+            if self._owner is not None:
+                _own(self._bucket, self._owner, shared=self._spec.shared)
+                self._owner = None
             if transaction not in self._uploads:
                 by = partition_columns(self._spec.partition_by)
                 self._uploads[transaction] = PartitionFiles(by, partial(self._open_upload, transaction))

@@ -336,7 +336,7 @@ class _Database:
     def __init__(self, spec: SqlSink, context: OperatorContext) -> None:
         owner = owner_of(context)
         self.writer = f"{owner.digest:016x}-w{context.worker:04d}"
-        self.schema = context.inputs[0]
+        self.schema, self._table = context.inputs[0], spec.table
         self.target = target_table(spec.table, self.schema, spec.key)
         self._incarnation = context.incarnation
         is_file = sa.make_url(spec.url).get_dialect().name == "sqlite"
@@ -345,8 +345,8 @@ class _Database:
         try:
             make_tables(self.engine, writers, staged, owners, *([self.target] if spec.create else []))
             self._check_table()
-            if not spec.shared:
-                self._record_owner(spec.table, owner)
+            self._owner = None if spec.shared or self._is_marked(owner) else owner
+            """Recorded before the first rows; None: it is recorded, or none is."""
             self._begin_to_write()
         except BaseException:
             self.engine.dispose()
@@ -369,18 +369,28 @@ class _Database:
                 remedy="add the column, choose another table, or rename the column of the rows with a map",
             )
 
-    def _record_owner(self, table: str, owner: OutputOwner) -> None:
+    def _is_marked(self, owner: OutputOwner) -> bool:
         with self.engine.connect() as connection:
-            if _check_owner(connection, table, owner):
-                return
+            return _check_owner(connection, self._table, owner)
+
+    def own(self) -> None:
+        """Record the owner of the table before the first rows. A start whose graph is never committed writes
+        none, and does not keep the table. Raises SinkOwnedError.
+        """
+        owner, self._owner = self._owner, None
+        if owner is None or self._is_marked(owner):
+            return
         try:
             with self.engine.begin() as connection:
                 since = datetime.now(UTC).isoformat(" ", "seconds")
-                row = {"target": table, "owner": msgspec.json.encode(owner).decode(), "since": since}
+                row = {
+                    "target": self.target.name,
+                    "owner": msgspec.json.encode(owner).decode(),
+                    "since": since,
+                }
                 connection.execute(owners.insert().values(row))
         except sa.exc.IntegrityError:
-            with self.engine.connect() as connection:
-                _check_owner(connection, table, owner)
+            self._is_marked(owner)
 
     def _begin_to_write(self) -> None:
         """Fence earlier incarnations off. Raises SinkFencedError if a later one has written."""
@@ -429,6 +439,7 @@ class SqlOutput(TwoPhaseOutput):
         data = sink.getvalue().to_pybytes()
         row = {"transaction_name": transaction, "piece": piece, "data": data}
         target = self._database.target
+        self._database.own()
         with self._database.engine.begin() as connection:
             self._database.lock(connection)
             # A row that the table refuses must not reach a checkpoint, which nothing could make visible then:
@@ -530,6 +541,7 @@ class KeyedWriter(SinkWriter):
             statement = upsert.on_conflict_do_nothing(index_elements=list(key))
         table = _last_of_each(pa.Table.from_batches(batches), key)
         try:
+            self._database.own()
             with self._database.engine.begin() as connection:
                 self._database.lock(connection)
                 insert_rows(connection, target, table, _CORRECT, statement=statement)

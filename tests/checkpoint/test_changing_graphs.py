@@ -711,6 +711,10 @@ def test_a_program_may_take_back_what_another_graph_has_shown_and_no_graph_that_
     with pytest.raises(GraphChangeRefusedError, match="shown steps after this checkpoint") as refusal:
         check_continues(program, shown)
     assert 'restore="checkpoint:1" in this program' in refusal.value.remedy
+    with pytest.raises(GraphChangeRefusedError) as ended:  # its program has no input left, and ends again
+        check_continues(program, msgspec.structs.replace(shown, final=True))
+    assert "start the program that ran last" in refusal.value.remedy
+    assert "start the program that ran last" not in ended.value.remedy
     check_continues(program, when_restored(program, (shown,), shown))
     # The old program, which a supervisor starts again, and which asked for the same checkpoint once.
     first, last = upgraded((last_of(),), AFTER)

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from checkpoint import Restore
 from checkpoint.core.records.layout import even_layout, rebalanced
 from dataflow import FileSink, Graph, InputSource, LogSink, ParquetSink, S3Sink, blocking
-from dataflow.errors import SinkFencedError
+from dataflow.errors import SinkFencedError, SinkOwnedError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dataflow.sinks.sql import SqlSink
@@ -146,9 +146,9 @@ KINDS: Final[dict[str, Callable[[Path], Place]]] = {
 WITH_KEY: Final = {"SqlSink with a key": lambda folder: table(folder, key="id")}
 
 
-def writes(sink: SinkSpec, incarnation: int, prepared: Any = None) -> SinkWriter:
+def writes(sink: SinkSpec, incarnation: int, prepared: Any = None, uid: str = "_1f-audit") -> SinkWriter:
     """Return a writer of worker 3."""
-    context = OperatorContext("shop", "audit", 3, 4, bytes(16), (SCHEMA,), None, incarnation, uid="_1f-audit")
+    context = OperatorContext("shop", "audit", 3, 4, bytes(16), (SCHEMA,), None, incarnation, uid=uid)
     writer = sink.open(context)
     writer.reset_to(prepared)
     return writer
@@ -217,6 +217,28 @@ def test_an_earlier_incarnation_completes_and_aborts_nothing_of_a_later_one(
     later.publish(3)
     later.close()
     assert sorted(seen()) == [1, 2, 3, 4]
+
+
+@pytest.mark.usefixtures("bucket")
+@pytest.mark.parametrize("kind", [*KINDS, *WITH_KEY])
+def test_a_start_that_is_never_committed_does_not_keep_the_place_of_a_new_sink(
+    tmp_path: Path, kind: str
+) -> None:
+    """Its workers open the sink and vote. Then the former program continues, so the sink comes again with
+    another uid.
+    """
+    sink, seen, _ = {**KINDS, **WITH_KEY}[kind](tmp_path / f"{kind}-3")
+    failed = writes(sink, 5)
+    voted(failed, 9)
+    failed.close()
+    later = writes(sink, 7, uid="_2a-audit")
+    add(later, 1)
+    voted(later, 10)
+    later.publish(10)
+    later.close()
+    assert seen() == [1]
+    with pytest.raises(SinkOwnedError, match="belongs to sink '_2a-audit'"):
+        writes(sink, 8)
 
 
 def test_the_heir_of_a_worker_completes_what_it_had_of_a_removed_sink() -> None:
