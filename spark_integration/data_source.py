@@ -30,6 +30,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from dos_protocol.errors import DosError
+from dos_tls import VARIABLES
 from spark_integration.core.options import (
     NEED_BEGINNING,
     OPTIONS,
@@ -63,8 +64,8 @@ NAME = "dos"
 PUSHDOWN_CONF = "spark.sql.python.filterPushdown.enabled"
 _registering = threading.Lock()
 """Held while sources are registered: Spark fails if two threads register a source at the same time."""
-_registered: "WeakKeyDictionary[SparkSession, type[DataSource]]" = WeakKeyDictionary()
-"""Session -> its data source `dos`."""
+_registered: "WeakKeyDictionary[SparkSession, tuple[type[DataSource], dict[str, str]]]" = WeakKeyDictionary()
+"""Session -> its data source `dos`, and the TLS settings that its Python processes get."""
 
 
 def register(spark: SparkSession) -> None:
@@ -93,12 +94,14 @@ def register_formats(spark: SparkSession) -> None:
 
     pushes = _pushes_filters(spark) and pyspark_has(FILTER_PUSHDOWN)
     own = PushingDosSource if pushes else DosSource
+    environment = {} if is_connect(spark) else spark.sparkContext.environment
+    present = own, {name: environment[name] for name in VARIABLES if name in environment}
     with _registering:
-        if _registered.get(spark) is not own:  # Spark warns of a format that replaces another one
+        if _registered.get(spark) != present:  # Spark warns of a format that replaces another one
             with used_in_this_thread(spark):  # where Spark looks for a format of this name
                 for source in (own, MergedSource, *SOURCES):
                     spark.dataSource.register(source)
-            _registered[spark] = own
+            _registered[spark] = present
 
 
 def _pushes_filters(spark: SparkSession) -> bool:

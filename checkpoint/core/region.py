@@ -889,13 +889,13 @@ def check_continues(spec: RegionSpec, checkpoint: Checkpoint, added: Collection[
     if not checkpoint.is_quiet:
         # The steps of the old graph after it are void. Made again by another graph, they have other rows, and
         # readers would see both. A region that has ended its input ends again, without another checkpoint.
-        stop = "start the program that ran last, and stop it (a region that stops shows nothing after its last"
+        stop = "start the program that ran last, and stop it (a region that stops shows nothing after its"
         raise _another_graph(
             spec,
             checkpoint,
             "it may have shown steps after this checkpoint, which the new graph would make again with other"
             " rows",
-            remedy=("" if checkpoint.final else f"{stop} checkpoint); or ") + "take back what it showed:"
+            remedy=("" if checkpoint.final else f"{stop} last checkpoint); or ") + "take back what it showed:"
             f' restore="checkpoint:{checkpoint.number}" in this program, or dos region'
             f" restore URL {spec.name} --to checkpoint:{checkpoint.number} --stopped"
             " (its readers get OutputRewoundError, or follow)",

@@ -13,6 +13,7 @@ committed.
 import errno
 from abc import abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -90,10 +91,16 @@ def write_error(error: BaseException) -> type[SinkWriteError]:
     cause = getattr(error, "orig", error)  # of a database, below SQLAlchemy's
     state, code = getattr(cause, "sqlstate", None), getattr(cause, "sqlite_errorcode", None)
     refused = isinstance(cause, ImportError)  # the driver of a database is not installed
-    refused = refused or (isinstance(cause, OSError) and cause.errno in _REFUSALS)
+    refused = refused or (isinstance(cause, OSError) and cause.errno in _REFUSALS and not _is_late(cause))
     refused = refused or (isinstance(state, str) and state.startswith(_SQL_REFUSALS))
     refused = refused or (isinstance(code, int) and code & 0xFF in _SQLITE_REFUSALS)
     return SinkRefusedError if refused else SinkWriteError
+
+
+def _is_late(error: OSError) -> bool:
+    """Return whether a link leads nowhere yet: what it leads to may be mounted later."""
+    path = Path(error.filename or "")
+    return error.errno == errno.EEXIST and path.is_symlink() and not path.exists()
 
 
 def owner_of(context: OperatorContext) -> OutputOwner:

@@ -332,6 +332,7 @@ class TakenOver:
             without_checkpoints=False,
             limits=small,
             scratch_dir="",
+            removed={},
         )
         unused: Any = None  # it reports to the coordinator only after its claim
         parts: tuple[Any, ...] = (spec, order_of_0(), unused, self.store)

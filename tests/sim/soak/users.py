@@ -95,6 +95,7 @@ class _Published(PublishedOutput):
             async for _, record in records:
                 if record.op is Op.CHECKPOINT:
                     self._checkpoint = decode_checkpoint(record.flags, record.ints, record.strings[0])
+        self._find(self._checkpoint)
         return self._checkpoint
 
 
