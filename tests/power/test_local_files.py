@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,11 +16,12 @@ import trio
 from dataflow import FileSink, ParquetSink
 from dataflow.errors import SinkFencedError
 from dataflow.operators.base import OperatorContext
-from dataflow.sinks.base import SinkSpec, SinkWriter
+from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter
+from dataflow.sinks.files import own_directory
 from dos_client.store import open_store
 from dos_server.settings_cli import edit_file
 from dos_server.testing import memory_store
-from dos_tls import replace_durably
+from dos_tls import make_durable_folders, replace_durably
 from journal import Directory, LocalClaim, LocalJournal, Op, Record
 from journal.files.mirroring import ChainMirror, Mirror
 from tests.journal.journaled_files import files
@@ -71,6 +73,10 @@ def write_output(program: Program[Voted], spec: SinkSpec, begin: Voted) -> None:
     """A worker takes checkpoints: rows, a vote, the commit, and a reset, which gives up what followed."""
     last = program.promises[-1] if program.promises else begin
     last = last._replace(incarnation=program.start + 2, visible=last.ids)
+    if isinstance(spec, FileSink) and begin is ACCEPTED and not program.promises:  # its rows marked it
+        make_durable_folders(Path(spec.directory))
+        owner = msgspec.json.encode(OutputOwner("r", bytes(16).hex(), "out"))
+        own_directory(Path(spec.directory), owner, list, "marked")
     with resumed(spec, last, last.incarnation) as writer:
         program.promise(last)
         take_checkpoints(program, writer, last)
