@@ -222,7 +222,7 @@ def test_a_fork_of_a_reader_reads_the_same_region(shared_store: str, tmp_path: P
     assert made["logs"] == {"read": source.name}
     with running(counting(original.name), shared_store, fork) as (control, _):
         assert control.wait(WAIT_S)
-        assert f"'read' was source LogSource shown of {source.name} " in str(control.exception())
+        assert f"'read' was source LogSource shown of {source.name}, is " in str(control.exception())
     held = dos("region", "delete", shared_store, source.name, "--apply")
     assert "it is registered as a reader of its output" in held.stderr, held
 

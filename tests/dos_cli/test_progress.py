@@ -111,6 +111,7 @@ NEED_MORE: Final = {
     "journal archive",
     "files mirror",
     "store move",
+    *("gateway ls", "gateway du", "gateway confs"),
 }
 """Commands that refuse, before they wait, what `with_url` gives them."""
 
