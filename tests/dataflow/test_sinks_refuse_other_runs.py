@@ -25,10 +25,12 @@ from dataflow import (
 from dataflow.errors import SinkOwnedError
 from dataflow.handle import RegionHandle
 from dataflow.local import run_local
-from dataflow.sinks.base import OutputOwner, SinkSpec
+from dataflow.operators.base import OperatorContext
+from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter
 from dataflow.sinks.sql import SqlSink
 from dataflow.testing.sink_check import SinkCheckError, check_refuses_other_run
-from tests.dataflow.test_parquet_sink import ids_in, opened, rows
+from tests.dataflow.s3_sinks import voted
+from tests.dataflow.test_parquet_sink import SCHEMA, ids_in, opened, rows
 from tests.dataflow.test_sql_sink import opened as opened_table
 from tests.dataflow.test_sql_sink import rows_in, told
 
@@ -160,20 +162,35 @@ def test_files_and_tables_that_an_earlier_version_wrote_are_still_their_regions(
         sink.check_place(OTHER)
 
 
+def with_a_row(sink: SqlSink, writer: SinkWriter | None = None) -> None:
+    """A worker stages its first row, with which it marks the table."""
+    writer = writer or opened_table(sink)
+    writer.process(rows(1))
+    writer.end_step()
+    voted(writer, 1)
+    writer.close()
+
+
 def test_two_regions_that_begin_at_once_cannot_both_have_a_table(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'rows.db'}"
     sink = SqlSink(url, "sold")
     sink.check_place(OTHER)
     sink.check_place(OutputOwner("mine", "00" * 16, "out"))
-    opened_table(sink).close()
+    context = OperatorContext("late", "out", 0, 1, bytes(16), (SCHEMA,), None, 1)
+    late = sink.open(context)
+    late.reset_to(None)
+    with_a_row(sink)
     with pytest.raises(SinkOwnedError, match="table 'sold' belongs to"):
         sink.check_place(OTHER)
+    with pytest.raises(SinkOwnedError, match="table 'sold' belongs to"):
+        with_a_row(sink, late)
+    late.close()
 
 
 def test_who_owns_a_table_is_said_in_a_sentence_and_what_it_says_to_do_helps(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'rows.db'}"
     sink = SqlSink(url, "sold")
-    opened_table(sink).close()
+    with_a_row(sink)
     with pytest.raises(SinkOwnedError) as refused:
         sink.check_place(OutputOwner("sold", "00" * 16, "totals"))
     assert re.fullmatch(
