@@ -8,29 +8,22 @@ region over, with a graph that has another filter. Measured: the longest time in
 of the generated rows did not grow, and the steps of the hand-over. Prints one line of JSON.
 """
 
-import argparse
-import json
 import sys
-import tempfile
 import threading
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-
-import trio
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from recovery_region import SETTLE_S, WORKERS, Events, bytes_in, wait, write_lines  # noqa: E402
+from scale_region import run_measure  # noqa: E402
 
 from checkpoint.core.region import HandOverSettled, RegionState, StateChanged  # noqa: E402
 from dataflow import FileSink, FileSource, Graph, RateSource  # noqa: E402
 from dataflow.handle import RegionHandle  # noqa: E402
 from dataflow.local import run_local  # noqa: E402
-from dos_client import init_store  # noqa: E402
-from tests.support.servers import ServerProcess, url_of  # noqa: E402
 
 KEY, COUNTED = b"k%09d\n", b"k%09d\t1\n"
 POLL_S = 0.005
@@ -126,19 +119,5 @@ def measure(folder: Path, url: str, keys: int, rounds: int) -> dict[str, Any]:
     return {"keys": keys, "replaced": replaced, "handed": handed}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("keys", type=int)
-    parser.add_argument("rounds", type=int)
-    asked = parser.parse_args()
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dos-hand-over-")))
-        servers = [stack.enter_context(ServerProcess(folder / f"s{number}")) for number in range(3)]
-        url = url_of(servers)
-        trio.run(lambda: init_store(url))
-        print(json.dumps(measure(folder, url, asked.keys, asked.rounds)))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_measure(measure, __doc__ or "", "hand-over"))

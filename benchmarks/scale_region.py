@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, aclosing
 from pathlib import Path
 from typing import Any
@@ -198,13 +199,16 @@ def measure(folder: Path, url: str, keys: int, rounds: int) -> dict[str, Any]:
     return {"keys": keys, "changes": idle, "with_input": busy}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def run_measure(measure: Callable[[Path, str, int, int], dict[str, Any]], text: str, name: str) -> int:
+    """Print as one line of JSON what `measure(folder, url, keys, rounds)` finds on three servers; keys and
+    rounds are those of the command line. text: of the program. name: begins that of its folder.
+    """
+    parser = argparse.ArgumentParser(description=text.splitlines()[0])
     parser.add_argument("keys", type=int)
     parser.add_argument("rounds", type=int)
     asked = parser.parse_args()
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dos-scale-")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"dos-{name}-")))
         servers = [stack.enter_context(ServerProcess(folder / f"s{number}")) for number in range(3)]
         url = url_of(servers)
         trio.run(lambda: init_store(url))
@@ -213,4 +217,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_measure(measure, __doc__ or "", "scale"))

@@ -112,7 +112,8 @@ async def serve(
         logical, at = logical_name(store.record.store_id, name), address_text(host, bound)
         place = f"{scheme_of(tls=tls)}://{logical}"
         if child:
-            print(json.dumps({"place": place, "confs": client_confs(logical, [at], tls=tls)}), flush=True)
+            told = {"place": place, "listen": at, "confs": client_confs(logical, [at], tls=tls)}
+            print(json.dumps(told), flush=True)
             await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)  # until the parent ends
             nursery.cancel_scope.cancel()
         else:

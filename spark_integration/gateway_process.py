@@ -2,7 +2,6 @@
 
 import json
 import logging
-import socket
 import subprocess
 import sys
 import threading
@@ -62,8 +61,9 @@ class _Gateway:
 
     def __init__(self, url: str, token: bytes) -> None:
         self._url, self._token = url, token
-        self._port = _free_port()
+        self._listen = "127.0.0.1:0"
         self._process, told = self._start()
+        self._listen = told["listen"]
         self.place: Final[str] = told["place"]
         self.confs: Final[dict[str, str]] = told["confs"]
         self._closed = False
@@ -71,9 +71,9 @@ class _Gateway:
         self._keeper.start()
 
     def _start(self) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
-        listen = f"127.0.0.1:{self._port}"
+        place = [self._url, "--listen", self._listen, "--child"]
         process = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-m", "dos_cli", "gateway", "serve", self._url, "--listen", listen, "--child"],
+            [sys.executable, "-m", "dos_cli", "gateway", "serve", *place],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -113,15 +113,3 @@ def _close_pipes(process: "subprocess.Popen[str]") -> None:
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
-
-
-def _free_port() -> int:
-    """Return a port that is free, like the next one."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port = int(first.getsockname()[1])
-            try:
-                with socket.create_server(("127.0.0.1", port + 1)):
-                    return port
-            except OSError:
-                continue

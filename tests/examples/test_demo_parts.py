@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from checkpoint.core.links.messages import Counters
@@ -73,11 +73,7 @@ def test_no_output_at_all_is_wrong(tmp_path: Path) -> None:
     assert not judge(written(tmp_path, ""), TRUTH, passes=1).right
 
 
-# The reader of the output drops a byte order mark at the beginning of a file, as every reader of text does.
-WORDS = st.binary(max_size=20).filter(lambda text: BOM_UTF8 not in text)
-
-
-@given(st.lists(WORDS, max_size=30))
+@given(st.lists(st.binary(max_size=20), max_size=30))
 def test_what_a_plain_loop_counts_is_judged_right(words: list[bytes]) -> None:
     counts = Counter(word for text in words for word in text.split())
     so_far: Counter[bytes] = Counter()
@@ -85,6 +81,8 @@ def test_what_a_plain_loop_counts_is_judged_right(words: list[bytes]) -> None:
     for word in counts.elements():
         so_far[word] += 1
         lines.append(b"%b\t%d\n" % (word.replace(b"\\", b"\\\\"), so_far[word]))
+    # The reader of the output drops a byte order mark at the very beginning of a file.
+    assume(not b"".join(lines).startswith(BOM_UTF8))
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "part-w0000.tsv"
         path.write_bytes(b"".join(lines))
