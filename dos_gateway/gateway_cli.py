@@ -130,6 +130,9 @@ async def confs(
 ) -> Report:
     """Print the settings of a client: lines for spark-defaults.conf.
 
+    Spark takes the last line for a key: with several trees, or an HDFS, give all names in one line for
+    dfs.nameservices, with commas between them.
+
     Example: dos gateway confs dos://h1,h2,h3/orders host1:9870 host2:9870 >> spark-defaults.conf
     """
     async with _opened(call, url) as (store, name, _):

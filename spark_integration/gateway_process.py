@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dos_client import BadUrlError, parse_url
 from dos_protocol.errors import LocalProtocolError
-from spark_integration.sessions import master_of
+from spark_integration.errors import ConnectSessionError
+from spark_integration.sessions import is_connect, master_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 logger: Final = logging.getLogger("dos.gateway")
+_NAMESERVICES: Final = "dfs.nameservices"
 _RESTART_S: Final = 1.0
+_OWN_GATEWAYS: Final = "run `dos gateway URL --listen HOST:9870` on two hosts, and use `dos gateway confs`"
 _gateways: Final[dict[str, "_Gateway"]] = {}
 _lock: Final = threading.Lock()
 
@@ -34,24 +37,33 @@ def checkpoints(spark: "SparkSession", url: str, *, token: bytes = b"") -> str:
     is started again. The settings are those of this session only. On another machine the same call with the
     same URL gives the same place.
 
-    Raises BadUrlError; LocalProtocolError if Spark runs on several machines: then run `dos gateway` on two of
-    them, and pass what `dos gateway confs` prints; RuntimeError with the error of the gateway if it cannot
-    start.
+    Raises BadUrlError; ConnectSessionError; LocalProtocolError if Spark runs on several machines: then run
+    `dos gateway` on two of them, and pass what `dos gateway confs` prints; RuntimeError with the error of the
+    gateway if it cannot start.
     """
     parsed = parse_url(url)
     if parsed.directory is None or parsed.object is not None:
         raise BadUrlError(f"{url} must name a tree", remedy="write it as dos://h1,h2,h3/NAME")
+    if is_connect(spark):
+        raise ConnectSessionError(
+            "this is a Spark Connect session: its server cannot reach a gateway of this process",
+            remedy=_OWN_GATEWAYS,
+        )
     master = master_of(spark)
     if not master.one_machine:
         raise LocalProtocolError(
             f"Spark runs on {master.url}: its executors cannot reach a gateway of this process",
-            remedy="run `dos gateway URL --listen HOST:9870` on two hosts, and use `dos gateway confs`",
+            remedy=_OWN_GATEWAYS,
         )
     with _lock:
         gateway = _gateways.get(str(parsed))
         if gateway is None:
             gateway = _gateways[str(parsed)] = _Gateway(str(parsed), token)
-    for name, value in gateway.confs.items():
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001  # of core-site.xml, spark.hadoop.*
+    # Names of other trees, and of an HDFS: a file system that is made later needs its own.
+    known = (spark.conf.get(_NAMESERVICES, None) or hadoop.get(_NAMESERVICES) or "").split(",")
+    names = dict.fromkeys([*filter(None, map(str.strip, known)), gateway.confs[_NAMESERVICES]])
+    for name, value in {**gateway.confs, _NAMESERVICES: ",".join(names)}.items():
         spark.conf.set(name, value)
     return gateway.place
 

@@ -116,6 +116,8 @@ def test_one_place_for_one_tree_and_another_for_another_store(
     assert place.startswith(f"webhdfs://{name}-")
     other = dos.checkpoints(spark, f"{servers.url}/Other_Tree")
     assert other.startswith("webhdfs://other-tree-")
+    for at in (place, other):  # both can be used: a new file system is made for a query's log
+        assert not run(counted(spark), f"{at}/totals", 0)
 
 
 def test_a_place_needs_a_tree(spark: SparkSession, servers: Servers[ThreadedServer]) -> None:
