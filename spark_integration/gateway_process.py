@@ -38,8 +38,8 @@ def checkpoints(spark: "SparkSession", url: str, *, token: bytes = b"") -> str:
     same URL gives the same place.
 
     Raises BadUrlError; ConnectSessionError; LocalProtocolError if Spark runs on several machines: then run
-    `dos gateway` on two of them, and pass what `dos gateway confs` prints; RuntimeError with the error of the
-    gateway if it cannot start.
+    `dos gateway` on two of them, and pass what `dos gateway confs` prints; LocalProtocolError if this JVM has
+    another gateway for the place; RuntimeError with the error of the gateway if it cannot start.
     """
     parsed = parse_url(url)
     if parsed.directory is None or parsed.object is not None:
@@ -56,16 +56,37 @@ def checkpoints(spark: "SparkSession", url: str, *, token: bytes = b"") -> str:
             remedy=_OWN_GATEWAYS,
         )
     with _lock:
-        gateway = _gateways.get(str(parsed))
-        if gateway is None:
-            gateway = _gateways[str(parsed)] = _Gateway(str(parsed), token)
-    hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001  # of core-site.xml, spark.hadoop.*
-    # Names of other trees, and of an HDFS: a file system that is made later needs its own.
-    known = (spark.conf.get(_NAMESERVICES, None) or hadoop.get(_NAMESERVICES) or "").split(",")
-    names = dict.fromkeys([*filter(None, map(str.strip, known)), gateway.confs[_NAMESERVICES]])
-    for name, value in {**gateway.confs, _NAMESERVICES: ",".join(names)}.items():
+        gateway = _gateways.get(str(parsed)) or _Gateway(str(parsed), token)
+        try:
+            confs = _confs_with(spark, gateway)
+        except LocalProtocolError:
+            if str(parsed) not in _gateways:
+                gateway.close()
+            raise
+        _gateways[str(parsed)] = gateway
+    for name, value in confs.items():
         spark.conf.set(name, value)
     return gateway.place
+
+
+def _confs_with(spark: "SparkSession", gateway: "_Gateway") -> dict[str, str]:
+    """Return the settings with which the session finds the gateway. Raises LocalProtocolError if its JVM asks
+    another one for this name: a JVM keeps a file system for each name, and later settings do not change it.
+    """
+    java = spark.sparkContext._jvm.java.lang.System  # noqa: SLF001  # PySpark has no public way to its JVM
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001  # of core-site.xml, spark.hadoop.*
+    (address,) = (name for name in gateway.confs if name.startswith("dfs.namenode."))
+    for known in (hadoop.get(address), java.getProperty(address)):
+        if known not in (None, gateway.confs[address]):
+            raise LocalProtocolError(
+                f"{gateway.place} is served at {known} in this JVM, and would be at {gateway.confs[address]}",
+                remedy=f"use {gateway.place} as it is, without dos.checkpoints; or begin a new driver",
+            )
+    java.setProperty(address, gateway.confs[address])
+    # Names of other trees, and of an HDFS: a file system that is made later needs its own.
+    names = (spark.conf.get(_NAMESERVICES, None) or hadoop.get(_NAMESERVICES) or "").split(",")
+    united = dict.fromkeys([*filter(None, map(str.strip, names)), gateway.confs[_NAMESERVICES]])
+    return {**gateway.confs, _NAMESERVICES: ",".join(united)}
 
 
 class _Gateway:

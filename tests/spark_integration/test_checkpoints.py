@@ -13,6 +13,7 @@ from pyspark.sql.streaming import StreamingQuery
 import dos
 from dos_client import BadUrlError
 from dos_client.blocking import BlockingStore
+from dos_protocol.errors import LocalProtocolError
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration import gateway_process
 from tests.support.examples import run_example
@@ -118,6 +119,20 @@ def test_one_place_for_one_tree_and_another_for_another_store(
     assert other.startswith("webhdfs://other-tree-")
     for at in (place, other):  # both can be used: a new file system is made for a query's log
         assert not run(counted(spark), f"{at}/totals", 0)
+
+
+def test_a_place_that_this_jvm_has_at_another_gateway_is_refused(
+    spark: SparkSession, servers: Servers[ThreadedServer], name: str, place: str
+) -> None:
+    """Another Python process with the same JVM, or gateways of the configuration: two file systems for one
+    name would be asked for one query's files.
+    """
+    (gateway,) = gateway_process._gateways.values()
+    gateway.close()
+    gateway_process._gateways.clear()
+    with pytest.raises(LocalProtocolError, match=f"{place} is served at 127.0.0.1:[0-9]+ in this JVM"):
+        dos.checkpoints(spark, f"{servers.url}/{name}")
+    assert not gateway_process._gateways, "and no second gateway stays"
 
 
 def test_a_place_needs_a_tree(spark: SparkSession, servers: Servers[ThreadedServer]) -> None:
