@@ -69,6 +69,7 @@ class Gateway:
             claim = await self._store.claim(self._directory, self._watch.epoch + 1, randomness.fresh_id())
         if claim is None:
             return
+        self._watch.begin(claim.epoch)
         async with claim:
             begun = clock()
             served = await ServedTree.open(

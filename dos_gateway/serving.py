@@ -33,7 +33,7 @@ from dos_gateway.limits import (
     settle_wait_s,
     upload_unsynced_bytes_max,
 )
-from dos_protocol.errors import ClosedError, CorruptError, FencedError, NotFoundError, PoisonedError
+from dos_protocol.errors import ClosedError, CorruptError, DosError, FencedError, NotFoundError, PoisonedError
 from dos_protocol.limits import MIB
 from journal import (
     ChainState,
@@ -164,7 +164,8 @@ class ServedTree:
         return await self._answer(lambda: self.tree.get(parts).status, parts)
 
     async def listing(self, parts: Parts) -> list[FileStatus]:
-        return await self._answer(lambda: self.tree.listing(parts), parts)
+        # On the whole tree: the status of a directory in it changes with what is in that directory.
+        return await self._answer(lambda: self.tree.listing(parts))
 
     async def summary(self, parts: Parts) -> Summary:
         return await self._answer(lambda: self.tree.summary(parts))
@@ -358,15 +359,26 @@ class ServedTree:
             return
         at = 0
         for index in range(len(node.extents)):
-            extent = node.extents[index]  # looked up anew: it may have been copied forward meanwhile
+            extent = node.extents[index]
             low, high = max(offset, at), min(end, at + extent.size)
             if low < high:
-                data = await self._read(extent)
+                data = await self._read_moving(node, index)
                 yield data if high - low == extent.size else data[low - at : high - at]
             at += extent.size
 
+    async def _read_moving(self, node: TreeNode, index: int) -> bytes:
+        """Read an extent that may be copied forward and whose segment may go meanwhile. Raises as `_read`."""
+        while True:
+            extent = node.extents[index]
+            try:
+                return await self._read(extent)
+            except (HadoopError, DosError):
+                if node.extents[index] == extent:
+                    raise
+
     async def _read(self, extent: BodyExtent) -> bytes:
         """Return the bytes of an extent. Raises DosError, HadoopError if they are not those that were put."""
+        await self._wait_synced(extent.at + extent.size)  # a copy that was made now may be on no member yet
         note = self.tree.space.segment_at(extent.at)
         name, offset, parts, missing = _name(note), extent.at - note.base, [], extent.size
         while missing:
@@ -456,8 +468,8 @@ class ServedTree:
     async def _settle_bodies(self) -> None:
         """Fill members that were away while bodies were written: a take-over settles only what it reads."""
         for note in self.tree.space.notes:
-            if not note.length:
-                continue
+            if not note.length or note not in self.tree.space.notes:
+                continue  # it grows, or was released meanwhile: filled, it would come back
             try:
                 with trio.move_on_after(settle_wait_s):  # it continues in the background
                     await self._claim.settle(_name(note), note.length, note.digest)

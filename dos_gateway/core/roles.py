@@ -67,44 +67,55 @@ class TreeWatch:
         it grew                         now
         too few members answer          now
         a newer claim                   now + claim_patience_s, until the chain grows: it is being read
+
+    What a first answer shows may have come since a request came. It counts as growth for that one: executed
+    here, a DELETE could remove a file that was committed meanwhile.
     """
 
     def __init__(self) -> None:
         self._reached: CopyReach | None = None
-        self._epoch = 0
+        self._epoch: int | None = None
         self._since = float("-inf")
         self._take_overs: deque[float] = deque()
         self.grew_at = float("-inf")
         """When growth was last seen: another gateway serves the tree."""
 
-    def begin(self) -> None:
-        """Count the silence anew: what was seen before this gateway served says nothing."""
+    def begin(self, served: int = 0) -> None:
+        """Count the silence anew: what was seen before this gateway served says nothing. served: the epoch of
+        its own claim.
+        """
         self._reached, self._since = None, float("-inf")
+        if served:
+            self._epoch = max(self.epoch, served)
 
     @property
     def epoch(self) -> int:
         """The highest epoch that was seen."""
-        return self._epoch
+        return self._epoch or 0
 
     def observe(self, reached: CopyReach | None, epoch: int, now: float) -> None:
         """reached: as of `acknowledged_at_most`. epoch: the highest that a member has granted."""
-        first = self._reached is None and self._since == float("-inf")
-        if first:
-            self._since, self._epoch = now, epoch
+        if self._since == float("-inf"):
+            self._since = now
+        if self._epoch is None:
+            self._epoch = epoch
         elif epoch > self._epoch:
+            # Also the one that ended the serving of this gateway: two that are slow would take turns.
             self._epoch, self._since = epoch, now + claim_patience_s
             self._take_overs.append(now)
         if reached is None:
             self._since = max(self._since, now)
-        elif self._reached is None or reached > self._reached:
-            if not first:
-                self._since = self.grew_at = now
+        elif self._reached is None:
             self._reached = reached
+            if reached != NO_REACH:
+                self.grew_at = now
+        elif reached > self._reached:
+            self._reached, self._since, self.grew_at = reached, now, now
 
     def is_silent(self, now: float, jitter: float = 1.0) -> bool:
         """Return whether to take over. jitter: from 1 on, so that of two standbys one is first."""
         while self._take_overs and self._take_overs[0] < now - take_overs_s:
             self._take_overs.popleft()
-        if self._epoch == 0 and self._reached in (None, NO_REACH):
+        if self.epoch == 0 and self._reached in (None, NO_REACH):
             return True  # nobody has ever claimed it
         return now - self._since > silent_s * jitter * float(2 ** len(self._take_overs))

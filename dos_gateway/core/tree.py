@@ -323,13 +323,16 @@ class Tree:
         tree.next_id, tree.newest_ms, tree.served_at = head.next_id, head.newest_ms, head.served_at
         return tree
 
-    def apply(self, record: Change | TreeNodes, position: int) -> None:
-        """Apply a record that ends at this logical offset."""
+    def apply(self, record: Change | TreeNodes, position: int, *, restores: bool = False) -> None:
+        """Apply a record that ends at this logical offset. restores: it is a node of a snapshot, in which the
+        directories above have their own times.
+        """
         if isinstance(record, PutFile):
-            self._put(record, position)
+            self._put(record, position, 0 if restores else record.mtime_ms)
         elif isinstance(record, MakeFolder):
-            node = self._make_folders(parts_of(record.path), record.mtime_ms, position)
-            node.moved_from = record.moved_from
+            above_ms = 0 if restores else record.mtime_ms
+            node = self._make_folders(parts_of(record.path), record.mtime_ms, position, above_ms)
+            node.mtime_ms, node.moved_from = record.mtime_ms, record.moved_from
         elif isinstance(record, MoveNode):
             self._move_node(record, position)
         elif isinstance(record, RemoveNode):
@@ -347,17 +350,17 @@ class Tree:
                 self.space.add(held.id, held.extents)
         else:
             for one in record.nodes:
-                self.apply(one, position)
+                self.apply(one, position, restores=True)
         self.position = position
         self.newest_ms = max(self.newest_ms, getattr(record, "mtime_ms", 0))
 
-    def _put(self, record: PutFile, position: int) -> None:
+    def _put(self, record: PutFile, position: int, above_ms: int) -> None:
         parts = parts_of(record.path)
-        parent = self._make_folders(parts[:-1], record.mtime_ms, position)
+        parent = self._make_folders(parts[:-1], record.mtime_ms, position, above_ms)
         node = TreeNode(parts[-1], record.mtime_ms, moved_from=record.moved_from)
         node.id, node.extents = record.id, record.extents
         node.length = sum(extent.size for extent in record.extents)
-        self._link(parent, node, record.mtime_ms, position)
+        self._link(parent, node, above_ms, position)
         self.by_id[node.id] = node
         self.space.add(node.id, node.extents)
         self.next_id = max(self.next_id, record.id + 1)
@@ -371,24 +374,24 @@ class Tree:
         node.name, node.moved_from = target[-1], record.source
         self._link(self.get(target[:-1]), node, record.mtime_ms, position)
 
-    def _make_folders(self, parts: Parts, mtime_ms: int, position: int) -> TreeNode:
+    def _make_folders(self, parts: Parts, mtime_ms: int, position: int, above_ms: int) -> TreeNode:
         node = self.root
         for part in parts:
             assert node.children is not None, "it was checked"
             child = node.children.get(part)
             if child is None:
                 child = _folder(part, mtime_ms, position)
-                self._link(node, child, mtime_ms, position)
+                self._link(node, child, above_ms, position)
             node = child
         return node
 
-    def _link(self, parent: TreeNode, node: TreeNode, mtime_ms: int, position: int) -> None:
+    def _link(self, parent: TreeNode, node: TreeNode, above_ms: int, position: int) -> None:
         assert parent.children is not None, "it was checked"
         if node.name in parent.children:
-            self._unlink(parent, node.name, mtime_ms, position)
+            self._unlink(parent, node.name, above_ms, position)
         parent.children[node.name] = node
         node.position = parent.position = position
-        parent.mtime_ms = max(parent.mtime_ms, mtime_ms)
+        parent.mtime_ms = max(parent.mtime_ms, above_ms)
 
     def _unlink(
         self, parent: TreeNode, name: str, mtime_ms: int, position: int, *, keep: bool = False

@@ -8,11 +8,12 @@ reader sees it taken back.
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dos_gateway import serving
 from dos_gateway.core.hadoop import HadoopError
@@ -172,3 +173,32 @@ def test_what_was_told_stays_whatever_is_lost_and_whoever_serves(
         assert not history.problems, (seed, history.problems)
         told |= {driver.told for driver in history.drivers}
     assert told >= {"done", "exists"}
+
+
+def test_a_listing_waits_for_what_it_shows_of_directories(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry of a directory shows how many children it has, and when the last one came."""
+    monkeypatch.setattr(serving, "clock", trio.current_time)
+    store, told = MemoryStore(), []
+
+    async def run() -> None:
+        claim = store.claim(1, [1, 2, 3], DIRECTORY)
+        served = await ServedTree.open(claim, 1, served_at="", name="t", max_bytes=None)  # type: ignore[arg-type]
+        await served.make_folder(("d", "e"), there)
+        claim.held = True
+
+        async def look() -> None:
+            told.extend(await served.listing(("d",)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                partial(served.create, overwrite=True, still_there=there), ("d", "e", "f"), body(1)
+            )
+            await wait_all_tasks_blocked()
+            nursery.start_soon(look)
+            await wait_all_tasks_blocked()
+            assert told == []
+            for member in (1, 2):
+                claim.deliver(member)
+        assert [one.children for one in told] == [1]
+
+    trio.run(run, clock=MockClock(autojump_threshold=0))

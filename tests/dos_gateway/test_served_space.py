@@ -233,6 +233,72 @@ def test_a_member_that_was_away_is_given_the_bodies_below_the_snapshot() -> None
     trio.run(run, clock=MockClock(autojump_threshold=0))
 
 
+def test_a_body_is_read_while_it_is_copied_forward_and_its_segment_is_released() -> None:
+    """A copy is on no member yet when the body is read; a segment goes while it is being read."""
+
+    async def run() -> None:
+        store, data = MemoryStore(), random.Random(1).randbytes(1700)
+        claim, served = await opened(store, 1, [1, 2, 3])
+        await put(served, "/f", in_parts(data))
+        await served._move(lambda: served._writer.roll(served._snapshot()))
+        node = served.tree.get(("f",))
+        read, got = claim.read, []
+
+        async def interrupted(name: str, offset: int, max_bytes: int) -> bytes:
+            claim.read = read  # type: ignore[method-assign]
+            await served._copy_forward(node.id)
+            floor = served.tree.space.floor_above(served.tree.space.notes[0])
+            await served._move(lambda: served._writer.release(floor))
+            served.tree.space.forget_below(floor)
+            return await read(name, offset, max_bytes)
+
+        claim.read = interrupted  # type: ignore[method-assign, assignment]
+        assert await content(served, "/f") == data
+        assert len(served.tree.space.notes) == 2
+
+        async def get() -> None:
+            got.append(await content(served, "/f"))
+
+        claim.held = True
+        await served._copy_forward(node.id)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(get)
+            await wait_all_tasks_blocked()
+            assert got == []
+            for member in (1, 2):
+                claim.deliver(member)
+        assert got == [data]
+
+    trio.run(run, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_segment_that_was_released_meanwhile_is_not_filled_again() -> None:
+    async def run() -> None:
+        store = MemoryStore()
+        async with trio.open_nursery() as nursery:
+            _, served = await opened(store, 1, [1, 2, 3])
+            nursery.start_soon(serve, served)
+            for number in range(8):
+                await put(served, f"/{number}", in_parts(bytes([number]) * 1700))
+                await trio.sleep(0.3)
+            nursery.cancel_scope.cancel()
+        claim, served = await opened(store, 2, [1, 2, 3])
+        for file in list(served.tree.by_id):
+            await served._copy_forward(file)
+        notes, settled = served.tree.space.notes, []
+
+        async def settle(name: str, size: int, digest: int) -> None:
+            settled.append(name)
+            served.tree.space.forget_below(notes[-1][:2])
+
+        claim.settle = settle  # type: ignore[method-assign, assignment]
+        await served._settle_bodies()
+        assert len(notes) > 2
+        assert len(settled) == 1
+
+    trio.run(run, clock=MockClock(autojump_threshold=0))
+
+
 def test_a_body_that_is_not_what_was_written_is_refused() -> None:
     async def run() -> None:
         store = MemoryStore()

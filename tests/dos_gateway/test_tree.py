@@ -113,6 +113,15 @@ class PathModel:
         return True
 
 
+def times(tree: Tree) -> dict[str, int]:
+    found, waiting = {}, [("", tree.root)]
+    while waiting:
+        path, node = waiting.pop()
+        found[path] = node.mtime_ms
+        waiting += [(f"{path}/{name}", child) for name, child in (node.children or {}).items()]
+    return found
+
+
 def seen(tree: Tree) -> tuple[dict[str, int], set[str], dict[str, set[str]], dict[str, str]]:
     """Files with their lengths, folders, marks, sources."""
     files: dict[str, int] = {}
@@ -144,9 +153,15 @@ class Histories:
         self.tree, self.model = Tree([SegmentNote(1, 0, 0, 0)]), PathModel()
         self.log: list[tuple[Change, int]] = []
         self.position = 0
+        self.times: dict[str, int] = {}
 
     def path(self) -> str:
         return "".join("/" + self.random.choice(NAMES) for _ in range(self.random.choice([1, 1, 2, 2, 3])))
+
+    @property
+    def now_ms(self) -> int:
+        """The clock of a gateway, which may be behind that of the one before."""
+        return TIME_MS + self.random.randint(0, 1000)
 
     def apply(self, change: Change) -> None:
         self.position += 100
@@ -163,6 +178,9 @@ class Histories:
         assert moved == {path: one for path, one in self.model.moved.items() if path in {*files, *folders}}
         assert self.tree.space.live_bytes == sum(files.values())
         assert {node.id for node in self.tree.root.files()} == self.tree.by_id.keys()
+        shown = times(self.tree)
+        assert not [path for path in ("", *folders) if shown[path] < self.times.get(path, 0)], "it went back"
+        self.times = {path: shown[path] for path in ("", *folders)} if what != "move" else {}
 
     def segment(self) -> None:
         self.position += 100
@@ -179,14 +197,14 @@ class Histories:
             return
         assert fits, path
         extents = (BodyExtent(self.position + 1, size, 0),) if size else ()
-        self.apply(PutFile(path, TIME_MS, self.tree.next_id, extents))
+        self.apply(PutFile(path, self.tree.time_ms(self.now_ms), self.tree.next_id, extents))
 
     def move(self) -> None:
         source, target = self.path(), self.path()
         options = self.random.choice([None, "NONE", "OVERWRITE"])
         expected = self.model.move(source, target, options)
         try:
-            change = self.tree.move(parts_of(source), parts_of(target), options, TIME_MS)
+            change = self.tree.move(parts_of(source), parts_of(target), options, self.now_ms)
         except HadoopError:
             assert not expected, (source, target, options)
             return
@@ -198,7 +216,7 @@ class Histories:
         path, recursive = self.path(), self.random.random() < 0.5
         expected = self.model.remove(path, recursive=recursive)
         try:
-            change = self.tree.remove(parts_of(path), recursive=recursive, now_ms=TIME_MS)
+            change = self.tree.remove(parts_of(path), recursive=recursive, now_ms=self.now_ms)
         except HadoopError:
             assert not expected, path
             return
@@ -210,7 +228,7 @@ class Histories:
         path = self.path()
         expected = self.model.make_folder(path)
         try:
-            change = self.tree.make_folder(parts_of(path), TIME_MS)
+            change = self.tree.make_folder(parts_of(path), self.now_ms)
         except HadoopError:
             assert not expected, path
             return
@@ -243,6 +261,8 @@ def test_the_tree_is_what_its_model_says_and_so_are_its_replays(first: int) -> N
             third.apply(nodes, history.position)
         for other in (again, third):
             assert seen(other) == seen(tree), seed
+            assert times(other) == times(tree), seed
+            assert other.newest_ms == tree.newest_ms
             assert other.space.live_bytes == tree.space.live_bytes
             assert other.next_id == tree.next_id
             assert [other.space.files_in(one) for one in tree.space.notes] == [
@@ -269,3 +289,21 @@ def test_only_temporary_files_that_were_there_may_replace_a_marked_file() -> Non
     apply(tree.move((NAMES[3],), ("a",), "NONE", TIME_MS))
     with pytest.raises(HadoopError, match="already exists"):
         tree.move((NAMES[4],), ("a",), "NONE", TIME_MS)
+
+
+def test_times_never_go_back_whatever_the_clock_of_a_gateway_shows() -> None:
+    """Spark deletes files of RocksDB that are older than the oldest one in use."""
+    tree = Tree([SegmentNote(1, 0, 0, 0)])
+    for position, now_ms in enumerate((TIME_MS, 1, TIME_MS + 1), 1):
+        change = tree.make_folder((f"d{position}",), now_ms)
+        assert change is not None
+        tree.apply(change, position)
+    head, *rest = tree.snapshot("here")
+    assert isinstance(head, TreeHead)
+    again = Tree.after(head, ())
+    for nodes in rest:
+        assert not isinstance(nodes, TreeHead)
+        again.apply(nodes, 9)
+    for one in (tree, again):
+        assert times(one) == {"": TIME_MS + 1, "/d1": TIME_MS, "/d2": TIME_MS, "/d3": TIME_MS + 1}
+        assert one.time_ms(2) == TIME_MS + 1
