@@ -8,27 +8,42 @@ from typing import Final
 import trio
 
 from dos_client import Claim, QuorumUnavailableError, Store, randomness
-from dos_gateway.core.hadoop import HadoopError, standby
-from dos_gateway.core.roles import NO_REACH, CopyReach, TreeWatch, acknowledged_at_most
-from dos_gateway.limits import claim_wait_s, standby_wait_s, watch_s
-from dos_gateway.serving import CHAIN, ServedTree, clock, directory_of
+from dos_gateway.core.hadoop import HadoopError, refused, standby
+from dos_gateway.core.roles import TreeWatch
+from dos_gateway.limits import alone_wait_s, claim_wait_s, role_wait_s, silent_s, standby_wait_s, watch_s
+from dos_gateway.serving import ServedTree, clock, directory_of
+from dos_gateway.status import look, server_of
 from dos_protocol.errors import DosError
-from journal import parse_segment_name
 
 logger: Final = logging.getLogger("dos.gateway")
 
 
 class Gateway:
-    """One gateway of a tree. `run` it; `served` gives the tree to requests."""
+    """One gateway of a tree. `run` it; `served` gives the tree to requests.
 
-    def __init__(self, store: Store, name: str, *, served_at: str, max_bytes: int | None = None) -> None:
-        self.name = name
-        self._store, self._served_at, self._max_bytes = store, served_at, max_bytes
+    served_at: where others find it, for messages. alone: its clients know no other gateway.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        *,
+        served_at: str = "",
+        max_bytes: int | None = None,
+        alone: bool = False,
+    ) -> None:
+        self.name, self.served_at, self.alone = name, served_at, alone
+        self.max_bytes = max_bytes
+        self.take_overs = self.claims_lost = self.held = 0
+        self._store = store
         self._directory = directory_of(name)
         self._served: ServedTree | None = None
         self._watch = TreeWatch()
         self._changed = trio.Event()
         self._order = trio.Lock()
+        self._named = 0, ""
+        """An epoch, and the gateway that serves under it."""
 
     @property
     def serves(self) -> ServedTree | None:
@@ -41,16 +56,45 @@ class Gateway:
         "I am a standby" rests on what was seen after the request came: a client whose gateway has died tries
         the others dozens of times without a pause, and then gives up.
         """
-        arrived, deadline = clock(), trio.current_time() + standby_wait_s
-        with trio.move_on_at(deadline):
-            # One after the other: a request that waits is executed before those that came after it.
-            async with self._order:
-                while self._served is None:
-                    if self._watch.grew_at > arrived:
-                        raise standby("another gateway serves the tree")
-                    await self._changed.wait()
-                return self._served
+        arrived = clock()
+        self.held += 1
+        try:
+            with trio.move_on_after(alone_wait_s if self.alone else standby_wait_s):
+                # One after the other: a request that waits is executed before those that came after it.
+                async with self._order:
+                    while self._served is None:
+                        # A client that knows no other gateway cannot have repeated it elsewhere.
+                        if self._watch.grew_at > arrived and not self.alone:
+                            raise standby("another gateway serves the tree")
+                        await self._changed.wait()
+                    return self._served
+        finally:
+            self.held -= 1
+        if self.alone and clock() - self._watch.wrote_at < silent_s:
+            # Sent on, the client would ask here again, 10,000 times, and its user would see nothing.
+            text = await self.elsewhere()
+            raise refused(f"{text}: stop it, use it (`dos gateway confs`), or choose another tree")
         raise standby()
+
+    async def elsewhere(self) -> str:
+        """Return which other gateway serves the tree, for messages."""
+        try:
+            if self._named[0] != self._watch.epoch:
+                self._named = await server_of(self._store, self.name)
+        except DosError as error:
+            return f"{self.name} is served by another gateway, whose address cannot be read ({error})"
+        return f"{self.name} is served by {self._named[1]}"
+
+    async def standby_of(self) -> str:
+        """Wait for `role_wait_s` at most until this gateway serves, or sees another one serve. Return which
+        one that is; "" if none was seen.
+        """
+        with trio.move_on_after(role_wait_s):
+            while self._served is None and self._watch.wrote_at == float("-inf"):
+                await self._changed.wait()
+        if self._served is not None or self._watch.wrote_at == float("-inf"):
+            return ""
+        return f"{await self.elsewhere()}; this one is its standby, and takes over when it ends"
 
     async def run(self) -> None:
         """Watch, take over, serve, again and again. Raises what is not an error of the store."""
@@ -75,16 +119,20 @@ class Gateway:
             served = await ServedTree.open(
                 claim,
                 self._store.record.generation,
-                served_at=self._served_at,
+                served_at=self.served_at,
                 name=self.name,
-                max_bytes=self._max_bytes,
+                max_bytes=self.max_bytes,
             )
             files, took = len(served.tree.by_id), clock() - begun
             logger.info(
                 "%s: served here from epoch %d on: %d files, %.2f s", self.name, claim.epoch, files, took
             )
-            with self._serving(served):
-                await served.run()
+            self.take_overs += 1
+            try:
+                with self._serving(served):
+                    await served.run()
+            finally:
+                self.claims_lost += claim.ended is not None
 
     @contextmanager
     def _serving(self, served: ServedTree) -> Iterator[None]:
@@ -113,19 +161,9 @@ class Gateway:
             await trio.sleep(watch_s)
 
     async def _look(self) -> None:
-        view = await self._store.inspect(self._directory)
-        copies = []
-        for objects in view.answers.values():
-            reach = NO_REACH
-            for name, info in objects.items():
-                segment = parse_segment_name(name)
-                if segment is not None and segment.chain == CHAIN:
-                    reach = max(reach, CopyReach(segment.epoch, segment.base, info.synced))
-            copies.append(reach)
-        record = self._store.record
-        reached = acknowledged_at_most(copies, len(record.voters), record.ack_quorum)
+        seen = await look(self._store, self._directory)
         before = self._watch.grew_at
-        self._watch.observe(reached, view.epoch_seen, clock())
+        self._watch.observe(*seen, clock())
         if self._watch.grew_at > before:
             self._tell()
 

@@ -1,6 +1,7 @@
 """`dos gateway`: serves the tree of a store to Hadoop clients, and shows what is in it."""
 
 import json
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,8 +19,11 @@ from dos_client.cli.kit import (
     Call,
     Report,
     Url,
+    ago_text,
     certificate_to_serve,
+    clock_text,
     command,
+    count_text,
     fail,
     key_in,
     parsed_url,
@@ -27,9 +31,11 @@ from dos_client.cli.kit import (
 )
 from dos_gateway.core.confs import client_confs, logical_name, scheme_of
 from dos_gateway.core.hadoop import HadoopError, parts_of
+from dos_gateway.core.status import TreeStatus
 from dos_gateway.core.tree import Tree
-from dos_gateway.serving import CHAIN, directory_of, replay
-from dos_protocol.arguments import address_text, is_loopback, parse_bytes, parse_listen
+from dos_gateway.serving import CHAIN, directory_of, now_ms, replay
+from dos_gateway.status import read_status
+from dos_protocol.arguments import address_text, is_loopback, is_wildcard, parse_bytes, parse_listen
 from journal import inspect_whole
 
 _PORT = 9870
@@ -49,9 +55,12 @@ app = typer.Typer(cls=_ServesUrls, pretty_exceptions_enable=False, no_args_is_he
 
 @app.callback()
 def _gateway() -> None:
-    """Serve a tree of files in a store to Spark and Hadoop clients, by WebHDFS.
+    """Serve a tree of files in a store to Spark and Hadoop clients, by WebHDFS; show what is in it, and who
+    serves it.
 
     Example: dos gateway dos://h1,h2,h3/orders
+
+    Example: dos gateway status dos://h1,h2,h3/orders
     """
 
 
@@ -63,10 +72,16 @@ async def serve(
         str, typer.Option(metavar="HOST:PORT", help="Serve here; bodies at the next port. 0 picks free ones.")
     ] = f"127.0.0.1:{_PORT}",
     max_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="Refuse files beyond this, so that deletions have room.")
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Refuse new files 128 MiB before the chain of the tree is this long, such as 20GB: deletions"
+            " need that room. Choose it below the quota and the disks. All gateways of a tree: the same.",
+        ),
     ] = "",
     key_file: Annotated[
-        Path | None, typer.Option(help="File with the key that clients must have.", metavar="FILE")
+        Path | None,
+        typer.Option(help="File with the key that clients must have.", metavar="FILE"),
     ] = None,
     tls: Annotated[bool, typer.Option("--tls", help="Serve TLS, with the certificate of DOS_TLS.")] = False,
     insecure: Annotated[
@@ -76,8 +91,9 @@ async def serve(
 ) -> None:
     """Serve a tree of files that Spark and Hadoop clients use as webhdfs://NAME.
 
-    The URL names the tree: dos://h1,h2,h3/NAME. Several gateways of one tree, on several hosts: one serves,
-    the others take over within 3 s. It runs until interrupted.
+    The URL names the tree: dos://h1,h2,h3/NAME. It is made when a gateway first serves it. Of several
+    gateways of one tree, on several hosts, one serves; the others are its standbys, and one of them takes
+    over when it ends. It runs until interrupted.
 
     Example: dos gateway dos://h1,h2,h3/orders --max-bytes 20GB
 
@@ -102,7 +118,7 @@ async def serve(
             fail(f"listening on {host} needs --tls and --key-file, or --insecure", REFUSED)
         warn(f"listening on {host} without TLS or key, because of --insecure")
     async with open_store(servers, token=token) as store, trio.open_nursery() as nursery:
-        gateway = Gateway(store, name, served_at=listen, max_bytes=room)
+        gateway = Gateway(store, name, max_bytes=room, alone=child)
         settings = certificate_to_serve() if tls else None
         bound = await nursery.start(
             lambda task_status: serve_gateway(
@@ -113,12 +129,52 @@ async def serve(
         place = f"{scheme_of(tls=tls)}://{logical}"
         if child:
             told = {"place": place, "listen": at, "confs": client_confs(logical, [at], tls=tls)}
-            print(json.dumps(told), flush=True)
+            print(json.dumps({**told, "standbyOf": await gateway.standby_of()}), flush=True)
             await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)  # until the parent ends
             nursery.cancel_scope.cancel()
         else:
-            print(f"dos gateway: {place} is served at {at}; clients need what this prints:", flush=True)
-            print(f"dos gateway confs {url} {at}", flush=True)
+            print(f"dos gateway: listening for {place} at {at}; clients need what this prints:", flush=True)
+            reached = address_text(socket.gethostname() if is_wildcard(host) else host, bound)
+            print(f"dos gateway confs {url} {reached}{' --tls' if tls else ''}", flush=True)
+            if text := await gateway.standby_of():
+                print(f"dos gateway: {text}", flush=True)
+
+
+@command(app, "status")
+async def status(call: Call, url: Url) -> Report:
+    """Show who serves a tree and since when nobody does, what it holds, and what is wrong with it.
+
+    The store alone is read, and its chain is watched for up to 3 s: no gateway is asked, and none needs to
+    run.
+
+    Example: dos gateway status dos://h1,h2,h3/orders
+
+    Example: dos gateway status dos://h1,h2,h3/orders --json | jq .roomBytes
+
+    Exit codes: 0 a gateway serves the tree, and nothing is wrong; 1 nobody serves it, or a person has to act;
+    2 usage; 3 the store cannot be reached.
+    """
+    async with _opened(call, url) as (store, name, _):
+        found = await read_status(store, name)
+    now = now_ms()
+    return Report(found.as_json(now), _status_text(found, now), NEGATIVE if found.problems(now) else 0)
+
+
+def _status_text(found: TreeStatus, now: int) -> str:
+    served = f"served by {found.gateway}" if found.grows else "not served"
+    lines = [f"tree {found.tree} ({found.host} in URLs): {served}; read from the store alone"]
+    if found.sign_ms:
+        lines.append(f"  last sign {ago_text(found.sign_ms, now)} ({clock_text(found.sign_ms)})")
+    if found.epoch:
+        room = found.room_bytes
+        left = "no --max-bytes" if room is None else f"{count_text(room)} left for new files (--max-bytes)"
+        newest = f", the newest of {clock_text(found.newest_ms)}" if found.files else ""
+        live, chain = count_text(found.live_bytes), count_text(found.chain_bytes)
+        lines += [
+            f"  {found.files} files in {found.directories} directories, {live}{newest}",
+            f"  a chain of {chain} in {found.segments} segments; {left}",
+        ]
+    return "\n".join([*lines, *(f"  {one}" for one in found.problems(now))])
 
 
 @command(app, "confs")
@@ -128,7 +184,9 @@ async def confs(
     addresses: Annotated[list[str], typer.Argument(metavar="HOST:PORT...", help="The gateways of the tree.")],
     tls: Annotated[bool, typer.Option("--tls", help="The gateways serve TLS.")] = False,
 ) -> Report:
-    """Print the settings of a client: lines for spark-defaults.conf.
+    """Print the settings with which Spark finds the gateways of a tree: lines for spark-defaults.conf.
+
+    Name all gateways that run, in any order: clients try them in turn.
 
     Spark takes the last line for a key: with several trees, or an HDFS, give all names in one line for
     dfs.nameservices, with commas between them.
@@ -142,7 +200,7 @@ async def confs(
 
 @command(app, "ls")
 async def ls(call: Call, url: Url, path: Annotated[str, typer.Argument()] = "/") -> Report:
-    """List a directory of a tree, as it is in the store; no gateway is asked.
+    """List a directory of a tree: the bytes of each file, or - for a directory. The store alone is read.
 
     Example: dos gateway ls dos://h1,h2,h3/orders /totals/offsets
     """
@@ -159,7 +217,7 @@ async def ls(call: Call, url: Url, path: Annotated[str, typer.Argument()] = "/")
 
 @command(app, "du")
 async def du(call: Call, url: Url, path: Annotated[str, typer.Argument()] = "/") -> Report:
-    """Show how much lies below a path, and how long the chain of the tree is.
+    """Show how much lies below a path, and how long the chain of the tree is. The store alone is read.
 
     Example: dos gateway du dos://h1,h2,h3/orders /totals
     """

@@ -11,6 +11,9 @@ path_part_bytes_max: Final = 255
 block_bytes: Final = 128 * MIB
 """The size of a block in the answers. Files have one block whatever their length."""
 
+tree_files_max: Final = 200_000
+"""A tree with more files is served, and is reported: a take-over of one takes longer than was measured."""
+
 inline_bytes_max: Final = 256 * KIB
 """A body of at most this size is in the record of its file: one append, one sync."""
 
@@ -71,6 +74,15 @@ watch_s: Final = 0.2
 standby_wait_s: Final = 20.0
 """How long a standby holds a request before it sends the client on."""
 
+alone_wait_s: Final = 10.0
+"""How long a gateway whose clients know no other one holds a request while another one serves, before it
+refuses the request: more than a take-over takes, and less than the client's own patience of 20 s."""
+
+role_wait_s: Final = 5.0
+"""How long a gateway that starts waits to see whether another one serves, in order to report it."""
+
+status_wait_s: Final = 3.0
+"""A tree whose chain does not grow for so long is reported as not served: more than twice `silent_s`."""
 claim_wait_s: Final = 5.0
 """A claim that is not granted in this time is abandoned, and tried again when the chain is silent."""
 

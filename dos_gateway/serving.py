@@ -80,6 +80,8 @@ async def replay(reader: Claim | Store, state: ChainState, directory: str | None
                         tree = Tree.after(change, notes)
                     else:
                         tree.apply(change, end)
+                elif record.op is Op.MARK:
+                    tree.sign_ms = record.ints[0]
     tree.space.forget_below(state.released)  # their bodies were copied forward
     return tree
 
@@ -126,7 +128,7 @@ class ServedTree:
         granted = clock()
         state = await take_over(claim, CHAIN, generation=generation)
         tree = await replay(claim, state)
-        snapshot = (change_record(one) for one in tree.snapshot(served_at))
+        snapshot = (change_record(one) for one in tree.snapshot(served_at, max_bytes or 0))
         # With a snapshot: otherwise a release of what is below this segment could precede the next one (R14).
         writer = await ChainWriter.open(
             claim, CHAIN, state if state.end is not None else None, generation, snapshot=snapshot
@@ -157,6 +159,10 @@ class ServedTree:
     @property
     def chain_bytes(self) -> int:
         return self.tree.space.bytes_up_to(self._writer.end.size)
+
+    @property
+    def unsynced_bytes(self) -> int:
+        return self._writer.end.size - self._writer.synced
 
     # --- answers --------------------------------------------------------------------------------------------
 
@@ -416,7 +422,7 @@ class ServedTree:
             await trio.sleep(beat_s / 4)
 
     def _snapshot(self) -> Iterator[Record]:
-        return (change_record(one) for one in self.tree.snapshot(self._served_at))
+        return (change_record(one) for one in self.tree.snapshot(self._served_at, self._max_bytes or 0))
 
     async def _give_back(self) -> None:
         """Copy what lives in the lowest segment forward, then release it."""

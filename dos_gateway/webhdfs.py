@@ -48,6 +48,7 @@ from dos_gateway.limits import (
     yield_nodes,
 )
 from dos_gateway.serving import ServedTree, clock
+from dos_protocol.arguments import address_text, is_loopback, is_wildcard
 from dos_protocol.errors import DosError
 from dos_tls import ServerContext, TlsListener, TlsSettings, TlsStream
 
@@ -420,6 +421,9 @@ async def serve_gateway(
     Raises OSError if a port cannot be used, TlsSettingsError.
     """
     port, first, second = await _listen(host, port)
+    gateway.served_at = gateway.served_at or _found_at(host, port)
+    if gateway.alone:
+        gateway.served_at += f", beside process {os.getppid()}"
     shell = WebHdfs(gateway, scheme="http" if tls is None else "https", body_port=port + 1, key=key)
     context = None if tls is None else ServerContext(tls, client_certificates=False)
     async with trio.open_nursery() as nursery:
@@ -432,6 +436,13 @@ async def serve_gateway(
                 secure = [TlsListener(one, context) for one in listeners]
                 nursery.start_soon(trio.serve_listeners, serve, secure)
         task_status.started(port)
+
+
+def _found_at(host: str, port: int) -> str:
+    """Return where others find this gateway, for messages."""
+    own = socket.gethostname()
+    at = address_text(own if is_wildcard(host) else host, port)
+    return f"{at} on {own}" if is_loopback(host) else at
 
 
 async def _listen(host: str, port: int) -> tuple[int, list[trio.SocketListener], list[trio.SocketListener]]:

@@ -39,7 +39,9 @@ def checkpoints(spark: "SparkSession", url: str, *, token: bytes = b"") -> str:
 
     Raises BadUrlError; ConnectSessionError; LocalProtocolError if Spark runs on several machines: then run
     `dos gateway` on two of them, and pass what `dos gateway confs` prints; LocalProtocolError if this JVM has
-    another gateway for the place; RuntimeError with the error of the gateway if it cannot start.
+    another gateway for the place; RuntimeError with the error of the gateway if it cannot start. A warning
+    is logged if another gateway serves the tree: this one then refuses requests after 10 s, until the other
+    one ends.
     """
     parsed = parse_url(url)
     if parsed.directory is None or parsed.object is not None:
@@ -120,7 +122,10 @@ class _Gateway:
             code = process.wait()
             _close_pipes(process)
             raise RuntimeError(f"the gateway of {self._url} ended with {code}: its error is above")
-        return process, json.loads(line)
+        told = json.loads(line)
+        if told["standbyOf"]:
+            logger.warning("%s", told["standbyOf"])
+        return process, told
 
     def _keep(self) -> None:
         while True:

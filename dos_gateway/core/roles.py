@@ -78,7 +78,9 @@ class TreeWatch:
         self._since = float("-inf")
         self._take_overs: deque[float] = deque()
         self.grew_at = float("-inf")
-        """When growth was last seen: another gateway serves the tree."""
+        """When growth was last seen, or may have come: a request from before is not executed here."""
+        self.wrote_at = float("-inf")
+        """When another gateway was last seen to write: it serves the tree. A first answer shows none."""
 
     def begin(self, served: int = 0) -> None:
         """Count the silence anew: what was seen before this gateway served says nothing. served: the epoch of
@@ -110,7 +112,8 @@ class TreeWatch:
             if reached != NO_REACH:
                 self.grew_at = now
         elif reached > self._reached:
-            self._reached, self._since, self.grew_at = reached, now, now
+            self._reached, self._since = reached, now
+            self.grew_at = self.wrote_at = now
 
     def is_silent(self, now: float, jitter: float = 1.0) -> bool:
         """Return whether to take over. jitter: from 1 on, so that of two standbys one is first."""

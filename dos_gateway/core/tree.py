@@ -87,13 +87,14 @@ class CopyForward(msgspec.Struct, frozen=True, array_like=True, tag="c"):
 
 class TreeHead(msgspec.Struct, frozen=True, array_like=True, tag="h"):
     """The first record of a snapshot. segments: those below it that hold bodies. newest_ms: times never
-    decrease. served_at: the address of the gateway that wrote it.
+    decrease. served_at: the address of the gateway that wrote it; max_bytes: its `--max-bytes`, 0 without.
     """
 
     segments: tuple[SegmentNote, ...]
     next_id: int
     newest_ms: int
     served_at: str
+    max_bytes: int = 0
 
 
 class TreeNodes(msgspec.Struct, frozen=True, array_like=True, tag="n"):
@@ -173,6 +174,9 @@ class Tree:
         self.next_id = 1
         self.newest_ms = 0
         self.served_at = ""
+        self.max_bytes = 0
+        self.sign_ms = 0
+        """The time of the last record that has one."""
         self.position = 0
         """The logical offset just past the last change."""
 
@@ -320,7 +324,8 @@ class Tree:
     def after(cls, head: TreeHead, segments: Iterable[SegmentNote]) -> "Tree":
         """Return the tree at the head of a snapshot. segments: those that the chain has from there on."""
         tree = cls((*head.segments, *segments))
-        tree.next_id, tree.newest_ms, tree.served_at = head.next_id, head.newest_ms, head.served_at
+        tree.next_id, tree.newest_ms = head.next_id, head.newest_ms
+        tree.served_at, tree.max_bytes = head.served_at, head.max_bytes
         return tree
 
     def apply(self, record: Change | TreeNodes, position: int, *, restores: bool = False) -> None:
@@ -352,7 +357,8 @@ class Tree:
             for one in record.nodes:
                 self.apply(one, position, restores=True)
         self.position = position
-        self.newest_ms = max(self.newest_ms, getattr(record, "mtime_ms", 0))
+        if (time_ms := getattr(record, "mtime_ms", 0)) > 0:
+            self.sign_ms, self.newest_ms = time_ms, max(self.newest_ms, time_ms)
 
     def _put(self, record: PutFile, position: int, above_ms: int) -> None:
         parts = parts_of(record.path)
@@ -412,9 +418,9 @@ class Tree:
 
     # --- snapshots ------------------------------------------------------------------------------------------
 
-    def snapshot(self, served_at: str) -> Iterator[TreeHead | TreeNodes]:
+    def snapshot(self, served_at: str, max_bytes: int = 0) -> Iterator[TreeHead | TreeNodes]:
         """Yield records from which the same tree is made. Nothing may be applied meanwhile."""
-        yield TreeHead(self.space.notes, self.next_id, self.newest_ms, served_at)
+        yield TreeHead(self.space.notes, self.next_id, self.newest_ms, served_at, max_bytes)
         batch: list[PutFile | MakeFolder | MarkReplaceable] = []
         for one in self._nodes():
             batch.append(one)

@@ -111,7 +111,7 @@ NEED_MORE: Final = {
     "journal archive",
     "files mirror",
     "store move",
-    *("gateway ls", "gateway du", "gateway confs"),
+    *("gateway ls", "gateway du", "gateway confs", "gateway status"),
 }
 """Commands that refuse, before they wait, what `with_url` gives them."""
 

@@ -90,7 +90,7 @@ class GatewayProcess:
         arguments = ["gateway", "serve", url, "--listen", "127.0.0.1:0", *options]
         self.process = ForkedProcess(arguments, environment, self._log.fileno())
         line = self.process.stdout.readline()
-        if " is served at " not in line:
+        if "dos gateway: listening for " not in line:
             self._log.seek(0)
             raise AssertionError(f"no gateway: {line!r} {self._log.read().decode()}")
         self.port = int(line.split(";")[0].rsplit(":", 1)[1])

@@ -1,6 +1,7 @@
 """Gateways as processes on a store of three servers: what a Hadoop client sees, also when one is killed."""
 
 import http.client
+import json
 import os
 import signal
 import socket
@@ -245,6 +246,12 @@ def test_commands_show_what_is_in_a_tree(
         "/shown: 5 bytes in 1 files and 2 directories"
     )
     assert dos("gateway", "ls", url, "/nowhere").returncode == 1
+    shown = dos("gateway", "status", url)
+    assert shown.returncode == 0, shown
+    assert f"served by the gateway at 127.0.0.1:{client.port} on " in shown.stdout
+    assert "files in " in shown.stdout
+    never = dos("gateway", "status", f"{store[0]}/never", "--json")
+    assert (never.returncode, json.loads(never.stdout)["served"]) == (1, False)
     confs = dos("gateway", "confs", url, "h1:9870", "h2:9870").stdout
     assert "spark.hadoop.dfs.nameservices shared-" in confs
     assert ".g2 h2:9870" in confs

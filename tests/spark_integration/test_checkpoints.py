@@ -1,7 +1,9 @@
 """Spark's own streaming queries with checkpoints in a store: their state is that of an undisturbed run."""
 
 import os
+import re
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +18,7 @@ from dos_client.blocking import BlockingStore
 from dos_protocol.errors import LocalProtocolError
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration import gateway_process
+from tests.dos_gateway.gateways import GatewayProcess
 from tests.support.examples import run_example
 from tests.support.parts import with_long
 from tests.support.polling import until
@@ -108,6 +111,21 @@ def test_a_query_survives_its_gateway_and_continues_at_its_last_commit(
     batches = sum(found.values()) // ROWS
     assert batches >= 7
     assert found == {key: len(range(key, batches * ROWS, KEYS)) for key in range(KEYS)}
+
+
+@pytest.mark.long
+def test_a_second_driver_learns_which_gateway_serves_the_tree(
+    spark: SparkSession, servers: Servers[ThreadedServer], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"{servers.url}/{name}"
+    with GatewayProcess(url) as other:
+        other.client.put("/x", b"")
+        place = dos.checkpoints(spark, url)
+        at = f"{name} is served by the gateway at 127.0.0.1:{other.port} on {socket.gethostname()} (epoch 1)"
+        assert f"{at}; this one is its standby" in caplog.text
+        with pytest.raises(Exception, match=re.escape(f"{at}: stop it, use it")):
+            begin(counted(spark), f"{place}/totals")
+    assert not run(counted(spark), f"{place}/totals", 0)  # the other one has ended
 
 
 def test_one_place_for_one_tree_and_another_for_another_store(

@@ -1,0 +1,89 @@
+"""What the store alone shows of a tree: who serves it, what it holds. No gateway is asked."""
+
+from contextlib import aclosing
+from typing import NamedTuple
+
+import trio
+
+from dos_client import Store
+from dos_gateway.core.confs import logical_name
+from dos_gateway.core.records import read_change
+from dos_gateway.core.roles import NO_REACH, CopyReach, TreeWatch, acknowledged_at_most
+from dos_gateway.core.status import TreeStatus, server_text
+from dos_gateway.core.tree import TreeHead
+from dos_gateway.limits import status_wait_s, watch_s
+from dos_gateway.serving import CHAIN, clock, directory_of, replay
+from journal import Op, inspect_chain, parse_segment_name, read_plain_batches
+
+
+class TreeSight(NamedTuple):
+    """One look at a chain. reached: as of `acknowledged_at_most`. epoch: the highest that was granted."""
+
+    reached: CopyReach | None
+    epoch: int
+
+
+async def look(store: Store, directory: str) -> TreeSight:
+    """Return how far the chain of a tree reaches. Raises QuorumUnavailableError."""
+    view = await store.inspect(directory)
+    copies = []
+    for objects in view.answers.values():
+        reach = NO_REACH
+        for name, info in objects.items():
+            segment = parse_segment_name(name)
+            if segment is not None and segment.chain == CHAIN:
+                reach = max(reach, CopyReach(segment.epoch, segment.base, info.synced))
+        copies.append(reach)
+    record = store.record
+    return TreeSight(acknowledged_at_most(copies, len(record.voters), record.ack_quorum), view.epoch_seen)
+
+
+async def server_of(store: Store, name: str) -> tuple[int, str]:
+    """Return the epoch of the newest segment of a tree, and the gateway that wrote its newest snapshot: it
+    serves the tree, if the chain grows. Raises the errors of `inspect_chain` and `read_plain_batches`.
+    """
+    directory = directory_of(name)
+    state = await inspect_chain(store, directory, CHAIN)
+    epoch = 0 if state.end is None else state.end.epoch
+    async with aclosing(read_plain_batches(store, state, directory=directory)) as batches:
+        async for batch in batches:
+            for end, record in batch:
+                if record.op is Op.FS_CHANGE:
+                    head = read_change(record, end)
+                    return epoch, server_text(head.served_at if isinstance(head, TreeHead) else "", epoch)
+    return epoch, server_text("", epoch)
+
+
+async def read_status(store: Store, name: str) -> TreeStatus:
+    """Read a tree, and watch its chain for `status_wait_s` at most. Raises the errors of `inspect_chain` and
+    `read_plain_batches`.
+    """
+    directory, watch, begun = directory_of(name), TreeWatch(), clock()
+    watch.observe(*await look(store, directory), clock())
+    state = await inspect_chain(store, directory, CHAIN)
+    tree = await replay(store, state, directory)
+    epoch = 0 if state.end is None else state.end.epoch
+    seen = await look(store, directory)
+    watch.observe(*seen, clock())
+    while watch.wrote_at < begun and (epoch or seen.epoch) and clock() < begun + status_wait_s:
+        await trio.sleep(watch_s)
+        seen = await look(store, directory)
+        watch.observe(*seen, clock())
+    below = tree.summary(())
+    return TreeStatus(
+        tree=name,
+        host=logical_name(store.record.store_id, name),
+        epoch=epoch,
+        claimed=seen.epoch,
+        grows=watch.wrote_at >= begun,
+        served_at=tree.served_at,
+        sign_ms=tree.sign_ms,
+        newest_ms=tree.newest_ms,
+        files=below.files,
+        directories=below.directories - 1,
+        live_bytes=tree.space.live_bytes,
+        chain_bytes=tree.space.bytes_up_to(state.size),
+        max_bytes=tree.max_bytes,
+        segments=len(tree.space.notes),
+        unproved=state.unproved_text,
+    )

@@ -1,0 +1,154 @@
+"""Who serves a tree, as the store alone shows it, and what a gateway that waits answers."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from dos_client import Store, open_store
+from dos_gateway import gateway as gateway_module
+from dos_gateway import serving, status
+from dos_gateway.core.hadoop import HadoopError
+from dos_gateway.core.status import TreeStatus
+from dos_gateway.gateway import Gateway
+from dos_gateway.limits import alone_wait_s, deletions_bytes, tree_files_max
+from dos_gateway.status import read_status
+from dos_protocol.limits import MIB
+from dos_server.testing import memory_store
+
+NOW_MS = 1_800_000_000_000
+SERVED = TreeStatus(
+    "orders", "orders-1a2b3c4d", epoch=12, claimed=12, grows=True, served_at="h4:9870", sign_ms=NOW_MS
+)
+
+
+@pytest.fixture(autouse=True)
+def simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (serving, gateway_module, status):
+        monkeypatch.setattr(module, "clock", trio.current_time)
+
+
+def there() -> None:
+    """The client waits for its answer."""
+
+
+async def body() -> AsyncIterator[bytes]:
+    yield b"12345"
+
+
+@asynccontextmanager
+async def running(gateway: Gateway) -> AsyncIterator[trio.CancelScope]:
+    """Run it during the block. Cancelling the scope ends it as a killed process ends."""
+    scope = trio.CancelScope()
+
+    async def run() -> None:
+        with scope:
+            await gateway.run()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        yield scope
+        scope.cancel()
+
+
+@asynccontextmanager
+async def a_store() -> AsyncIterator[Store]:
+    async with memory_store() as servers, open_store(servers.url) as store:
+        yield store
+
+
+def test_the_store_shows_who_serves_what_is_there_and_that_nobody_serves_it() -> None:
+    async def run() -> None:
+        async with a_store() as store:
+            never = await read_status(store, "t")
+            assert [one.problem for one in never.problems(NOW_MS)] == ["nobody has ever served this tree"]
+            gateway = Gateway(store, "t", served_at="h4:9870", max_bytes=200 * MIB)
+            async with running(gateway):
+                served = await gateway.served()
+                await served.create(("a", "b"), body(), overwrite=True, still_there=there)
+                found = await read_status(store, "t")
+            assert (found.grows, found.served_at, found.epoch) == (True, "h4:9870", 1)
+            assert (found.files, found.directories, found.live_bytes) == (1, 1, 5)
+            assert found.room_bytes == 200 * MIB - deletions_bytes - found.chain_bytes
+            assert not found.problems(found.sign_ms)
+            alone = await read_status(store, "t")
+            assert alone.sign_ms >= found.sign_ms
+            (problem,) = map(str, alone.problems(alone.sign_ms))
+            assert problem.startswith(
+                "nobody serves it; the last one was the gateway at h4:9870 (epoch 1): start"
+            )
+
+    trio.run(run, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_gateway_whose_clients_know_no_other_one_refuses_and_names_the_one_that_serves() -> None:
+    async def run() -> None:
+        async with a_store() as store, trio.open_nursery() as nursery:
+            first = Gateway(store, "t", served_at="h4:9870")
+            second = Gateway(store, "t", served_at="h5:9870", alone=True)
+            async with running(first):
+                assert not await first.standby_of()
+                nursery.start_soon(second.run)
+                text = "t is served by the gateway at h4:9870 (epoch 1)"
+                assert (await second.standby_of()).startswith(f"{text}; this one is its standby")
+                begun = trio.current_time()
+                with pytest.raises(HadoopError) as caught:
+                    await second.served()
+                # A StandbyException, and its client would ask here again, 10,000 times.
+                assert caught.value.java == "java.io.IOException"
+                assert caught.value.text.startswith(f"{text}: stop it, use it")
+                assert trio.current_time() - begun == pytest.approx(alone_wait_s, abs=0.1)
+            nursery.cancel_scope.cancel()
+
+    trio.run(run, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_gateway_whose_clients_know_no_other_one_takes_over_while_a_request_waits() -> None:
+    async def run() -> None:
+        async with a_store() as store, trio.open_nursery() as nursery:
+            first = Gateway(store, "t", served_at="h4:9870")
+            second = Gateway(store, "t", served_at="h5:9870", alone=True)
+            async with running(first) as scope:
+                await first.served()
+                nursery.start_soon(second.run)
+                assert await second.standby_of()
+
+                async def end() -> None:
+                    await trio.sleep(4)
+                    scope.cancel()
+
+                nursery.start_soon(end)
+                served = await second.served()
+            assert served.epoch == 2
+            assert (await read_status(store, "t")).served_at == "h5:9870"
+            nursery.cancel_scope.cancel()
+
+    trio.run(run, clock=MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({}, ""),
+        ({"epoch": 0, "claimed": 0, "grows": False}, "nobody has ever served"),
+        ({"grows": False}, "nobody serves it; the last one was the gateway at h4:9870 (epoch 12): start"),
+        ({"grows": False, "claimed": 13}, "epoch 13 was claimed, and nobody writes"),
+        ({"max_bytes": 228 * MIB, "chain_bytes": 80 * MIB}, ""),
+        ({"max_bytes": 228 * MIB, "chain_bytes": 91 * MIB}, f"{9 * MIB} bytes are left for new files"),
+        ({"max_bytes": 228 * MIB, "chain_bytes": 101 * MIB}, "files can only be deleted"),
+        ({"files": tree_files_max}, ""),
+        ({"files": tree_files_max + 1}, "200001 files"),
+        ({"newest_ms": NOW_MS + 59_000}, ""),
+        ({"newest_ms": NOW_MS + 3_600_000}, "times of files stand still for 3600 s"),
+        ({"unproved": "7 more bytes of chain fs"}, "7 more bytes of chain fs"),
+    ],
+)
+def test_what_is_wrong_with_a_tree_is_named(changed: dict[str, object], problem: str) -> None:
+    found = TreeStatus(**{name: getattr(SERVED, name) for name in SERVED.__slots__} | changed)  # type: ignore[arg-type]
+    texts = [str(one) for one in found.problems(NOW_MS)]
+    assert [text[: len(problem)] for text in texts] == ([problem] if problem else [])
+    assert [one["problem"] for one in found.as_json(NOW_MS)["problems"]] == [
+        one.problem for one in found.problems(NOW_MS)
+    ]
