@@ -1,6 +1,7 @@
 """`dos gateway`: serves the tree of a store to Hadoop clients, and shows what is in it."""
 
 import json
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -33,6 +34,7 @@ from dos_gateway.core.confs import client_confs, logical_name, scheme_of
 from dos_gateway.core.hadoop import HadoopError, parts_of
 from dos_gateway.core.status import TreeStatus
 from dos_gateway.core.tree import Tree
+from dos_gateway.limits import driver_watch_s
 from dos_gateway.serving import CHAIN, directory_of, now_ms, replay
 from dos_gateway.status import read_status
 from dos_protocol.arguments import address_text, is_loopback, is_wildcard, parse_bytes, parse_listen
@@ -130,7 +132,9 @@ async def serve(
         if child:
             told = {"place": place, "listen": at, "confs": client_confs(logical, [at], tls=tls)}
             print(json.dumps({**told, "standbyOf": await gateway.standby_of()}), flush=True)
-            await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)  # until the parent ends
+            # Not the end of its standard input: processes that the driver has forked keep that open.
+            while os.getppid() == given["driver"]:  # noqa: ASYNC110 - no event tells it
+                await trio.sleep(driver_watch_s)
             nursery.cancel_scope.cancel()
         else:
             print(f"dos gateway: listening for {place} at {at}; clients need what this prints:", flush=True)

@@ -93,6 +93,9 @@ pieces behind it."""
 idle_connection_s: Final = 60.0
 """How long a connection stays open between two requests."""
 
+driver_watch_s: Final = 0.2
+"""How often the gateway of a driver looks whether that has ended: until then it holds the tree."""
+
 tick_s: Final = 0.1
 """How often a gateway notes that it runs."""
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -112,11 +113,13 @@ class _Gateway:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            process_group=0,  # Ctrl-C in a shell ends neither Spark's JVM nor its queries
         )
         assert process.stdin is not None, "it is a pipe"
         assert process.stdout is not None, "it is a pipe"
-        process.stdin.write(json.dumps({"token": self._token.decode()}) + "\n")
-        process.stdin.flush()  # and stays open: the child ends when this process does
+        given = {"token": self._token.decode(), "driver": os.getpid()}
+        process.stdin.write(json.dumps(given) + "\n")
+        process.stdin.flush()
         line = process.stdout.readline()
         if not line:
             code = process.wait()

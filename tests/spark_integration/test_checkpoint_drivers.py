@@ -1,0 +1,110 @@
+"""A query of Spark's own whose driver dies, stops, or has a double: the next driver has only the URL of the
+store, and its state is that of an undisturbed run.
+
+The query is held at the moment in which the driver is killed (`checkpoint_program`), and the tree shows that
+it is that moment.
+"""
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from dos_client import init_store
+from tests.spark_integration.checkpoint_drivers import DriverProcess
+from tests.spark_integration.checkpoint_program import Order, expected
+from tests.spark_integration.through_program import Holds
+from tests.support.dos_command import dos
+from tests.support.servers import ServerProcess, three_servers, url_of
+
+__all__ = ["three_servers"]
+pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def url(three_servers: list[ServerProcess]) -> str:
+    trio.run(init_store, url_of(three_servers))
+    return url_of(three_servers, "orders")
+
+
+def files(url: str, path: str) -> set[str]:
+    """The names in a directory of the checkpoint, as they are in the store, without temporary files."""
+    listed = dos("gateway", "ls", url, f"/totals/{path}").stdout.splitlines()
+    return {name for line in listed if not (name := line.split()[1]).startswith(".")}
+
+
+def under_way(url: str) -> tuple[int, set[int]]:
+    """How many micro-batches are committed, and which were begun and are not."""
+    begun, committed = (set(map(int, files(url, log))) for log in ("offsets", "commits"))
+    return len(committed), begun - committed
+
+
+def versions(url: str) -> list[int]:
+    """How many versions of the state of each partition are committed."""
+    return [
+        len({name.partition(".")[0] for name in files(url, f"state/0/{partition}") if name[0].isdigit()})
+        for partition in range(2)
+    ]
+
+
+def is_whole(state: dict[str, int], batches_min: int) -> bool:
+    batches = sum(state.values()) // sum(expected(1).values())
+    return batches >= batches_min and state == expected(batches)
+
+
+def test_a_query_whose_driver_is_killed_continues_on_an_empty_machine(url: str, tmp_path: Path) -> None:
+    """It is killed after its last micro-batch is shown and before it is committed."""
+    holds = Holds(tmp_path)
+    holds.hold("first.shown1")
+    with DriverProcess(tmp_path) as first, DriverProcess(tmp_path) as second:
+        first.order(Order("first", last=9, url=url))
+        first.until(partial(holds.reached, "first.shown1"))
+        assert under_way(url) == (1, {1})
+        first.kill()
+        first.wait_nothing_left()
+        second.order(Order("second", last=2, url=url))
+        assert is_whole(second.state(), 3)
+        assert second.heard("place") == first.heard("place")
+        assert second.heard("batch")[0] == {"event": "batch", "batch": 1}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("provider", ["RocksDBStateStoreProvider", "HDFSBackedStateStoreProvider"])
+def test_a_driver_is_killed_in_every_part_of_a_micro_batch_and_replaced(
+    url: str, tmp_path: Path, provider: str
+) -> None:
+    """When the offsets are written; when the state of half of the partitions is committed; before the commit,
+    while its gateway hangs: Linux ends what is stopped and orphaned.
+    """
+    holds = Holds(tmp_path)
+    order = partial(Order, url=url, provider=provider, halves=True)
+    with ExitStack() as stack:
+        drivers = [stack.enter_context(DriverProcess(tmp_path)) for _ in range(2)]
+
+        def held_at(number: int, moment: str) -> DriverProcess:
+            """The driver of this number, which is held there; the one after it begins to start."""
+            drivers.append(stack.enter_context(DriverProcess(tmp_path)))
+            holds.hold(f"d{number}.{moment}")
+            drivers[number].order(order(f"d{number}", last=9))
+            drivers[number].until(partial(holds.reached, f"d{number}.{moment}"))
+            return drivers[number]
+
+        driver = held_at(0, "begun1")
+        assert (under_way(url), versions(url)) == ((1, {1}), [1, 1])
+        driver.kill()
+        driver.wait_nothing_left()
+
+        driver = held_at(1, "half2")
+        assert (under_way(url), versions(url)) == ((2, {2}), [3, 2])
+        driver.kill()
+        driver.wait_nothing_left()
+
+        driver = held_at(2, "shown3")
+        assert (under_way(url), versions(url)) == ((3, {3}), [4, 4])
+        driver.gateway.suspend()
+        driver.kill()
+        driver.wait_nothing_left()
+        drivers[3].order(order("d3", last=4))
+        assert is_whole(drivers[3].state(), 5)
