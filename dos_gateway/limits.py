@@ -87,8 +87,8 @@ claim_wait_s: Final = 5.0
 """A claim that is not granted in this time is abandoned, and tried again when the chain is silent."""
 
 idle_body_s: Final = 30.0
-"""A head or body of which no byte arrives for so long ends its connection: an upload pins the space of the
-pieces behind it."""
+"""A head that is not complete so long after its first byte, and a body of which no byte arrives for so long,
+end their connection: an upload pins the space of the pieces behind it."""
 
 idle_connection_s: Final = 60.0
 """How long a connection stays open between two requests."""
@@ -104,8 +104,37 @@ stalled_loop_s: Final = 1.0
 repeated them elsewhere. Their connections end unread."""
 
 connections_max: Final = 12_000
+"""Of one gateway, if so many files may be open. When there are more, the connection that waits longest for a
+request gives way."""
+
+descriptors_reserved: Final = 128
+"""Open files that are no connections of clients: those to servers, the listeners, the libraries."""
+
+files_max: Final = connections_max + descriptors_reserved
+"""Open files that a gateway asks the system for."""
+
 uploads_max: Final = 256
 """Of one gateway: an upload holds two pieces in memory."""
+
+answers_max: Final = 256
+"""Bodies that are being sent: each has a piece in memory."""
+
+stalled_answer_s: Final = 300.0
+"""A client that takes nothing of an answer for so long has left. It may be slow: Spark reads a file while it
+computes."""
+
+stalled_others_s: Final = 2.0
+"""A client that takes nothing for so long gives way to others, if `answers_max` are being sent. Hadoop's
+client asks again for the rest."""
+
+send_bytes: Final = 64 * KIB
+
+key_seconds: Final = 10 * 365 * 24 * 3600
+"""How long clients use a bearer. It is valid as long as the key; a client that had to exchange the key again
+while the gateway at that address is down could not use the others."""
+
+refused_body_bytes_max: Final = 64 * KIB
+"""How much of the body of a client without a key is read, so that it sees the refusal."""
 
 head_bytes_max: Final = 64 * KIB
 receive_bytes: Final = 64 * KIB

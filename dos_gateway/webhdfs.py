@@ -4,15 +4,19 @@
 - CREATE is redirected to a second port, whose connections end after one request: the JDK neither repeats a
   body that it streams nor notices that a pooled connection is dead.
 - RetriableException is never sent: the client would stay with this gateway.
+- Without a key, a gateway on loopback answers only requests to an address of loopback: a page of another site
+  can lead its own name here, and a browser then takes both for one site.
+- The connection that has waited longest for its client gives way when there are too many.
 """
 
 import hmac
 import logging
 import os
+import re
 import select
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, quote
@@ -36,26 +40,37 @@ from dos_gateway.core.hadoop import (
 )
 from dos_gateway.gateway import Gateway
 from dos_gateway.limits import (
+    answers_max,
     connections_max,
+    descriptors_reserved,
+    files_max,
     head_bytes_max,
     idle_body_s,
     idle_connection_s,
+    key_seconds,
     listing_entries_max,
     receive_bytes,
+    refused_body_bytes_max,
+    send_bytes,
+    stalled_answer_s,
     stalled_loop_s,
+    stalled_others_s,
     tick_s,
     uploads_max,
     yield_nodes,
 )
 from dos_gateway.serving import ServedTree, clock
-from dos_protocol.arguments import address_text, is_loopback, is_wildcard
+from dos_protocol.arguments import address_text, bare_host, is_loopback, is_wildcard
 from dos_protocol.errors import DosError
-from dos_tls import ServerContext, TlsListener, TlsSettings, TlsStream
+from dos_tls import LogLimit, ServerContext, TlsError, TlsListener, TlsSettings, TlsStream, raise_file_limit
 
 logger: Final = logging.getLogger("dos.gateway")
+_STRANGERS: Final = (400, 401, 404, 405, 421)
+"""Codes of answers to clients that may be anybody."""
 _PREFIX: Final = b"/webhdfs/v1"
 _TOKEN_PATH: Final = b"/oauth2/token"
-_TOKEN_SECONDS: Final = 3600
+_METHODS: Final = (b"GET", b"PUT", b"POST", b"DELETE")
+_HOST: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?")
 _OCTETS: Final = ("Content-Type", "application/octet-stream")
 _encode: Final = msgspec.json.encode
 
@@ -74,6 +89,7 @@ class FileRequest(NamedTuple):
     path: str
     query: Mapping[str, str]
     host: str
+    peer: str
     body: Callable[[], AsyncGenerator[bytes]]
     still_there: Callable[[], None]
 
@@ -110,12 +126,52 @@ class FileReply(NamedTuple):
     pieces: list[bytes] | None = None
 
 
-class WebHdfs:
-    """The requests of one gateway. key: clients must have it; empty: none is needed."""
+class _Waiting:
+    """What waits for its client, the longest first, and gives way if there is too much of it."""
 
-    def __init__(self, gateway: Gateway, *, scheme: str, body_port: int, key: str = "") -> None:
+    def __init__(self) -> None:
+        self._since: dict[trio.CancelScope, float] = {}
+
+    @contextmanager
+    def waits(self, scope: trio.CancelScope) -> Iterator[None]:
+        self._since[scope] = clock()
+        try:
+            yield
+        finally:
+            self._since.pop(scope, None)
+
+    def end_longest(self, after_s: float = 0.0) -> bool:
+        """End the one that has waited longest. Return whether one has waited for so long."""
+        scope = next(iter(self._since), None)
+        if scope is None or clock() - self._since[scope] < after_s:
+            return False
+        del self._since[scope]
+        scope.cancel()
+        return True
+
+
+class WebHdfs:
+    """The requests of one gateway. key: clients must have it; empty: none is needed. loopback_only: requests
+    must be to an address of loopback.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        *,
+        scheme: str,
+        body_port: int,
+        key: str = "",
+        loopback_only: bool = False,
+        connections: int = connections_max,
+    ) -> None:
         self.connections = 0
         self.requests = 0
+        self.loopback_only = loopback_only
+        self.idle, self.sending = _Waiting(), _Waiting()
+        self._connections_max = connections
+        self._answers = trio.Semaphore(answers_max)
+        self._log = LogLimit()
         self._gateway, self._scheme, self._body_port = gateway, scheme, body_port
         self._key = key.encode()
         self._bearer = sha256(b"dos gateway bearer " + self._key).hexdigest() if key else ""
@@ -169,7 +225,8 @@ class WebHdfs:
         await self._connection(stream, closes=True)
 
     async def _connection(self, stream: ClientStream, *, closes: bool) -> None:
-        if self.connections >= connections_max or self.is_late or clock() < self._refuses_until:
+        full = self.connections >= self._connections_max and not self.idle.end_longest()
+        if full or self.is_late or clock() < self._refuses_until:
             await trio.aclose_forcefully(stream)
             return
         self.connections += 1
@@ -177,9 +234,11 @@ class WebHdfs:
             with trio.CancelScope() as scope:
                 self._scopes.add(scope)
                 try:
-                    await _Connection(self, stream, closes=closes).run()
+                    await _Connection(self, stream, scope, closes=closes).run()
                 finally:
                     self._scopes.discard(scope)
+        except TlsError as error:
+            self._log_at_times(type(error).__name__, str(error))
         except (ClientLeftError, trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
             logger.debug("a connection has ended: %r", error)  # nobody waits for an answer
         except (DosError, HadoopError) as error:
@@ -189,12 +248,29 @@ class WebHdfs:
             self.connections -= 1
             await trio.aclose_forcefully(stream)
 
+    def _log_at_times(self, kind: str, text: str) -> None:
+        if (line := self._log.text(kind, text, clock())) is not None:
+            logger.warning("a client was refused: %s", line)
+
+    @asynccontextmanager
+    async def answering(self) -> AsyncIterator[None]:
+        """Hold one of the answers that may be on their way at once: each has a piece of a body in memory."""
+        while True:
+            with trio.move_on_after(tick_s):
+                await self._answers.acquire()
+                break
+            self.sending.end_longest(stalled_others_s)
+        try:
+            yield
+        finally:
+            self._answers.release()
+
     async def reply(self, request: FileRequest, authorization: bytes) -> FileReply:
         """Perform a request. Raises ClientLeftError."""
         self.requests += 1
         try:
             if self._bearer and not hmac.compare_digest(authorization, b"Bearer " + self._bearer.encode()):
-                return FileReply(401)
+                return self._refused_key("bearer", request)
             if request.op == "GETHOMEDIRECTORY":
                 return FileReply(200, {"Path": "/user/dos"})
             if request.op == "GETSERVERDEFAULTS":
@@ -223,9 +299,13 @@ class WebHdfs:
                     return FileReply(400)
         given = dict(parse_qsl(body.decode("latin-1"))).get("refresh_token", "")
         if not self._bearer or not hmac.compare_digest(given.encode(), self._key):
-            return FileReply(401)
-        reply = {"access_token": self._bearer, "expires_in": str(_TOKEN_SECONDS), "token_type": "bearer"}
+            return self._refused_key("key", request)
+        reply = {"access_token": self._bearer, "expires_in": str(key_seconds), "token_type": "bearer"}
         return FileReply(200, reply)
+
+    def _refused_key(self, what: str, request: FileRequest) -> FileReply:
+        self._log_at_times(what, f"{request.peer} has no {what} of this gateway")
+        return FileReply(401)
 
     # --- operations -----------------------------------------------------------------------------------------
 
@@ -308,10 +388,12 @@ async def _listed(begin: bytes, entries: list[FileStatus], end: bytes) -> list[b
 
 
 class _Connection:
-    """One connection: its requests, one after the other."""
+    """One connection: its requests, one after the other. scope: ends it."""
 
-    def __init__(self, owner: WebHdfs, stream: ClientStream, *, closes: bool) -> None:
-        self._owner, self._stream, self._closes = owner, stream, closes
+    def __init__(
+        self, owner: WebHdfs, stream: ClientStream, scope: trio.CancelScope, *, closes: bool
+    ) -> None:
+        self._owner, self._stream, self._scope, self._closes = owner, stream, scope, closes
         self._wire = h11.Connection(h11.SERVER, max_incomplete_event_size=head_bytes_max)
         self._head = b""
         self._poll = select.poll()
@@ -321,34 +403,70 @@ class _Connection:
         """Serve until it ends. Raises ClientLeftError and the errors of the stream."""
         wire = self._wire
         try:
-            while isinstance(event := await self._event(idle_connection_s), h11.Request):
+            while isinstance(event := await self._next_head(), h11.Request):
                 await self._one(event)
                 if self._closes or wire.our_state is not h11.DONE or wire.their_state is not h11.DONE:
                     return
                 wire.start_next_cycle()
         except h11.RemoteProtocolError as error:
             if wire.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                self._closes = True
                 refusal = bad_request(str(error))
                 await self._send(FileReply(error.error_status_hint, refusal.reply))
+
+    async def _next_head(self) -> Any:
+        with self._owner.idle.waits(self._scope):
+            return await self._event(idle_connection_s)
 
     async def _one(self, event: h11.Request) -> None:
         headers = dict(event.headers)
         raw, _, query = event.target.partition(b"?")
-        host = headers.get(b"host", b"localhost").decode("latin-1").rsplit(":", 1)[0]
+        named = _HOST.fullmatch(headers.get(b"host", b"localhost"))
+        host = named[1].decode() if named is not None else ""
+        refusal = self._refusal(event.method, raw, headers, host)
         try:
             pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
             path = path_in(raw.removeprefix(_PREFIX) or b"/")
         except (HadoopError, ValueError) as error:
-            reply = FileReply(400, bad_request(str(error)).reply)
+            refusal = refusal or FileReply(400, bad_request(str(error)).reply)
+        if refusal is not None:
+            # What follows on this connection may be anything.
+            self._closes = True
+            await self._send(refusal)
+            return
+        given = {name.lower(): value for name, value in pairs}
+        method = event.method.decode()
+        request = FileRequest(method, path, given, host, self._peer, self._body, self._still_there)
+        if raw == _TOKEN_PATH and method == "POST":
+            reply = await self._owner.exchange_key(request)
         else:
-            given = {name.lower(): value for name, value in pairs}
-            method = event.method.decode("latin-1")
-            request = FileRequest(method, path, given, host, self._body, self._still_there)
-            if raw == _TOKEN_PATH and method == "POST":
-                reply = await self._owner.exchange_key(request)
-            else:
-                reply = await self._owner.reply(request, headers.get(b"authorization", b""))
+            reply = await self._owner.reply(request, headers.get(b"authorization", b""))
         await self._send(reply)
+
+    def _refusal(
+        self, method: bytes, raw: bytes, headers: Mapping[bytes, bytes], host: str
+    ) -> FileReply | None:
+        """Return the answer to a request that is not served, whatever it asks for."""
+        if method not in _METHODS:
+            return FileReply(405)  # without a body: an answer to HEAD has none
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            # A proxy before this gateway may take the other one for the length.
+            return FileReply(400, bad_request("a request has Content-Length or Transfer-Encoding").reply)
+        if not host:
+            return FileReply(400, bad_request("the Host header is HOST or HOST:PORT").reply)
+        if self._owner.loopback_only and not is_loopback(bare_host(host)):
+            text = f"this gateway listens on loopback, and is not known as {host}: use its address"
+            return FileReply(421, bad_request(text).reply)
+        if raw not in (_PREFIX, _TOKEN_PATH) and not raw.startswith(_PREFIX + b"/"):
+            return FileReply(404, bad_request(f"a path begins with {_PREFIX.decode()}/").reply)
+        return None
+
+    @property
+    def _peer(self) -> str:
+        try:
+            return str(self._stream.socket.getpeername()[0])
+        except OSError:
+            return "a client that has left"
 
     async def _body(self) -> AsyncGenerator[bytes]:
         while isinstance(part := await self._event(idle_body_s), h11.Data):
@@ -358,21 +476,24 @@ class _Connection:
 
     async def _event(self, wait_s: float) -> Any:
         wire = self._wire
-        while (event := wire.next_event()) is h11.NEED_DATA:
-            if wire.they_are_waiting_for_100_continue:
-                await self._stream.send_all(wire.send(h11.InformationalResponse(status_code=100, headers=[])))
-            data: bytes | bytearray | None = None
-            with trio.move_on_after(idle_body_s if self._head else wait_s):
-                data = await self._stream.receive_some(receive_bytes)
-            if data is None or self._owner.is_late:
-                raise ClientLeftError
-            if wire.their_state is h11.IDLE:
-                self._head += data
-                if data and b"\n" not in self._head and len(self._head) < head_bytes_max:
-                    continue
-                data, self._head = ascii_target(self._head), b""
-            wire.receive_data(bytes(data))
-        return event
+        with trio.move_on_after(wait_s) as limit:
+            while (event := wire.next_event()) is h11.NEED_DATA:
+                if wire.they_are_waiting_for_100_continue:
+                    go_on = h11.InformationalResponse(status_code=100, headers=[])
+                    await self._send_all(wire.send(go_on) or b"")
+                data: bytes | bytearray = await self._stream.receive_some(receive_bytes)
+                if self._owner.is_late:
+                    raise ClientLeftError
+                # The whole head, however slowly its bytes come.
+                limit.deadline = min(limit.deadline, trio.current_time() + idle_body_s)
+                if wire.their_state is h11.IDLE:
+                    self._head += data
+                    if data and b"\n" not in self._head and len(self._head) < head_bytes_max:
+                        continue
+                    data, self._head = ascii_target(self._head), b""
+                wire.receive_data(bytes(data))
+            return event
+        raise ClientLeftError
 
     def _still_there(self) -> None:
         """Raise ClientLeftError if the client has ended the connection: it may have repeated the request."""
@@ -382,10 +503,7 @@ class _Connection:
     async def _send(self, reply: FileReply) -> None:
         wire = self._wire
         if wire.their_state is h11.SEND_BODY:  # refused before its body was read
-            with suppress(ClientLeftError, h11.RemoteProtocolError):
-                async with aclosing(self._body()) as rest:
-                    async for _ in rest:
-                        pass
+            await self._read_rest(refused_body_bytes_max if reply.code in _STRANGERS else None)
         pieces = reply.pieces or ([b""] if reply.json is None else [_encode(reply.json)])
         size = reply.stream[0] if reply.stream else sum(map(len, pieces))
         headers = [("Content-Length", str(size))]
@@ -395,15 +513,29 @@ class _Connection:
         out = wire.send(h11.Response(status_code=reply.code, headers=headers)) or b""
         if reply.stream is None:
             out += b"".join(wire.send(h11.Data(data=piece)) or b"" for piece in pieces if piece)
-        else:
-            await self._stream.send_all(out)
-            out = b""
-            async with aclosing(reply.stream[1]) as parts:
-                async for part in parts:
-                    await self._stream.send_all(wire.send(h11.Data(data=part)) or b"")
-        out += wire.send(h11.EndOfMessage()) or b""
-        if out:
-            await self._stream.send_all(out)
+            await self._send_all(out + (wire.send(h11.EndOfMessage()) or b""))
+            return
+        async with aclosing(reply.stream[1]) as parts, self._owner.answering():
+            await self._send_all(out)
+            async for part in parts:
+                with self._owner.sending.waits(self._scope):
+                    await self._send_all(wire.send(h11.Data(data=part)) or b"")
+        await self._send_all(wire.send(h11.EndOfMessage()) or b"")
+
+    async def _read_rest(self, bytes_max: int | None) -> None:
+        """Read the body that is refused: clients send all of it before they read the answer."""
+        with suppress(ClientLeftError, h11.RemoteProtocolError):
+            async with aclosing(self._body()) as rest:
+                async for part in rest:
+                    if bytes_max is not None and (bytes_max := bytes_max - len(part)) < 0:
+                        return
+
+    async def _send_all(self, data: bytes) -> None:
+        for at in range(0, len(data), send_bytes):
+            with trio.move_on_after(stalled_answer_s) as limit:
+                await self._stream.send_all(data[at : at + send_bytes])
+            if limit.cancelled_caught:
+                raise ClientLeftError
 
 
 async def serve_gateway(
@@ -424,7 +556,14 @@ async def serve_gateway(
     gateway.served_at = gateway.served_at or _found_at(host, port)
     if gateway.alone:
         gateway.served_at += f", beside process {os.getppid()}"
-    shell = WebHdfs(gateway, scheme="http" if tls is None else "https", body_port=port + 1, key=key)
+    shell = WebHdfs(
+        gateway,
+        scheme="http" if tls is None else "https",
+        body_port=port + 1,
+        key=key,
+        loopback_only=is_loopback(host) and not key,
+        connections=min(connections_max, raise_file_limit(files_max) - descriptors_reserved),
+    )
     context = None if tls is None else ServerContext(tls, client_certificates=False)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(gateway.run)

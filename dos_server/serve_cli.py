@@ -12,7 +12,6 @@ import errno
 import json
 import logging
 import random
-import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -53,6 +52,7 @@ from dos_tls import (
     ServerContext,
     TlsSettings,
     TlsSettingsError,
+    raise_file_limit,
     settings_of,
     tls_of_environment,
     warn_if_open,
@@ -432,11 +432,8 @@ def _scrub_plan(rate: str, every: str) -> ScrubPlan:
 
 def _raise_file_limit() -> None:
     """Raise the limit of open files. Exit if it stays so low that appends would wait for descriptors."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard or hard < 0:
-        soft = min(hard, 4_096) if hard > 0 else max(soft, 4_096)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if 0 <= soft < descriptors_min:
+    soft = raise_file_limit(4_096)
+    if soft < descriptors_min:
         _refuse(f"{soft} files may be open, at least {descriptors_min} are needed: raise `ulimit -n`")
 
 

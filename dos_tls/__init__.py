@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from dos_tls.core.settings import directory_settings as directory_settings
     from dos_tls.core.settings import settings_of as settings_of
     from dos_tls.files import make_durable_folders as make_durable_folders
+    from dos_tls.files import raise_file_limit as raise_file_limit
     from dos_tls.files import replace_durably as replace_durably
     from dos_tls.files import sync_folder as sync_folder
     from dos_tls.files import warn_if_open as warn_if_open

@@ -7,6 +7,7 @@ directory whose own name is not.
 import errno
 import logging
 import os
+import resource
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -78,3 +79,14 @@ def warn_if_open(path: str | Path, what: str) -> None:
             stat.S_IMODE(mode),
             path,
         )
+
+
+def raise_file_limit(wanted: int) -> int:
+    """Raise the limit of open files of this process, as far as it may. Return the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft == unlimited or soft >= wanted:
+        return wanted if soft == unlimited else soft
+    allowed = wanted if hard == unlimited else min(hard, wanted)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed

@@ -1,11 +1,13 @@
 """What Hadoop's client expects: exceptions by their Java classes, file statuses, paths. Pure."""
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from dos_gateway.limits import block_bytes, path_part_bytes_max, path_parts_max
 
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _CODES: Final = {
     "FileNotFoundException": 404,
     "IllegalArgumentException": 400,
@@ -70,7 +72,8 @@ def parts_of(path: str) -> Parts:
     if len(parts) > path_parts_max:
         raise bad_request(f"a path has at most {path_parts_max} parts, {path[:80]!r}... has {len(parts)}")
     for part in parts:
-        if part in (".", "..") or "\0" in part:
+        # Names are shown in logs and by commands, where control characters would do what they mean.
+        if part in (".", "..") or _CONTROL.search(part):
             raise bad_request(f"{part!r} is not allowed as a part of a path, in {path!r:.100}")
         if len(part.encode()) > path_part_bytes_max:
             raise bad_request(f"a part of a path has at most {path_part_bytes_max} bytes, in {path!r:.100}")

@@ -91,10 +91,13 @@ class GatewayProcess:
         self.process = ForkedProcess(arguments, environment, self._log.fileno())
         line = self.process.stdout.readline()
         if "dos gateway: listening for " not in line:
-            self._log.seek(0)
-            raise AssertionError(f"no gateway: {line!r} {self._log.read().decode()}")
+            raise AssertionError(f"no gateway: {line!r} {self.log().decode()}")
         self.port = int(line.split(";")[0].rsplit(":", 1)[1])
         self.client = WebHdfsClient(self.port)
+
+    def log(self) -> bytes:
+        """What it has written to its log."""
+        return os.pread(self._log.fileno(), 1 << 24, 0)
 
     def __enter__(self) -> Self:
         return self

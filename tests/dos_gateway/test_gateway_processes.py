@@ -109,7 +109,7 @@ def test_paths_that_are_not_ascii_are_taken_as_the_jdk_sends_them(client: WebHdf
     assert client.put("/ü/日本 a+b%", b"x").code == 201
     with socket.create_connection(("127.0.0.1", client.port)) as raw:
         raw.sendall(
-            f"GET {PREFIX}/ü?op=LISTSTATUS HTTP/1.1\r\nHost: h:1\r\nConnection: close\r\n\r\n".encode()
+            f"GET {PREFIX}/ü?op=LISTSTATUS HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
         )
         answer = b""
         while data := raw.recv(65536):
@@ -148,7 +148,7 @@ def test_what_is_not_http_is_refused_and_ends_the_connection(client: WebHdfsClie
 def test_a_change_of_a_client_that_has_left_is_not_made(client: WebHdfsClient) -> None:
     client.put("/left", b"x")
     with socket.create_connection(("127.0.0.1", client.port)) as raw:
-        raw.sendall(f"DELETE {PREFIX}/left?op=DELETE HTTP/1.1\r\nHost: h:1\r\n\r\n".encode())
+        raw.sendall(f"DELETE {PREFIX}/left?op=DELETE HTTP/1.1\r\nHost: localhost:1\r\n\r\n".encode())
         raw.shutdown(socket.SHUT_WR)
         assert raw.recv(65536) == b""
     assert client.get("/left") == b"x"
@@ -158,7 +158,7 @@ def test_an_upload_that_ends_early_leaves_nothing(client: WebHdfsClient) -> None
     first = client.ask("PUT", "CREATE", "/cut", overwrite="true")
     at = urlsplit(first.headers["Location"])
     with socket.create_connection(("127.0.0.1", at.port or 0)) as raw:
-        head = f"PUT {at.path}?{at.query} HTTP/1.1\r\nHost: h:1\r\nContent-Length: 3000000\r\n\r\n"
+        head = f"PUT {at.path}?{at.query} HTTP/1.1\r\nHost: localhost:1\r\nContent-Length: 3000000\r\n\r\n"
         raw.sendall(head.encode() + bytes(2_000_000))
     assert client.ask("GET", "GETFILESTATUS", "/cut").refusal == "FileNotFoundException"
 
