@@ -33,6 +33,7 @@ from dos_gateway.core.hadoop import (
     ascii_target,
     bad_request,
     block_locations,
+    empty_body,
     parts_of,
     path_in,
     refused,
@@ -83,13 +84,16 @@ class ClientLeftError(Exception):
 
 
 class FileRequest(NamedTuple):
-    """A request, parsed. Raises HadoopError where it is used wrongly."""
+    """A request, parsed. is_empty: its head says that no body follows. Raises HadoopError where it is used
+    wrongly.
+    """
 
     method: str
     path: str
     query: Mapping[str, str]
     host: str
     peer: str
+    is_empty: bool
     body: Callable[[], AsyncGenerator[bytes]]
     still_there: Callable[[], None]
 
@@ -117,13 +121,16 @@ class FileRequest(NamedTuple):
 
 
 class FileReply(NamedTuple):
-    """What is answered: JSON in pieces, or the bytes of a file."""
+    """What is answered: JSON in pieces, or the bytes of a file. reason: the phrase beside the code, which
+    fsspec shows of an answer to a body, instead of the JSON.
+    """
 
     code: int
     json: Any = None
     location: str = ""
     stream: tuple[int, AsyncGenerator[bytes]] | None = None
     pieces: list[bytes] | None = None
+    reason: str = ""
 
 
 class _Waiting:
@@ -347,6 +354,9 @@ class WebHdfs:
         overwrite = request.flag("overwrite", default=True)
         at = f"{request.host}:{self._body_port}/webhdfs/v1{quote(request.path)}"
         if request.flag("data", default=False):
+            if request.is_empty:
+                refusal = empty_body()
+                return FileReply(refusal.code, refusal.reply, reason=refusal.text)
             async with self._uploads, aclosing(request.body()) as body:
                 await served.create(request.parts, body, overwrite=overwrite, still_there=request.still_there)
             return FileReply(201, location=f"{self._scheme}://{at}")
@@ -436,7 +446,8 @@ class _Connection:
             return
         given = {name.lower(): value for name, value in pairs}
         method = event.method.decode()
-        request = FileRequest(method, path, given, host, self._peer, self._body, self._still_there)
+        is_empty = b"transfer-encoding" not in headers and not int(headers.get(b"content-length", 0))
+        request = FileRequest(method, path, given, host, self._peer, is_empty, self._body, self._still_there)
         if raw == _TOKEN_PATH and method == "POST":
             reply = await self._owner.exchange_key(request)
         else:
@@ -510,7 +521,7 @@ class _Connection:
         headers += [("Location", reply.location)] if reply.location else []
         headers += [_OCTETS] if reply.stream else []
         headers += [("Connection", "close")] if self._closes else []
-        out = wire.send(h11.Response(status_code=reply.code, headers=headers)) or b""
+        out = wire.send(h11.Response(status_code=reply.code, headers=headers, reason=reply.reason)) or b""
         if reply.stream is None:
             out += b"".join(wire.send(h11.Data(data=piece)) or b"" for piece in pieces if piece)
             await self._send_all(out + (wire.send(h11.EndOfMessage()) or b""))

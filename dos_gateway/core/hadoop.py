@@ -50,8 +50,26 @@ def bad_request(text: str) -> HadoopError:
     return HadoopError("java.lang.IllegalArgumentException", text)
 
 
+_WRITES_AGAIN: Final = ("APPEND", "TRUNCATE", "CONCAT")
+
+
 def unsupported(op: str) -> HadoopError:
-    text = f"op={op} is not supported: a file of this tree is written once"
+    rule = "a file of this tree is written once"
+    if op not in _WRITES_AGAIN:
+        rule = (
+            "a tree has no links, snapshots, owners, ACLs, attributes, quotas, policies, checksums or tokens"
+        )
+    return HadoopError("java.lang.UnsupportedOperationException", f"op={op} is not supported: {rule}")
+
+
+def empty_body() -> HadoopError:
+    """Return the refusal of a body of which the head says that it is empty. A client that writes by APPEND
+    begins so, and would leave an empty file, or empty the one that is there.
+    """
+    text = (
+        "an empty file needs Transfer-Encoding: chunked. fsspec sends an empty body before op=APPEND, which "
+        "is not supported: a file of this tree is written once. Write it with Hadoop's client, or in one PUT"
+    )
     return HadoopError("java.lang.UnsupportedOperationException", text)
 
 

@@ -41,7 +41,7 @@ class WebHdfsClient:
     def __init__(self, port: int, timeout_s: float = 60.0) -> None:
         self.port, self._timeout_s = port, timeout_s
 
-    def send(self, method: str, target: str, body: bytes = b"", port: int = 0) -> Answer:
+    def send(self, method: str, target: str, body: bytes | Iterator[bytes] = b"", port: int = 0) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=self._timeout_s)
         try:
             connection.request(method, target, body or None)
@@ -54,12 +54,12 @@ class WebHdfsClient:
         return self.send(method, f"{PREFIX}{quote(path)}?{urlencode({'op': op, **query})}")
 
     def put(self, path: str, body: bytes, *, overwrite: bool = False) -> Answer:
-        """Both legs of a CREATE; the first one's answer if it refuses."""
+        """Both legs of a CREATE, the body in chunks; the first one's answer if it refuses."""
         first = self.ask("PUT", "CREATE", path, overwrite=str(overwrite).lower())
         if first.code != 307:
             return first
         at = urlsplit(first.headers["Location"])
-        return self.send("PUT", f"{at.path}?{at.query}", body, port=at.port or 0)
+        return self.send("PUT", f"{at.path}?{at.query}", iter((body,)), port=at.port or 0)
 
     def get(self, path: str, **query: object) -> bytes:
         answer = self.ask("GET", "OPEN", path, **query)
