@@ -10,7 +10,17 @@ import trio
 from dos_client import Claim, QuorumUnavailableError, Store, randomness
 from dos_gateway.core.hadoop import HadoopError, refused, standby
 from dos_gateway.core.roles import TreeWatch
-from dos_gateway.limits import alone_wait_s, claim_wait_s, role_wait_s, silent_s, standby_wait_s, watch_s
+from dos_gateway.core.space import room_for_files
+from dos_gateway.figures import GatewayFigures, TreeFigures
+from dos_gateway.limits import (
+    alone_wait_s,
+    claim_patience_s,
+    claim_wait_s,
+    role_wait_s,
+    silent_s,
+    standby_wait_s,
+    watch_s,
+)
 from dos_gateway.serving import ServedTree, clock, directory_of
 from dos_gateway.status import look, server_of
 from dos_protocol.errors import DosError
@@ -35,7 +45,8 @@ class Gateway:
     ) -> None:
         self.name, self.served_at, self.alone = name, served_at, alone
         self.max_bytes = max_bytes
-        self.take_overs = self.claims_lost = self.held = 0
+        self.figures = GatewayFigures(name)
+        self.figures.tree = self.tree_figures
         self._store = store
         self._directory = directory_of(name)
         self._served: ServedTree | None = None
@@ -57,7 +68,7 @@ class Gateway:
         the others dozens of times without a pause, and then gives up.
         """
         arrived = clock()
-        self.held += 1
+        self.figures.held_requests += 1
         try:
             with trio.move_on_after(alone_wait_s if self.alone else standby_wait_s):
                 # One after the other: a request that waits is executed before those that came after it.
@@ -69,7 +80,7 @@ class Gateway:
                         await self._changed.wait()
                     return self._served
         finally:
-            self.held -= 1
+            self.figures.held_requests -= 1
         if self.alone and clock() - self._watch.wrote_at < silent_s:
             # Sent on, the client would ask here again, 10,000 times, and its user would see nothing.
             text = await self.elsewhere()
@@ -95,6 +106,28 @@ class Gateway:
         if self._served is not None or self._watch.wrote_at == float("-inf"):
             return ""
         return f"{await self.elsewhere()}; this one is its standby, and takes over when it ends"
+
+    def tree_figures(self) -> TreeFigures | None:
+        """Return the tree as it is now, None while another gateway serves it."""
+        if (served := self._served) is None:
+            return None
+        tree, chain, limit = served.tree, served.chain_bytes, self.max_bytes
+        return TreeFigures(
+            served.epoch,
+            len(tree.by_id),
+            tree.space.live_bytes,
+            chain,
+            served.unsynced_bytes,
+            served.copied_bytes,
+            limit or 0,
+            room_for_files(limit, chain) if limit else None,
+        )
+
+    def not_ready(self) -> str:
+        """Return why clients find no gateway here; "" if this one serves the tree, or another one does."""
+        if self._served is not None or clock() - self._watch.wrote_at < claim_patience_s:
+            return ""
+        return "it does not serve the tree, and sees no other gateway that does: `dos gateway status`"
 
     async def run(self) -> None:
         """Watch, take over, serve, again and again. Raises what is not an error of the store."""
@@ -127,12 +160,13 @@ class Gateway:
             logger.info(
                 "%s: served here from epoch %d on: %d files, %.2f s", self.name, claim.epoch, files, took
             )
-            self.take_overs += 1
+            self.figures.counts["take_overs"] += 1
             try:
                 with self._serving(served):
                     await served.run()
             finally:
-                self.claims_lost += claim.ended is not None
+                self.figures.counts["lost_claims"] += claim.ended is not None
+                self.figures.counts["copied_bytes"] += served.copied_bytes
 
     @contextmanager
     def _serving(self, served: ServedTree) -> Iterator[None]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import trio
 import typer
@@ -18,6 +18,7 @@ from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
     Call,
+    MetricsAddress,
     Report,
     Url,
     ago_text,
@@ -27,6 +28,7 @@ from dos_client.cli.kit import (
     count_text,
     fail,
     key_in,
+    metrics_served,
     parsed_url,
     warn,
 )
@@ -37,8 +39,12 @@ from dos_gateway.core.tree import Tree
 from dos_gateway.limits import driver_watch_s
 from dos_gateway.serving import CHAIN, directory_of, now_ms, replay
 from dos_gateway.status import read_status
+from dos_monitoring import answer_of_loop, silence_of
 from dos_protocol.arguments import address_text, is_loopback, is_wildcard, parse_bytes, parse_listen
 from journal import inspect_whole
+
+if TYPE_CHECKING:
+    from dos_gateway.gateway import Gateway
 
 _PORT = 9870
 
@@ -66,7 +72,7 @@ def _gateway() -> None:
     """
 
 
-@command(app, "serve", as_json=False, progress=False)
+@command(app, "serve", as_json=False, log_json=True, progress=False)
 async def serve(
     call: Call,
     url: Url,
@@ -89,6 +95,7 @@ async def serve(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Serve other machines without TLS and key.")
     ] = False,
+    serve_metrics: MetricsAddress = None,
     child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
 ) -> None:
     """Serve a tree of files that Spark and Hadoop clients use as webhdfs://NAME.
@@ -100,6 +107,8 @@ async def serve(
     Example: dos gateway dos://h1,h2,h3/orders --max-bytes 20GB
 
     Example: dos gateway dos://h1,h2,h3/orders --listen 10.0.0.5:9870 --tls --key-file gateway.key
+
+    Example: dos gateway dos://h1,h2,h3/orders --metrics 127.0.0.1:9402
 
     Exit codes: 2 usage, or the address cannot be used.
     """
@@ -119,8 +128,11 @@ async def serve(
         if not insecure:
             fail(f"listening on {host} needs --tls and --key-file, or --insecure", REFUSED)
         warn(f"listening on {host} without TLS or key, because of --insecure")
-    async with open_store(servers, token=token) as store, trio.open_nursery() as nursery:
-        gateway = Gateway(store, name, max_bytes=room, alone=child)
+    async with (
+        open_store(servers, token=token) as store,
+        _gateway_of(Gateway(store, name, max_bytes=room, alone=child), serve_metrics) as gateway,
+        trio.open_nursery() as nursery,
+    ):
         settings = certificate_to_serve() if tls else None
         bound = await nursery.start(
             lambda task_status: serve_gateway(
@@ -142,6 +154,22 @@ async def serve(
             print(f"dos gateway confs {url} {reached}{' --tls' if tls else ''}", flush=True)
             if text := await gateway.standby_of():
                 print(f"dos gateway: {text}", flush=True)
+
+
+@asynccontextmanager
+async def _gateway_of(gateway: "Gateway", metrics_at: str | None) -> AsyncIterator["Gateway"]:
+    """Serve the figures of the gateway during the block, if an address for them is given."""
+    from dos_client.metrics import registry
+
+    loop = trio.lowlevel.current_trio_token()
+    # Other threads collect them: the tree is read on its own loop.
+    gateway.figures.tree = lambda: answer_of_loop(loop, gateway.tree_figures)
+    registry.register(gateway.figures)
+    try:
+        with metrics_served(metrics_at, hangs=lambda: silence_of(loop), not_ready=gateway.not_ready):
+            yield gateway
+    finally:
+        registry.unregister(gateway.figures)
 
 
 @command(app, "status")

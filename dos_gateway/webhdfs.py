@@ -72,6 +72,8 @@ _PREFIX: Final = b"/webhdfs/v1"
 _TOKEN_PATH: Final = b"/oauth2/token"
 _METHODS: Final = (b"GET", b"PUT", b"POST", b"DELETE")
 _HOST: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?")
+_OF_NO_TREE: Final = {"GETHOMEDIRECTORY": {"Path": "/user/dos"}, "GETSERVERDEFAULTS": SERVER_DEFAULTS}
+"""Answers that are the same for every tree."""
 _OCTETS: Final = ("Content-Type", "application/octet-stream")
 _encode: Final = msgspec.json.encode
 
@@ -172,8 +174,7 @@ class WebHdfs:
         loopback_only: bool = False,
         connections: int = connections_max,
     ) -> None:
-        self.connections = 0
-        self.requests = 0
+        self.figures = gateway.figures
         self.loopback_only = loopback_only
         self.idle, self.sending = _Waiting(), _Waiting()
         self._connections_max = connections
@@ -216,6 +217,7 @@ class WebHdfs:
                     scope.cancel()
                 for listener in listeners:
                     _refuse_waiting(listener)
+                self.figures.counts["stalls"] += 1
                 logger.warning("the gateway stood still for %.1f s: connections end", clock() - self._ticked)
             self._ticked = clock()
 
@@ -232,11 +234,11 @@ class WebHdfs:
         await self._connection(stream, closes=True)
 
     async def _connection(self, stream: ClientStream, *, closes: bool) -> None:
-        full = self.connections >= self._connections_max and not self.idle.end_longest()
+        full = self.figures.open_connections >= self._connections_max and not self.idle.end_longest()
         if full or self.is_late or clock() < self._refuses_until:
             await trio.aclose_forcefully(stream)
             return
-        self.connections += 1
+        self.figures.open_connections += 1
         try:
             with trio.CancelScope() as scope:
                 self._scopes.add(scope)
@@ -252,7 +254,7 @@ class WebHdfs:
             # In the middle of a body: its length was sent, so the client notices that it is cut off.
             logger.warning("a body could not be sent: %s", error)
         finally:
-            self.connections -= 1
+            self.figures.open_connections -= 1
             await trio.aclose_forcefully(stream)
 
     def _log_at_times(self, kind: str, text: str) -> None:
@@ -274,27 +276,39 @@ class WebHdfs:
 
     async def reply(self, request: FileRequest, authorization: bytes) -> FileReply:
         """Perform a request. Raises ClientLeftError."""
-        self.requests += 1
+        begun, outcome = clock(), "left"
+        try:
+            reply, outcome = await self._outcome(request, authorization)
+            return reply
+        finally:
+            self.figures.count(self._kind(request), outcome, clock() - begun)
+
+    def _kind(self, request: FileRequest) -> str:
+        """Return the operation for the figures, of which clients cannot make up more."""
+        if request.op not in self._handlers:
+            return request.op if request.op in _OF_NO_TREE else "other"
+        return "CREATE_BODY" if request.op == "CREATE" and "data" in request.query else request.op
+
+    async def _outcome(self, request: FileRequest, authorization: bytes) -> tuple[FileReply, str]:
         try:
             if self._bearer and not hmac.compare_digest(authorization, b"Bearer " + self._bearer.encode()):
-                return self._refused_key("bearer", request)
-            if request.op == "GETHOMEDIRECTORY":
-                return FileReply(200, {"Path": "/user/dos"})
-            if request.op == "GETSERVERDEFAULTS":
-                return FileReply(200, SERVER_DEFAULTS)
+                return self._refused_key("bearer", request), "unauthorised"
+            if request.op in _OF_NO_TREE:
+                return FileReply(200, _OF_NO_TREE[request.op]), "done"
             if request.op not in self._handlers:
                 raise unsupported(request.op[:40])
             method, handler = self._handlers[request.op]
             if request.method != method:
                 raise bad_request(f"op={request.op} is a {method}, got {request.method[:20]}")
             request.parts  # noqa: B018 refused before it waits
-            return await handler(await self._gateway.served(), request)
+            reply = await handler(await self._gateway.served(), request)
+            return reply, "done" if reply.code < 400 else "refused"
         except HadoopError as error:
-            return FileReply(error.code, error.reply)
+            return FileReply(error.code, error.reply), error.outcome
         except DosError as error:
             logger.warning("%s %s: %s", request.op, request.path, error)
             failed = refused(str(error))
-            return FileReply(failed.code, failed.reply)
+            return FileReply(failed.code, failed.reply), "failed"
 
     async def exchange_key(self, request: FileRequest) -> FileReply:
         """Give the bearer of all requests for the key (OAuth2, a refresh token). Raises ClientLeftError."""
@@ -358,7 +372,13 @@ class WebHdfs:
                 refusal = empty_body()
                 return FileReply(refusal.code, refusal.reply, reason=refusal.text)
             async with self._uploads, aclosing(request.body()) as body:
-                await served.create(request.parts, body, overwrite=overwrite, still_there=request.still_there)
+                self.figures.uploads += 1
+                try:
+                    await served.create(
+                        request.parts, body, overwrite=overwrite, still_there=request.still_there
+                    )
+                finally:
+                    self.figures.uploads -= 1
             return FileReply(201, location=f"{self._scheme}://{at}")
         await served.check_create(request.parts, overwrite=overwrite)
         location = f"{self._scheme}://{at}?op=CREATE&overwrite={str(overwrite).lower()}&data=true"

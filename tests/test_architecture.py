@@ -121,6 +121,7 @@ HALVES = {
     "dos/blocking.py": "a public face",
     "dos/testing.py": "a public face",
     "spark_integration/worker_task.py": "the entry point on an executor, imported after its host was checked",
+    "dos_gateway/figures.py": "the metrics, of which the tables of docs/metrics.md are made",
     "dos_cli/standard_streams.py": "it stands for itself: a program that only calls `prepare` tests it",
 }
 """Shorter files with one importer, which is in their folder, and why they may be files."""

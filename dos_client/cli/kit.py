@@ -62,7 +62,7 @@ from dos_client.store import connect, open_store
 from dos_client.tasks import background_tasks
 from dos_client.urls import DosUrl, parse_url
 from dos_monitoring import LOG_VARIABLE, begin_logs, log_choice_of_environment
-from dos_protocol.arguments import refuse_weak
+from dos_protocol.arguments import address_text, parse_listen, refuse_weak
 from dos_protocol.errors import (
     BrokenConnectionError,
     CorruptDataError,
@@ -101,6 +101,14 @@ StoreUrl = Annotated[
     typer.Argument(
         help="The store: dos://HOST:PORT,HOST2:PORT,HOST3:PORT. Default: the one that `dos context` names.",
         metavar="STORE-URL",
+    ),
+]
+MetricsAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="Serve /metrics for Prometheus, /healthz and /readyz at http://HOST:PORT.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -299,6 +307,30 @@ def certificate_to_serve() -> TlsSettings:
     if problem := expiry_problem(settings):
         fail(problem, REFUSED)
     return settings
+
+
+@contextmanager
+def metrics_served(
+    address: str | None, *, hangs: Callable[[], str], not_ready: Callable[[], str]
+) -> Iterator[None]:
+    """Serve the metrics of this process during the block, if an address is given. Ends the command if it
+    cannot. hangs, not_ready: as of `metrics.serve`.
+    """
+    if address is None:
+        yield
+        return
+    from dos_client import metrics  # only here: most commands serve none
+
+    try:
+        host, port = parse_listen(address, "--metrics")
+        server = metrics.serve(port, host, hangs=hangs, not_ready=not_ready)
+    except (ValueError, OSError) as error:
+        fail(f"cannot serve metrics at {address}: {error}", REFUSED)
+    try:
+        print(f"metrics: http://{address_text(host, server.port)}/metrics", file=sys.stderr, flush=True)
+        yield
+    finally:
+        server.close()
 
 
 def key_in(path: Path) -> str:

@@ -1,24 +1,20 @@
 """`dos store watch | spare | move`: the commands that keep a store whole."""
 
 import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, Any
 
 import trio
 import typer
 
-from dos_client import metrics
 from dos_client.cli.kit import (
     NEGATIVE,
-    REFUSED,
     UNREACHABLE,
     Call,
+    MetricsAddress,
     Report,
     StoreUrl,
     command,
-    fail,
+    metrics_served,
     parsed_option,
     print_json,
 )
@@ -29,7 +25,7 @@ from dos_client.membership.record_log import now_text
 from dos_client.membership.replacing import add_spare, move_member, remove_spare
 from dos_client.membership.watching import Seen, StoreWatcher, WatchOptions
 from dos_monitoring import silence_of
-from dos_protocol.arguments import address_text, parse_listen, parse_span
+from dos_protocol.arguments import parse_span
 from dos_protocol.store_record import StoreRecord
 
 spare_app = typer.Typer(
@@ -66,14 +62,7 @@ async def watch(
         bool, typer.Option("--once", help="Look once, act if an action is due, and end.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; do nothing.")] = False,
-    serve_metrics: Annotated[
-        str | None,
-        typer.Option(
-            "--metrics",
-            metavar="HOST:PORT",
-            help="Serve /metrics for Prometheus, /healthz and /readyz at http://HOST:PORT.",
-        ),
-    ] = None,
+    serve_metrics: MetricsAddress = None,
 ) -> None:
     """Keep a store whole, without end: replace members that are silent by spares, follow members to new
     addresses, repair copies, and complete changes that were interrupted.
@@ -100,7 +89,8 @@ async def watch(
     )
     options = WatchOptions(look_at or (), replace_after_s, interval_s, stand_by_s, dry_run)
     printer = _Printer(as_json=call.as_json, dry_run=dry_run)
-    with _metrics_served(serve_metrics, _WatchHealth(printer)):
+    health = _WatchHealth(printer)
+    with metrics_served(serve_metrics, hangs=health.hangs, not_ready=health.not_ready):
         watcher = StoreWatcher(url, options, progress=filling_progress(call), token=call.token)
         if once:
             printer.show(await watcher.step())
@@ -113,23 +103,6 @@ async def watch(
                     nursery.cancel_scope.cancel()
     if once and printer.last is not None:
         _exit_after(printer.last)
-
-
-@contextmanager
-def _metrics_served(address: str | None, health: "_WatchHealth") -> Iterator[None]:
-    if address is None:
-        yield
-        return
-    try:
-        host, port = parse_listen(address, "--metrics")
-        server = metrics.serve(port, host, hangs=health.hangs, not_ready=health.not_ready)
-    except (ValueError, OSError) as error:
-        fail(f"cannot serve metrics at {address}: {error}", REFUSED)
-    try:
-        print(f"metrics: http://{address_text(host, server.port)}/metrics", file=sys.stderr, flush=True)
-        yield
-    finally:
-        server.close()
 
 
 def _exit_after(seen: Seen) -> None:

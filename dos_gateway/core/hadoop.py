@@ -16,6 +16,9 @@ _CODES: Final = {
 """Hadoop's own codes; 403 for all others. The client decides by the class, not by the code."""
 
 
+_OUTCOMES: Final = {"FileNotFoundException": "not_found", "StandbyException": "standby"}
+
+
 class HadoopError(Exception):
     """A refusal that is sent to the client, which raises it as an exception of the Java class `java`."""
 
@@ -27,6 +30,11 @@ class HadoopError(Exception):
     @property
     def code(self) -> int:
         return _CODES.get(self.java.rpartition(".")[2], 403)
+
+    @property
+    def outcome(self) -> str:
+        """Return what became of the request, for the figures. Clients ask for files that are not there."""
+        return _OUTCOMES.get(self.java.rpartition(".")[2], "refused")
 
     @property
     def reply(self) -> dict[str, Any]:

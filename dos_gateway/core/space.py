@@ -5,7 +5,12 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
-from dos_gateway.limits import slack_bytes
+from dos_gateway.limits import deletions_bytes, slack_bytes
+
+
+def room_for_files(max_bytes: int, chain_bytes: int) -> int:
+    """Return how much a chain may grow before new files are refused: its last bytes are for deletions."""
+    return max(max_bytes - deletions_bytes - chain_bytes, 0)
 
 
 class BodyExtent(NamedTuple):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from dos_gateway.core.space import room_for_files
 from dos_gateway.limits import deletions_bytes, tree_files_max
 
 _ROOM_SHARE: Final = 0.1
@@ -53,7 +54,7 @@ class TreeStatus:
         """How much the chain may grow before new files are refused; None without a limit."""
         if not self.max_bytes:
             return None
-        return max(self.max_bytes - deletions_bytes - self.chain_bytes, 0)
+        return room_for_files(self.max_bytes, self.chain_bytes)
 
     @property
     def gateway(self) -> str:

@@ -270,6 +270,61 @@ def test_commands_show_what_is_in_a_tree(
     assert ".g2 h2:9870" in confs
 
 
+def test_gateways_serve_figures_and_are_ready_while_one_of_them_serves(
+    store: tuple[str, list[ServerProcess]],
+) -> None:
+    url, options = f"{store[0]}/counted", ("--metrics", "127.0.0.1:0", "--max-bytes", "1GiB")
+    with GatewayProcess(url, *options) as first, GatewayProcess(url, *options) as second:
+        assert first.client.put("/c/1", b"12345").code == 201
+        assert first.client.ask("GET", "GETFILESTATUS", "/c/2").code == 404
+        assert second.client.ask("GET", "GETFILESTATUS", "/c/1").refusal == "StandbyException"
+        assert first.client.ask("GET", "MADE-UP-BY-A-CLIENT", "/").code == 400
+        of_first, of_second = (figures_of(one) for one in (first, second))
+        assert of_first['dos_gateway_requests_total{op="CREATE_BODY",outcome="done",tree="counted"}'] == 1
+        assert (
+            of_first['dos_gateway_requests_total{op="GETFILESTATUS",outcome="not_found",tree="counted"}'] == 1
+        )
+        assert of_first['dos_gateway_requests_total{op="other",outcome="refused",tree="counted"}'] == 1
+        assert (
+            of_second['dos_gateway_requests_total{op="GETFILESTATUS",outcome="standby",tree="counted"}'] == 1
+        )
+        assert of_first['dos_gateway_request_seconds_count{op="CREATE",tree="counted"}'] == 1
+        names = ("serves", "epoch", "files", "live_bytes", "take_overs_total", "max_bytes")
+        assert [of_first[f'dos_gateway_{name}{{tree="counted"}}'] for name in names] == [
+            1,
+            1,
+            1,
+            5,
+            1,
+            1 << 30,
+        ]
+        chain = of_first['dos_gateway_chain_bytes{tree="counted"}']
+        assert of_first['dos_gateway_room_bytes{tree="counted"}'] == (1 << 30) - 128 * MIB - chain > 0
+        assert of_second['dos_gateway_serves{tree="counted"}'] == 0
+        assert 'dos_gateway_files{tree="counted"}' not in of_second
+        assert any(name.startswith("dos_client_") for name in of_first)
+        assert [health_of(one, path) for one in (first, second) for path in ("healthz", "readyz")] == [
+            "ok"
+        ] * 4
+
+
+def figures_of(gateway: GatewayProcess) -> dict[str, float]:
+    text = health_of(gateway, "metrics")
+    samples = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in samples}
+
+
+def health_of(gateway: GatewayProcess, path: str) -> str:
+    (line,) = (one for one in gateway.log().decode().splitlines() if one.startswith("metrics: "))
+    port = urlsplit(line.removeprefix("metrics: ")).port
+    connection = http.client.HTTPConnection("127.0.0.1", port or 0, timeout=60)
+    try:
+        connection.request("GET", f"/{path}")
+        return connection.getresponse().read().decode().strip()
+    finally:
+        connection.close()
+
+
 def test_commands_on_journals_do_not_trim_a_tree(
     store: tuple[str, list[ServerProcess]], client: WebHdfsClient
 ) -> None:

@@ -17,6 +17,7 @@ from checkpoint.core.region import RecoveryEstimate, RegionState, RegionStatus
 from dataflow.worker.process import WorkerFigures
 from dos_client import metrics
 from dos_client.membership import watching  # its metrics are in the registry of the client
+from dos_gateway.figures import GatewayFigures, TreeFigures
 from dos_server.core.server_core import CoreGauges
 from dos_server.figures import ServerFigures
 from tests.checkpoint.protocol_tables import control_messages
@@ -121,10 +122,18 @@ def of_worker() -> Iterable[Metric]:
     return WorkerFigures("wordcount", 0, health, shared).collect()
 
 
+def of_gateway() -> Iterable[Metric]:
+    figures = GatewayFigures("orders")
+    figures.tree = lambda: TreeFigures(room_bytes=0)
+    figures.count("CREATE", "done", 0)
+    return figures.collect()
+
+
 METRICS: Final[dict[str, Callable[[], Iterable[Metric]]]] = {
     "metrics of a client": of_client,
     "metrics of a server": of_server,
     "metrics of a region": of_region,
     "metrics of a worker": of_worker,
     "metrics of a watcher": of_watcher,
+    "metrics of a gateway": of_gateway,
 }
