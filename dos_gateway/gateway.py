@@ -67,6 +67,8 @@ class Gateway:
         "I am a standby" rests on what was seen after the request came: a client whose gateway has died tries
         the others dozens of times without a pause, and then gives up.
         """
+        if self._served is not None and not self._order.locked():
+            return self._served  # no request waits that came before
         arrived = clock()
         self.figures.held_requests += 1
         try:

@@ -273,7 +273,8 @@ class ServedTree:
             await self._may_append()
             # Appended after it was composed: acknowledged, it proves that nobody had claimed until then.
             rests_on = max(rests_on, self._append(Record(Op.MARK, ints=(now_ms(),))))
-        await self._wait_synced(rests_on)
+        if rests_on > self._writer.synced:
+            await self._wait_synced(rests_on)
         if refusal is not None:
             raise refusal
         return result  # type: ignore[return-value]

@@ -161,7 +161,8 @@ def test_what_is_not_http_is_refused_and_ends_the_connection(client: WebHdfsClie
 def test_a_change_of_a_client_that_has_left_is_not_made(client: WebHdfsClient) -> None:
     client.put("/left", b"x")
     with socket.create_connection(("127.0.0.1", client.port)) as raw:
-        raw.sendall(f"DELETE {PREFIX}/left?op=DELETE HTTP/1.1\r\nHost: localhost:1\r\n\r\n".encode())
+        request = f"DELETE {PREFIX}/left?op=DELETE HTTP/1.1\r\nHost: localhost:1\r\n\r\n".encode()
+        raw.send(request, socket.MSG_MORE)  # the end arrives with it: the gateway cannot be faster
         raw.shutdown(socket.SHUT_WR)
         assert raw.recv(65536) == b""
     assert client.get("/left") == b"x"
