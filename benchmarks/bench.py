@@ -2,7 +2,7 @@
 
 bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [recovery] [local] [scale]
 [autoscale] [dadstorm] [backup] [restore] [replication] [tls] [fairness] [--pairs N] [--quick] [--long]
-bench.py dataflow --help bench.py spark --help bench.py port --help
+bench.py dataflow --help bench.py spark --help bench.py port --help bench.py gateway --help
 
 Without names, everything is measured and the file is written. With names, the figures are only printed.
 `server`, `checkpoint`, `recovery`, `local`, `journal`, `scale`, `autoscale`, `dadstorm`, `backup`,
@@ -18,8 +18,8 @@ and simulates 30 days instead of 7.
 Duration: `server`, one server compared with a plain copy and Redis, takes a few minutes. `journal`, which
 measures records, replays, restores and archives of journaled files, takes about five. `dadstorm`, the
 delivery of single tuples beside that of steps, takes two, `replication` ten. `dataflow` takes about two
-hours, `spark` ten minutes and `port` half an hour; each of the three has its own options and its own section
-of the file.
+hours, `spark` ten minutes, `port` half an hour and `gateway` an hour; each of the four has its own options
+and its own section of the file.
 """
 
 import argparse
@@ -36,6 +36,7 @@ import autoscale_page
 import benches
 import dadstorm
 import dataflow_bench
+import gateway_bench
 import port
 import replication
 import scale
@@ -135,7 +136,7 @@ BENCHES: Final[dict[str, Bench]] = {
 }
 SECTIONS: Final = (
     *("server", "checkpoint", "recovery", "local", "scale", "autoscale", "dadstorm"),
-    *("restore", "backup", "tls", "fairness", "journal", "dataflow", "spark", "port"),
+    *("restore", "backup", "tls", "fairness", "journal", "dataflow", "spark", "port", "gateway"),
 )
 """The sections of the page that benches write, in their order."""
 TEXT = """\
@@ -212,6 +213,13 @@ Everything ran on it: clients, servers and Spark.
     `applyInPandasWithState`, PySpark 4.3 fails on arrays). *Totals*: JSON, joined with a table; no Python.
   - *Recovery*: the driver and all that it started are killed in a micro-batch; from the start of the program
     again to the commit of that micro-batch.
+- **Gateway** (`./run bench gateway`): one session on `local[2]`, 2 partitions of state, steps of 100 rows of
+  50 keys; Parquet files of a sink are in the same place as its checkpoint. State commit: the sum over the
+  partitions. Processor time is that of the gateway process as the kernel counts it.
+  - *Take-over*: a client writes one file after the other; from its last answer by the gateway that is killed
+    to its first one by the other, which has seen no take-over before.
+  - *Soak* (`--batches 10000`): micro-batches through Spark, or with `--raw` the same requests without it;
+    figures by tenth of the run, and whether latency, memory and space are flat. The command shows the rules.
 - **Memory**: the high-water mark of resident memory; with idle connections the current one. Growth: the
   increase per GB in the second half.
 """
@@ -248,6 +256,8 @@ def main() -> int:
         return spark_bench.main(sys.argv[2:])
     if sys.argv[1:2] == ["port"]:
         return port.main(sys.argv[2:])
+    if sys.argv[1:2] == ["gateway"]:
+        return gateway_bench.main(sys.argv[2:])
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

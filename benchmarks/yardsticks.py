@@ -54,18 +54,33 @@ def raise_at_sigterm() -> None:
 @contextlib.contextmanager
 def running_dos(data: Path, *options: str) -> Iterator[Running]:
     """Run a DOS server on a data directory, which is removed afterwards."""
-    command = [sys.executable, "-m", "dos_cli", "serve", "--data", str(data), "--listen", "127.0.0.1:0"]
-    command += options
+    try:
+        with _running("serve", "--data", str(data), "--listen", "127.0.0.1:0", *options) as running:
+            yield running
+    finally:
+        shutil.rmtree(data, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def running_gateway(url: str) -> Iterator[Running]:
+    """Run a gateway of the tree that a URL names. It may be killed in the block."""
+    with _running("gateway", "serve", url, "--listen", "127.0.0.1:0") as running:
+        yield running
+
+
+@contextlib.contextmanager
+def _running(*arguments: str) -> Iterator[Running]:
+    """Run a command of DOS whose first line names the address where it serves."""
+    command = [sys.executable, "-m", "dos_cli", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stdout is not None
-        match = re.search(r"at ([\d.]+):(\d+),", process.stdout.readline())
+        match = re.search(r" at ([\d.]+):(\d+)[,;]", process.stdout.readline())
         if match is None:
-            raise RuntimeError("the server did not start")
+            raise RuntimeError(f"dos {arguments[0]} did not start")
         yield Running((match[1], int(match[2])), process.pid)
     finally:
         _end(process)
-        shutil.rmtree(data, ignore_errors=True)
 
 
 def redis_program() -> str | None:
