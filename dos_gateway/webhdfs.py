@@ -11,12 +11,14 @@
 
 import hmac
 import logging
+import math
 import os
 import re
 import select
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, quote
@@ -74,8 +76,9 @@ _METHODS: Final = (b"GET", b"PUT", b"POST", b"DELETE")
 _HOST: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?")
 _OF_NO_TREE: Final = {"GETHOMEDIRECTORY": {"Path": "/user/dos"}, "GETSERVERDEFAULTS": SERVER_DEFAULTS}
 """Answers that are the same for every tree."""
-_OCTETS: Final = ("Content-Type", "application/octet-stream")
+_OCTETS: Final = (b"Content-Type", b"application/octet-stream")
 _encode: Final = msgspec.json.encode
+_is_loopback: Final = lru_cache(maxsize=256)(is_loopback)
 
 
 ClientStream = trio.SocketStream | TlsStream
@@ -92,6 +95,7 @@ class FileRequest(NamedTuple):
 
     method: str
     path: str
+    parts: Parts
     query: Mapping[str, str]
     host: str
     peer: str
@@ -102,10 +106,6 @@ class FileRequest(NamedTuple):
     @property
     def op(self) -> str:
         return self.query.get("op", "").upper()
-
-    @property
-    def parts(self) -> Parts:
-        return parts_of(self.path)
 
     def flag(self, name: str, *, default: bool) -> bool:
         text = self.query.get(name, str(default)).lower()
@@ -293,14 +293,14 @@ class WebHdfs:
         try:
             if self._bearer and not hmac.compare_digest(authorization, b"Bearer " + self._bearer.encode()):
                 return self._refused_key("bearer", request), "unauthorised"
-            if request.op in _OF_NO_TREE:
-                return FileReply(200, _OF_NO_TREE[request.op]), "done"
-            if request.op not in self._handlers:
-                raise unsupported(request.op[:40])
-            method, handler = self._handlers[request.op]
+            op = request.op
+            if op in _OF_NO_TREE:
+                return FileReply(200, _OF_NO_TREE[op]), "done"
+            if op not in self._handlers:
+                raise unsupported(op[:40])
+            method, handler = self._handlers[op]
             if request.method != method:
-                raise bad_request(f"op={request.op} is a {method}, got {request.method[:20]}")
-            request.parts  # noqa: B018 refused before it waits
+                raise bad_request(f"op={op} is a {method}, got {request.method[:20]}")
             reply = await handler(await self._gateway.served(), request)
             return reply, "done" if reply.code < 400 else "refused"
         except HadoopError as error:
@@ -457,6 +457,7 @@ class _Connection:
         try:
             pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
             path = path_in(raw.removeprefix(_PREFIX) or b"/")
+            parts = parts_of(path)
         except (HadoopError, ValueError) as error:
             refusal = refusal or FileReply(400, bad_request(str(error)).reply)
         if refusal is not None:
@@ -467,7 +468,8 @@ class _Connection:
         given = {name.lower(): value for name, value in pairs}
         method = event.method.decode()
         is_empty = b"transfer-encoding" not in headers and not int(headers.get(b"content-length", 0))
-        request = FileRequest(method, path, given, host, self._peer, is_empty, self._body, self._still_there)
+        of_client = (host, self._peer, is_empty, self._body, self._still_there)
+        request = FileRequest(method, path, parts, given, *of_client)
         if raw == _TOKEN_PATH and method == "POST":
             reply = await self._owner.exchange_key(request)
         else:
@@ -485,14 +487,14 @@ class _Connection:
             return FileReply(400, bad_request("a request has Content-Length or Transfer-Encoding").reply)
         if not host:
             return FileReply(400, bad_request("the Host header is HOST or HOST:PORT").reply)
-        if self._owner.loopback_only and not is_loopback(bare_host(host)):
+        if self._owner.loopback_only and not _is_loopback(bare_host(host)):
             text = f"this gateway listens on loopback, and is not known as {host}: use its address"
             return FileReply(421, bad_request(text).reply)
         if raw not in (_PREFIX, _TOKEN_PATH) and not raw.startswith(_PREFIX + b"/"):
             return FileReply(404, bad_request(f"a path begins with {_PREFIX.decode()}/").reply)
         return None
 
-    @property
+    @cached_property
     def _peer(self) -> str:
         try:
             return str(self._stream.socket.getpeername()[0])
@@ -506,25 +508,38 @@ class _Connection:
             raise ClientLeftError
 
     async def _event(self, wait_s: float) -> Any:
+        """Return the next event of the client, for which the connection waits so long."""
         wire = self._wire
-        with trio.move_on_after(wait_s) as limit:
-            while (event := wire.next_event()) is h11.NEED_DATA:
-                if wire.they_are_waiting_for_100_continue:
-                    go_on = h11.InformationalResponse(status_code=100, headers=[])
-                    await self._send_all(wire.send(go_on) or b"")
+        if (event := wire.next_event()) is not h11.NEED_DATA:
+            return event
+        if wire.they_are_waiting_for_100_continue:
+            await self._send_all(wire.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+        with self._ends_after(wait_s):
+            while event is h11.NEED_DATA:
                 data: bytes | bytearray = await self._stream.receive_some(receive_bytes)
                 if self._owner.is_late:
                     raise ClientLeftError
                 # The whole head, however slowly its bytes come.
-                limit.deadline = min(limit.deadline, trio.current_time() + idle_body_s)
+                self._scope.deadline = min(self._scope.deadline, trio.current_time() + idle_body_s)
                 if wire.their_state is h11.IDLE:
                     self._head += data
                     if data and b"\n" not in self._head and len(self._head) < head_bytes_max:
                         continue
                     data, self._head = ascii_target(self._head), b""
                 wire.receive_data(bytes(data))
-            return event
-        raise ClientLeftError
+                event = wire.next_event()
+        return event
+
+    @contextmanager
+    def _ends_after(self, wait_s: float) -> Iterator[None]:
+        """End the connection if the block takes longer. A scope for each block costs more than a lookup of a
+        file.
+        """
+        self._scope.deadline = trio.current_time() + wait_s
+        try:
+            yield
+        finally:
+            self._scope.deadline = math.inf
 
     def _still_there(self) -> None:
         """Raise ClientLeftError if the client has ended the connection: it may have repeated the request."""
@@ -537,10 +552,10 @@ class _Connection:
             await self._read_rest(refused_body_bytes_max if reply.code in _STRANGERS else None)
         pieces = reply.pieces or ([b""] if reply.json is None else [_encode(reply.json)])
         size = reply.stream[0] if reply.stream else sum(map(len, pieces))
-        headers = [("Content-Length", str(size))]
-        headers += [("Location", reply.location)] if reply.location else []
+        headers = [(b"Content-Length", b"%d" % size)]
+        headers += [(b"Location", reply.location.encode())] if reply.location else []
         headers += [_OCTETS] if reply.stream else []
-        headers += [("Connection", "close")] if self._closes else []
+        headers += [(b"Connection", b"close")] if self._closes else []
         out = wire.send(h11.Response(status_code=reply.code, headers=headers, reason=reply.reason)) or b""
         if reply.stream is None:
             out += b"".join(wire.send(h11.Data(data=piece)) or b"" for piece in pieces if piece)
@@ -556,17 +571,14 @@ class _Connection:
     async def _read_rest(self, bytes_max: int | None) -> None:
         """Read the body that is refused: clients send all of it before they read the answer."""
         with suppress(ClientLeftError, h11.RemoteProtocolError):
-            async with aclosing(self._body()) as rest:
-                async for part in rest:
-                    if bytes_max is not None and (bytes_max := bytes_max - len(part)) < 0:
-                        return
+            while isinstance(part := await self._event(idle_body_s), h11.Data):
+                if bytes_max is not None and (bytes_max := bytes_max - len(part.data)) < 0:
+                    return
 
     async def _send_all(self, data: bytes) -> None:
         for at in range(0, len(data), send_bytes):
-            with trio.move_on_after(stalled_answer_s) as limit:
+            with self._ends_after(stalled_answer_s):
                 await self._stream.send_all(data[at : at + send_bytes])
-            if limit.cancelled_caught:
-                raise ClientLeftError
 
 
 async def serve_gateway(
