@@ -36,11 +36,12 @@ from dos_gateway.core.confs import client_confs, logical_name, scheme_of
 from dos_gateway.core.hadoop import HadoopError, parts_of
 from dos_gateway.core.status import TreeStatus
 from dos_gateway.core.tree import Tree
-from dos_gateway.limits import driver_watch_s
+from dos_gateway.limits import deletions_bytes, driver_watch_s, max_bytes_min
 from dos_gateway.serving import CHAIN, directory_of, now_ms, replay
 from dos_gateway.status import read_status
 from dos_monitoring import answer_of_loop, silence_of
 from dos_protocol.arguments import address_text, is_loopback, is_wildcard, parse_bytes, parse_listen
+from dos_protocol.limits import MIB
 from journal import inspect_whole
 
 if TYPE_CHECKING:
@@ -120,6 +121,9 @@ async def serve(
     try:
         host, port = parse_listen(listen)
         room = parse_bytes(max_bytes) if max_bytes else None
+        if room is not None and room < max_bytes_min:
+            least = f"{max_bytes_min // MIB}MiB, of which {deletions_bytes // MIB} are for deletions"
+            raise ValueError(f"--max-bytes {max_bytes} is too small: it is at least {least}")
     except ValueError as error:
         fail(str(error), REFUSED)
     key = key_in(key_file) if key_file is not None else given.get("key", "")

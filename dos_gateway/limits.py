@@ -34,6 +34,13 @@ deletions_bytes: Final = 128 * MIB
 """The last bytes below `--max-bytes`, which only deletions and copies use: deleting needs appends, and so
 does giving back space."""
 
+alive_share_max: Final = 0.75
+"""A chain that is almost as long as `--max-bytes` permits may be longer than this share of it is alive, by
+`slack_bytes`: up to three bytes are copied for each one that is gained."""
+
+max_bytes_min: Final = deletions_bytes + 2 * slack_bytes
+"""The smallest `--max-bytes`. Below it, deletions would not make room: a chain may have its slack."""
+
 give_back_again_s: Final = 60.0
 """The wait before space is given back again, after a body could not be read."""
 

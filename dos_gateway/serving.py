@@ -18,7 +18,7 @@ from dos_client import Claim, MissingDataError, QuorumUnavailableError, Store
 from dos_gateway.core.hadoop import FileStatus, HadoopError, Parts, Summary, refused, standby, text_of
 from dos_gateway.core.records import change_record, extent_of, is_body, piece_record, read_change
 from dos_gateway.core.roles import Lease
-from dos_gateway.core.space import BodyExtent, SegmentNote
+from dos_gateway.core.space import BodyExtent, SegmentNote, alive_in
 from dos_gateway.core.tree import Change, CopyForward, PutFile, Tree, TreeHead, TreeNode
 from dos_gateway.limits import (
     beat_s,
@@ -295,11 +295,22 @@ class ServedTree:
             self._keep(change.id, body)
         self.tree.apply(change, end)
 
+    @property
+    def _room(self) -> int | None:
+        """The length of the chain from which on new files are refused."""
+        return None if self._max_bytes is None else self._max_bytes - deletions_bytes
+
     def _check_room(self) -> None:
-        if self._max_bytes is not None and self.chain_bytes > self._max_bytes - deletions_bytes:
-            used, limit = (f"{size / MIB:.0f}" for size in (self.chain_bytes, self._max_bytes))
-            text = f"{self._name} has {used} of {limit} MiB (--max-bytes): files can only be deleted"
-            raise refused(f"{text}, which gives their space back")
+        if self._room is None or self._max_bytes is None or self.chain_bytes <= self._room:
+            return
+        sizes = (self.chain_bytes, self._max_bytes, self.tree.space.live_bytes, alive_in(self._room))
+        used, limit, alive, below = (f"{size / MIB:.0f}" for size in sizes)
+        text = (
+            f"{self._name} has {used} of {limit} MiB (--max-bytes), {alive} MiB in files: files can only be"
+        )
+        raise refused(
+            f"{text} deleted, and new ones are accepted again when less than {below} MiB are in files"
+        )
 
     # --- appending ------------------------------------------------------------------------------------------
 
@@ -428,7 +439,7 @@ class ServedTree:
     async def _give_back(self) -> None:
         """Copy what lives in the lowest segment forward, then release it."""
         space, pinned = self.tree.space, min(self._pins.values(), default=None)
-        going = space.to_empty(self._writer.end.size, pinned, self._writer.floor)
+        going = space.to_empty(self._writer.end.size, pinned, self._writer.floor, self._room)
         if not going:
             return
         for file in space.files_in(going[0]):

@@ -5,12 +5,17 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
-from dos_gateway.limits import deletions_bytes, slack_bytes
+from dos_gateway.limits import alive_share_max, deletions_bytes, segment_bytes, slack_bytes
 
 
 def room_for_files(max_bytes: int, chain_bytes: int) -> int:
     """Return how much a chain may grow before new files are refused: its last bytes are for deletions."""
     return max(max_bytes - deletions_bytes - chain_bytes, 0)
+
+
+def alive_in(room: int) -> int:
+    """Return below how many bytes in files a chain is kept shorter than this."""
+    return max(int((room - slack_bytes) * alive_share_max), 0)
 
 
 class BodyExtent(NamedTuple):
@@ -80,15 +85,23 @@ class BodySegments:
         """Return the bytes of the chain that are not released, up to its end."""
         return end - self._notes[0].base if self._notes else 0
 
-    def to_empty(self, end: int, pinned: int | None, limit: tuple[int, int]) -> list[SegmentNote]:
+    def to_empty(
+        self, end: int, pinned: int | None, limit: tuple[int, int], room: int | None = None
+    ) -> list[SegmentNote]:
         """Return the lowest segments that go, if the chain is too long for what lives in it: the files in the
         first are copied, and nothing lives in the others. So the space for the copies is bounded.
 
         pinned: the lowest offset of a piece of an upload that is not finished. limit: the (epoch, base) of
-        the newest snapshot that is acknowledged; a replay needs what follows (R14).
+        the newest snapshot that is acknowledged; a replay needs what follows (R14). room: the length from
+        which on new files are refused.
         """
         going: list[SegmentNote] = []
-        if self.bytes_up_to(end) <= 2 * self.live_bytes + slack_bytes:
+        long = 2 * self.live_bytes + slack_bytes
+        if room is not None:
+            # Shortly before files are refused, also less is given back.
+            least = int(self.live_bytes / alive_share_max) + slack_bytes
+            long = min(long, max(room - 2 * segment_bytes, least))
+        if self.bytes_up_to(end) <= long:
             return going
         for note, above in pairwise(self._notes):
             is_pinned = pinned is not None and pinned < above.base

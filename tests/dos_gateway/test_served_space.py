@@ -32,6 +32,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in {"segment_bytes": SEGMENT, "inline_bytes_max": 300, "piece_bytes": 500}.items():
         monkeypatch.setattr(serving, name, size)
     monkeypatch.setattr(space, "slack_bytes", SLACK)
+    monkeypatch.setattr(space, "segment_bytes", SEGMENT)
 
 
 def there() -> None:
@@ -112,6 +113,54 @@ class Life:
         self.expected[path] = data
         if self.random.random() < 0.2:
             await trio.sleep(0.3)
+
+
+async def filled(served: ServedTree) -> tuple[dict[str, bytes], str]:
+    """Put files until one is refused. Return the others, and the refusal."""
+    kept: dict[str, bytes] = {}
+    while True:
+        path, body = f"/{len(kept)}", random.Random(len(kept)).randbytes(900)
+        try:
+            await put(served, path, in_parts(body))
+        except HadoopError as error:
+            return kept, error.text
+        kept[path] = body
+
+
+async def full_then_room(kept_share: float) -> None:
+    """A tree at its limit takes deletions only, and new files once enough of it is deleted."""
+    room = 15 * SLACK
+    store = MemoryStore()
+    claim = store.claim(1, [1, 2, 3], DIRECTORY)
+    served = await ServedTree.open(  # type: ignore[arg-type]
+        claim, 1, served_at="", name="t", max_bytes=room + serving.deletions_bytes
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve, served)
+        expected, text = await filled(served)
+        assert "t has 0 of 128 MiB (--max-bytes), 0 MiB in files: files can only be deleted" in text
+        with pytest.raises(HadoopError, match="files can only be deleted"):
+            await served.make_folder(parts_of("/folder"), there)
+        below = space.alive_in(room)
+        assert served.tree.space.live_bytes > below, "all that was put lives"
+        for path in random.Random(1).sample(sorted(expected), len(expected)):
+            if served.tree.space.live_bytes < kept_share * below:
+                break
+            assert await served.remove(parts_of(path), recursive=True, still_there=there)
+            del expected[path]
+        with trio.fail_after(30):  # in the end MARKs make any chain too long
+            while served.chain_bytes > room:  # noqa: ASYNC110 - time makes it shorter
+                await trio.sleep(0.1)
+        await put(served, "/more", in_parts(b"more"))
+        served._kept.clear()
+        for path, data in expected.items():
+            assert await content(served, path) == data
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("kept_share", [0.0, 0.99], ids=["nothing is kept", "as much as may be"])
+def test_a_tree_at_its_limit_takes_files_again_when_enough_is_deleted(kept_share: float) -> None:
+    run_deterministic(lambda _: full_then_room(kept_share), 0)
 
 
 @pytest.mark.parametrize("seed", range(12))
