@@ -81,6 +81,9 @@ watch_s: Final = 0.2
 standby_wait_s: Final = 20.0
 """How long a standby holds a request before it sends the client on."""
 
+trees_read_max: Final = 4
+"""Trees whose status is read at the same time: each may have 200,000 files in memory."""
+
 alone_wait_s: Final = 10.0
 """How long a gateway whose clients know no other one holds a request while another one serves, before it
 refuses the request: more than a take-over takes, and less than the client's own patience of 20 s."""

@@ -1,7 +1,7 @@
 """What the store alone shows of a tree: who serves it, what it holds. No gateway is asked."""
 
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import trio
 
@@ -11,8 +11,9 @@ from dos_gateway.core.records import read_change
 from dos_gateway.core.roles import NO_REACH, CopyReach, TreeWatch, acknowledged_at_most
 from dos_gateway.core.status import TreeStatus, server_text
 from dos_gateway.core.tree import TreeHead
-from dos_gateway.limits import status_wait_s, watch_s
-from dos_gateway.serving import CHAIN, clock, directory_of, replay
+from dos_gateway.limits import status_wait_s, trees_read_max, watch_s
+from dos_gateway.serving import CHAIN, clock, directory_of, now_ms, replay
+from dos_protocol.errors import DosError
 from journal import Op, inspect_chain, parse_segment_name, read_plain_batches
 
 
@@ -87,3 +88,28 @@ async def read_status(store: Store, name: str) -> TreeStatus:
         segments=len(tree.space.notes),
         unproved=state.unproved_text,
     )
+
+
+async def tree_rows(store: Store) -> list[dict[str, Any]]:
+    """Return each tree of a store as `dos gateway status --json` prints it; of one that cannot be read, its
+    name and why. Raises QuorumUnavailableError.
+    """
+    suffix = directory_of("")
+    names = [one.removesuffix(suffix) for one in await store.list_directories() if one.endswith(suffix)]
+    rows: dict[str, dict[str, Any]] = {}
+    limit = trio.CapacityLimiter(trees_read_max)
+
+    async def read(name: str) -> None:
+        async with limit:
+            try:
+                found = await read_status(store, name)
+            except DosError as error:
+                rows[name] = {"tree": name, "problems": [{"problem": str(error), "remedy": ""}]}
+                return
+        if found.epoch or found.claimed:  # otherwise it is a directory of another kind
+            rows[name] = found.as_json(now_ms())
+
+    async with trio.open_nursery() as nursery:
+        for name in names:
+            nursery.start_soon(read, name)
+    return [rows[name] for name in sorted(rows)]

@@ -4,7 +4,7 @@
 |---|---|
 | / | the page |
 | /page/FILE | its script, style and libraries |
-| /api/store, /api/lists, /api/regions/NAME | a reading |
+| /api/store, /api/lists, /api/trees, /api/regions/NAME | a reading |
 | /api/events?region=NAME | the same readings again and again, as server-sent events |
 | /api/directories, /api/objects, /api/records, /api/state | what is stored |
 | POST /api/regions/NAME/CHANGE | a change: a request to the driver of a region that runs |
@@ -94,6 +94,7 @@ def make_app(readings: Readings, key: PageKey, names: Collection[str]) -> Starle
         Route("/api/about", api.about),
         Route("/api/store", _json(lambda _: readings.store())),
         Route("/api/lists", _json(lambda _: readings.lists())),
+        Route("/api/trees", _json(lambda _: readings.trees())),
         Route(
             "/api/regions/{name}",
             _json(lambda request: readings.region(check_name(request.path_params["name"]))),
@@ -220,7 +221,11 @@ class _Api:
 
     async def _events(self, region: str) -> AsyncGenerator[str]:
         readings = self._readings
-        kinds: dict[str, Callable[[], Awaitable[Any]]] = {"store": readings.store, "lists": readings.lists}
+        kinds: dict[str, Callable[[], Awaitable[Any]]] = {
+            "store": readings.store,
+            "lists": readings.lists,
+            "trees": readings.trees,
+        }
         if region:
             kinds = {"region": lambda: readings.region(region)}
         while True:

@@ -1,8 +1,8 @@
 """Readings of a store and its regions, for one screen or for many viewers of a page.
 
-A reading is as old as `REGION_S` or `STORE_S` at most, and all viewers share it: ten open pages ask the
-servers and the driver no more often than one. Nothing is read while nobody looks. If the store becomes
-unavailable, the last reading stays, with its time (`stale`).
+A reading is as old as `REGION_S`, `STORE_S` or `TREES_S` at most, and all viewers share it: ten open pages
+ask the servers and the driver no more often than one. Nothing is read while nobody looks. If the store
+becomes unavailable, the last reading stays, with its time (`stale`).
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -20,11 +20,14 @@ from dos_client import QuorumUnavailableError, Store, StoreNotReadyError, backof
 from dos_client.cli.store import status_json
 from dos_client.membership.status import store_status
 from dos_client.tasks import background_tasks
+from dos_gateway.status import tree_rows
 from dos_protocol.errors import BrokenConnectionError, DosError
 from dos_ui.core.shown import RegionRates, graph_of, pressure, shown_state, slow, timeline, unreadable_state
 
 REGION_S: Final = 2.0
 STORE_S: Final = 5.0
+TREES_S: Final = 30.0
+"""A reading of a tree reads its newest snapshot and all after it, up to some 70 MB."""
 _PATIENCE_S: Final = 4.0
 """How long a driver has to answer before a reading says that none did."""
 LISTS_WAIT_S: Final = 1.0
@@ -106,6 +109,10 @@ class Readings:
         states = {name: self._states[name][1] for name in names if name in self._states}
         return found | {"regions": [one | {"shown": states.get(one["region"])} for one in found["regions"]]}
 
+    async def trees(self) -> Reading:
+        """Read the trees of the store as `dos gateway status --json` prints each. Raises DosError."""
+        return await self._share("trees", TREES_S, self._read_trees)
+
     def _state_age(self, region: str) -> float:
         return trio.current_time() - self._states[region][0] if region in self._states else inf
 
@@ -140,6 +147,9 @@ class Readings:
     async def _read_lists(self) -> Reading:
         store = await self.opened()
         return {"regions": await region_rows(store), "inputs": await input_rows(store)}
+
+    async def _read_trees(self) -> Reading:
+        return {"trees": await tree_rows(await self.opened())}
 
     async def _read_region(self, name: str) -> Reading:
         if (report := self._local.get(name)) is not None:

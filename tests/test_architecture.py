@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dos_chaos": {"journal", *CLIENT},
     "checkpoint": {"journal", *CLIENT},
     "dos_gateway": {"journal", *CLIENT},
-    "dos_ui": {"checkpoint", "journal", *CLIENT},
+    "dos_ui": {"dos_gateway", "checkpoint", "journal", *CLIENT},
     "dataflow": {"dos_ui", "checkpoint", "journal", *CLIENT},
     "spark_integration": {"dataflow", "checkpoint", "journal", *CLIENT},
     "dos": {"spark_integration", "dataflow", "checkpoint", "journal", "dos_server", *CLIENT},

@@ -134,6 +134,7 @@ _DIRECTORY_KINDS: Final = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
         ("manifest", r"(?P<owner>.+)\.coord"),
+        ("tree", r"(?P<owner>.+)\.fs"),
         ("requests", r"(?P<owner>.+)\.(requests|answers)"),
         ("staged rows", r"(?P<owner>.+?)\.sink\..+\.p\d{4,}"),
         ("input", r"(?P<owner>.+?)\.in\.[^.]+(\.[^.]+)?"),

@@ -24,7 +24,7 @@ function useRoute() {
 
 function StoreView() {
   const { data, problems, live } = useEvents("api/events");
-  const { store, lists } = data;
+  const { store, lists, trees } = data;
   useEffect(() => { document.title = "Store · DOS"; }, []);
   return html`
     <h1>Store</h1>
@@ -50,6 +50,20 @@ function StoreView() {
       ["read by regions", (one) => (one.regions ?? []).join(", "), "long"],
       ["queries", (one) => (one.queries ?? []).join(", "), "long"],
       ["note", (one) => one.problem, "long"],
+    ]} />
+    <h2>Trees of files</h2>
+    ${trees?.stale && html`<${Notice} kind="warn">As of ${ago(trees.stale.timeMs)}: ${trees.stale.problem}<//>`}
+    <${Table} caption="Trees" none="The store has no tree." rows=${trees?.trees} columns=${[
+      ["tree", (one) => html`<a href=${`#/browse/${encodeURIComponent(`${one.tree}.fs`)}`}>${one.tree}</a>`],
+      ["gateway", (one) => one.epoch !== undefined && html`<${Badge} kind=${one.served ? "good" : "bad"}>${
+        one.served ? "served" : "not served"}<//> <span class="quiet">${one.servedAt}, epoch ${one.epoch}</span>`, "long"],
+      ["last sign", (one) => (one.lastSignMs ? ago(one.lastSignMs) : "")],
+      ["files", (one) => number(one.files), "number"],
+      ["live", (one) => bytes(one.liveBytes), "number"],
+      ["chain", (one) => bytes(one.chainBytes), "number"],
+      ["room for files", (one) => (one.maxBytes ? bytes(one.roomBytes) : ""), "number"],
+      ["problems", (one) => one.problems.map(({ problem, remedy }) =>
+        html`<div>${problem}${remedy && html`: <span class="quiet">${remedy}</span>`}</div>`), "long"],
     ]} />`;
 }
 

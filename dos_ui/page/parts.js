@@ -88,7 +88,7 @@ export function useEvents(url) {
   const [state, setState] = useState({ data: {}, problems: {}, live: true });
   useEffect(() => {
     const source = new EventSource(url);
-    for (const kind of ["store", "lists", "region"]) {
+    for (const kind of ["store", "lists", "trees", "region"]) {
       source.addEventListener(kind, (event) => setState(({ data, problems }) => {
         const { [kind]: _, ...others } = problems;
         return { data: { ...data, [kind]: JSON.parse(event.data) }, problems: others, live: true };

@@ -19,7 +19,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 import dos
+from dos_ui import readings
 from dos_ui.serving import PageServer
+from tests.dos_gateway.gateways import GatewayProcess
 from tests.dos_ui.watched_region import WAIT_S, Browser, Terminal, Watched, browser, until_is, watched
 from tests.support.dos_command import dos as command
 from tests.support.examples import run_example
@@ -143,6 +145,24 @@ def test_the_page_shows_the_store_and_what_is_stored(watched: Watched, browser: 
     browser.named("button", "Search").click()
     until(lambda: "word17" not in browser.text(), "only rows with the text", WAIT_S)
     assert "word42" in browser.text()
+
+
+@pytest.mark.long
+def test_the_page_shows_the_trees_and_who_serves_them(
+    watched: Watched, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readings, "TREES_S", 1.0)
+    trees = "table[aria-label=Trees]"
+    with GatewayProcess(f"{watched.store}/orders", "--max-bytes", "1GiB") as gateway:
+        gateway.client.put("/totals/offsets/0", bytes(2_000_000))
+        browser.go("#/store")
+        shown = browser.until("2.00 MB", trees)
+        assert re.search(rf"orders\s+served\s+127.0.0.1:{gateway.port} on \S+, epoch 1", shown), shown
+        assert re.search(r"\d+ s ago\s+1\s+2.00 MB\s+2.00 MB\s+93\d MB$", shown), shown
+    shown = browser.until("not served", trees)
+    assert "nobody serves it; the last one was the gateway at 127.0.0.1" in shown
+    browser.driver.find_element(By.LINK_TEXT, "orders").click()
+    browser.until("Journals: fs")
 
 
 def test_the_page_shows_a_region_live_while_it_is_slow_and_after_a_kill(

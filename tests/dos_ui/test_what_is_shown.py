@@ -211,6 +211,7 @@ def test_each_directory_of_this_project_has_a_kind_and_an_owner() -> None:
     assert [directory_row(name) for name in of_shop] == [
         {"name": name, "kind": kind, "owner": "shop"} for name, kind in of_shop.items()
     ]
+    assert directory_row("orders.fs") == {"name": "orders.fs", "kind": "tree", "owner": "orders"}
     assert directory_row("my.files") == {"name": "my.files", "kind": "", "owner": ""}
 
 
