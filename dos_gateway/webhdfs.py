@@ -16,6 +16,7 @@ import os
 import re
 import select
 import socket
+from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from functools import cached_property, lru_cache
@@ -291,7 +292,7 @@ class WebHdfs:
 
     async def _outcome(self, request: FileRequest, authorization: bytes) -> tuple[FileReply, str]:
         try:
-            if self._bearer and not hmac.compare_digest(authorization, b"Bearer " + self._bearer.encode()):
+            if self._bearer and not self._is_allowed(authorization):
                 return self._refused_key("bearer", request), "unauthorised"
             op = request.op
             if op in _OF_NO_TREE:
@@ -301,14 +302,22 @@ class WebHdfs:
             method, handler = self._handlers[op]
             if request.method != method:
                 raise bad_request(f"op={op} is a {method}, got {request.method[:20]}")
-            reply = await handler(await self._gateway.served(), request)
-            return reply, "done" if reply.code < 400 else "refused"
+            return await handler(await self._gateway.served(), request), "done"
         except HadoopError as error:
-            return FileReply(error.code, error.reply), error.outcome
+            return FileReply(error.code, error.reply, reason=error.reason), error.outcome
         except DosError as error:
             logger.warning("%s %s: %s", request.op, request.path, error)
             failed = refused(str(error))
             return FileReply(failed.code, failed.reply), "failed"
+
+    def _is_allowed(self, authorization: bytes) -> bool:
+        kind, _, given = authorization.partition(b" ")
+        if kind.lower() != b"basic":
+            return hmac.compare_digest(authorization, b"Bearer " + self._bearer.encode())
+        # Clients without OAuth2, as fsspec: the key is the password, and the name of the user proves nothing.
+        with suppress(ValueError):
+            return hmac.compare_digest(b64decode(given, validate=True).partition(b":")[2], self._key)
+        return False
 
     async def exchange_key(self, request: FileRequest) -> FileReply:
         """Give the bearer of all requests for the key (OAuth2, a refresh token). Raises ClientLeftError."""
@@ -369,8 +378,7 @@ class WebHdfs:
         at = f"{request.host}:{self._body_port}/webhdfs/v1{quote(request.path)}"
         if request.flag("data", default=False):
             if request.is_empty:
-                refusal = empty_body()
-                return FileReply(refusal.code, refusal.reply, reason=refusal.text)
+                raise empty_body()
             async with self._uploads, aclosing(request.body()) as body:
                 self.figures.uploads += 1
                 try:

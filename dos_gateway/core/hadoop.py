@@ -20,12 +20,15 @@ _OUTCOMES: Final = {"FileNotFoundException": "not_found", "StandbyException": "s
 
 
 class HadoopError(Exception):
-    """A refusal that is sent to the client, which raises it as an exception of the Java class `java`."""
+    """A refusal that is sent to the client, which raises it as an exception of the Java class `java`. reason:
+    the phrase of HTTP beside the code.
+    """
 
-    def __init__(self, java: str, text: str) -> None:
+    def __init__(self, java: str, text: str, reason: str = "") -> None:
         super().__init__(text)
         self.java = java
         self.text = text
+        self.reason = reason
 
     @property
     def code(self) -> int:
@@ -78,7 +81,7 @@ def empty_body() -> HadoopError:
         "an empty file needs Transfer-Encoding: chunked. fsspec sends an empty body before op=APPEND, which "
         "is not supported: a file of this tree is written once. Write it with Hadoop's client, or in one PUT"
     )
-    return HadoopError("java.lang.UnsupportedOperationException", text)
+    return HadoopError("java.lang.UnsupportedOperationException", text, reason=text)
 
 
 def standby(text: str = "this gateway does not serve the tree now") -> HadoopError:

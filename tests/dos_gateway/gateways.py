@@ -4,8 +4,11 @@ import http.client
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -13,7 +16,9 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import trio
 
-from dos_client import init_store
+from dos_client import init_store, open_store
+from dos_gateway.gateway import Gateway
+from dos_gateway.webhdfs import serve_gateway
 from tests.support.forked_servers import ForkedProcess
 from tests.support.servers import ServerProcess, url_of
 
@@ -109,6 +114,40 @@ class GatewayProcess:
         self.process.wait()
         self.process.stdout.close()
         self._log.close()
+
+
+@contextmanager
+def threaded_gateway(url: str, tree: str, **options: Any) -> Iterator[tuple[int, bytes]]:
+    """Run a gateway in a thread of this process: its port, and the id of the store. options: of
+    `serve_gateway`.
+    """
+    started: Future[tuple[int, bytes]] = Future()
+    ends: list[Callable[[], None]] = []
+
+    async def serve() -> None:
+        async with open_store(url) as store, trio.open_nursery() as nursery:
+            gateway = Gateway(store, tree)
+            port = await nursery.start(partial(serve_gateway, gateway, "127.0.0.1", 0, **options))
+            token = trio.lowlevel.current_trio_token()
+            ends.append(partial(token.run_sync_soon, nursery.cancel_scope.cancel))
+            started.set_result((port, store.record.store_id))
+
+    def run() -> None:
+        try:
+            trio.run(serve)
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    thread = threading.Thread(target=run, name="gateway")
+    thread.start()
+    try:
+        yield started.result()
+    finally:
+        for end in ends:
+            end()
+        thread.join()
 
 
 @contextmanager

@@ -58,19 +58,6 @@ def test_a_body_of_any_length_comes_back(client: WebHdfsClient, size: int) -> No
     assert client.get(f"/lengths/{size}") == body
 
 
-def test_a_client_that_begins_with_an_empty_body_to_append_leaves_no_empty_file_and_empties_none(
-    client: WebHdfsClient,
-) -> None:
-    client.put("/append/old", b"old")
-    for path in ("/append/old", "/append/new"):
-        at = urlsplit(client.ask("PUT", "CREATE", path, overwrite="true").headers["Location"])
-        answer = client.send("PUT", f"{at.path}?{at.query}", port=at.port or 0)
-        assert answer.refusal == "UnsupportedOperationException"
-        assert "an empty file needs Transfer-Encoding: chunked" in answer.json["RemoteException"]["message"]
-    assert client.names("/append") == ["old"]
-    assert client.get("/append/old") == b"old"
-
-
 def test_a_rename_whose_answer_was_lost_succeeds_again(client: WebHdfsClient) -> None:
     client.put("/again/.x.tmp", b"1")
     assert client.rename("/again/.x.tmp", "/again/x").code == 200

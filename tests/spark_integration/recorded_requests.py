@@ -1,23 +1,18 @@
 """A gateway in a thread of the test, and the requests that it answered, as golden text."""
 
 import re
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 import h11
 import pytest
-import trio
 
-from dos_client import open_store
 from dos_gateway import webhdfs
 from dos_gateway.core.confs import client_confs, logical_name
-from dos_gateway.gateway import Gateway
+from tests.dos_gateway.gateways import threaded_gateway
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NUMBER = re.compile(r"(?<![a-zA-Z\d])\d+")
@@ -73,36 +68,11 @@ def recording_gateway(url: str, tree: str) -> Iterator[RecordingGateway]:
                 requests.append(request_of(self.asked, reply.code))  # before the next one can be sent
             await super()._send(reply)
 
-    started: Future[tuple[int, bytes]] = Future()
-    ends: list[Any] = []
-
-    async def serve() -> None:
-        async with open_store(url) as store, trio.open_nursery() as nursery:
-            gateway = Gateway(store, tree, served_at="")
-            port = await nursery.start(partial(webhdfs.serve_gateway, gateway, "127.0.0.1", 0))
-            ends.extend((trio.lowlevel.current_trio_token(), nursery.cancel_scope.cancel))
-            started.set_result((port, store.record.store_id))
-
-    def run() -> None:
-        try:
-            trio.run(serve)
-        except BaseException as error:
-            if started.done():
-                raise
-            started.set_exception(error)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(webhdfs, "_Connection", Recording)
-        thread = threading.Thread(target=run, name="recording gateway")
-        thread.start()
-        try:
-            port, store_id = started.result()
+        with threaded_gateway(url, tree) as (port, store_id):
             name = logical_name(store_id, tree)
             yield RecordingGateway(f"webhdfs://{name}", client_confs(name, [f"127.0.0.1:{port}"]), requests)
-        finally:
-            if ends:
-                ends[0].run_sync_soon(ends[1])
-            thread.join()
 
 
 def request_of(event: h11.Request, code: int) -> Request:

@@ -166,6 +166,12 @@ def test_spark_asks_for_what_the_golden_file_has(
         error.add_note(LOOK_AT)
         raise
     found = golden_text(gateway.requests, root)
+    if kind.frame is counted:
+        counts = {row[0]: row[1] for row in spark.table("counts").collect()}
+        assert counts == dict.fromkeys("abc", BATCHES + AFTER_RESTART)
+    elif kind.sink != "noop":
+        written = spark.read.format(kind.sink).load(f"{gateway.place}{root}/sink")
+        assert written.count() == 3 * (BATCHES + AFTER_RESTART)
     check(kind.name, found, rewrite=request.config.getoption("--rewrite"))
 
 
@@ -183,7 +189,7 @@ def run(
     lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(source)
     writer = kind.frame(lines).writeStream.format(kind.sink).option("checkpointLocation", f"{at}/checkpoint")
     if kind.frame is counted:
-        writer = writer.outputMode("update")
+        writer = writer.format("memory").queryName("counts").outputMode("complete")
     if kind.sink != "noop":
         writer = writer.option("path", f"{at}/sink")
     writer.trigger(availableNow=True).start().awaitTermination()

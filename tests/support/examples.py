@@ -35,7 +35,10 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
     "docs/metrics.md": {"tests/dos_client/test_metrics.py": ("serve",)},
     "docs/operating-regions.md": {MANUAL: ("delivery", "failure"), ON_SPARK: ("listener",)},
     "docs/changing-regions.md": {ON_SPARK: ("autoscale",)},
-    "docs/gateway.md": {"tests/spark_integration/test_checkpoints.py": ("checkpoints",)},
+    "docs/gateway.md": {
+        "tests/spark_integration/test_checkpoints.py": ("checkpoints",),
+        "tests/dos_gateway/test_gateway_clients.py": ("clients",),
+    },
     "docs/going-back.md": {ROWS: ("retain",)},
     "docs/operators.md": {MANUAL: ()},
     "docs/sources-and-sinks.md": {
@@ -105,6 +108,7 @@ PLACEHOLDERS = {
     "data": ("/data/",),
     "bucket": ("s3://backups/dos", "s3://sales/sold", "s3://sales/lines"),
     "port": ("9400",),
+    "gateway": ("9870",),
     "entry": ("dos://e1,e2,e3",),
     "points": ("10.0.1.5:7777,10.0.2.5:7777,10.0.3.5:7777",),
 }

@@ -18,10 +18,10 @@ TESTS = (
     *(f"{_FOLDER}/test_{name}.py" for name in ("through", "local_cluster")),
     *(f"{_FOLDER}/test_{name}.py" for name in ("frame", "frame_division", "frame_functions")),
     *(f"{_FOLDER}/test_{name}.py" for name in ("frame_modes", "frame_programs")),
-    *(f"{_FOLDER}/test_{name}.py" for name in ("gateway_requests", "checkpoints")),
+    f"{_FOLDER}/test_gateway_requests.py",
     f"{_FOLDER}/test_source_restored.py::test_a_query_on_spark_ends_with_a_named_error_or_follows",
 )
-"""The main job, sources, the sink, `through`, frames, and checkpoints through a gateway."""
+"""The main job, sources, the sink, `through`, frames, and queries with a gateway."""
 INSTALL_S_MAX = 600
 
 
