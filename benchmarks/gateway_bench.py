@@ -97,8 +97,21 @@ Record = dict[str, Any]
 def served(url: str, name: str) -> Iterator[tuple[Running, KeptConnection]]:
     """Run a gateway of a tree, which serves it in the block, and a connection to it."""
     with running_gateway(f"{url}/{name}") as gateway, KeptConnection(gateway.address[1]) as connection:
-        connection.ask("GET", "GETFILESTATUS", "/")
+        wait_until_it_serves(connection)
         yield gateway, connection
+
+
+def wait_until_it_serves(connection: KeptConnection) -> None:
+    end = time.monotonic() + GAP_S_MAX
+    while True:
+        try:
+            connection.ask("GET", "GETFILESTATUS", "/")
+        except RefusedError as error:
+            # A member that was behind may still receive what its last gateway has written.
+            if error.java != "StandbyException" or time.monotonic() > end:
+                raise
+        else:
+            return
 
 
 # --- micro-batches of Spark ---------------------------------------------------------------------------------

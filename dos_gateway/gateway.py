@@ -1,5 +1,6 @@
 """A gateway: a standby that watches the chain, and while it has the claim, the server of the tree."""
 
+import gc
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -158,6 +159,9 @@ class Gateway:
                 name=self.name,
                 max_bytes=self.max_bytes,
             )
+            # A tree has no cycles. A collection of garbage that looks at 200,000 files stops the loop for
+            # 0.1 s, and a listing of them for 0.4 s.
+            gc.freeze()
             files, took = len(served.tree.by_id), clock() - begun
             logger.info(
                 "%s: served here from epoch %d on: %d files, %.2f s", self.name, claim.epoch, files, took

@@ -173,6 +173,9 @@ class ServedTree:
         # On the whole tree: the status of a directory in it changes with what is in that directory.
         return await self._answer(lambda: self.tree.listing(parts))
 
+    async def listing_after(self, parts: Parts, after: str, most: int) -> tuple[list[FileStatus], int]:
+        return await self._answer(lambda: self.tree.listing_after(parts, after, most))
+
     async def summary(self, parts: Parts) -> Summary:
         return await self._answer(lambda: self.tree.summary(parts))
 

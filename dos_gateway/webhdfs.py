@@ -353,10 +353,9 @@ class WebHdfs:
 
     async def _listing_batch(self, served: ServedTree, request: FileRequest) -> FileReply:
         after = request.query.get("startafter", "")
-        entries = [one for one in await served.listing(request.parts) if one.name > after or not after]
-        part, rest = entries[:listing_entries_max], entries[listing_entries_max:]
+        part, follow = await served.listing_after(request.parts, after, listing_entries_max)
         begin = b'{"DirectoryListing":{"partialListing":{"FileStatuses":{"FileStatus":['
-        pieces = await _listed(begin, part, b']}},"remainingEntries":%d}}' % len(rest))
+        pieces = await _listed(begin, part, b']}},"remainingEntries":%d}}' % follow)
         return FileReply(200, pieces=pieces)
 
     async def _summary(self, served: ServedTree, request: FileRequest) -> FileReply:
@@ -566,7 +565,11 @@ class _Connection:
         headers += [(b"Connection", b"close")] if self._closes else []
         out = wire.send(h11.Response(status_code=reply.code, headers=headers, reason=reply.reason)) or b""
         if reply.stream is None:
-            out += b"".join(wire.send(h11.Data(data=piece)) or b"" for piece in pieces if piece)
+            for piece in filter(None, pieces):
+                out += wire.send(h11.Data(data=piece)) or b""
+                if len(out) > send_bytes:  # a listing of a large directory is not copied as a whole
+                    await self._send_all(out)
+                    out = b""
             await self._send_all(out + (wire.send(h11.EndOfMessage()) or b""))
             return
         async with aclosing(reply.stream[1]) as parts, self._owner.answering():

@@ -15,6 +15,7 @@ Two rules are not those of a usual file system:
 
 import re
 from collections.abc import Collection, Iterable, Iterator
+from heapq import nsmallest
 from typing import Final, NamedTuple
 
 import msgspec
@@ -214,6 +215,17 @@ class Tree:
         if node.children is None:
             return [node.status._replace(name="")]
         return [child.status for _, child in sorted(node.children.items())]
+
+    def listing_after(self, parts: Parts, after: str, most: int) -> tuple[list[FileStatus], int]:
+        """Return at most so many entries of a listing, of names beyond `after`, and how many follow them. A
+        large directory is not sorted for each part of it.
+        """
+        node = self.get(parts)
+        if node.children is None:
+            return ([] if after else self.listing(parts)), 0
+        names = [name for name in node.children if name > after]
+        part = nsmallest(most, names)
+        return [node.children[name].status for name in part], len(names) - len(part)
 
     def summary(self, parts: Parts) -> Summary:
         files = directories = length = 0

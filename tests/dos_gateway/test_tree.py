@@ -307,3 +307,19 @@ def test_times_never_go_back_whatever_the_clock_of_a_gateway_shows() -> None:
     for one in (tree, again):
         assert times(one) == {"": TIME_MS + 1, "/d1": TIME_MS, "/d2": TIME_MS, "/d3": TIME_MS + 1}
         assert one.time_ms(2) == TIME_MS + 1
+
+
+def test_the_parts_of_a_listing_are_the_whole_one() -> None:
+    tree = Tree()
+    names = [f"{number:03}" for number in random.Random(1).sample(range(500), 105)]
+    for number, name in enumerate(names, 1):
+        tree.apply(PutFile(f"/d/{name}", TIME_MS, number), number)
+    found, after, follow = [], "", len(names)
+    while follow:
+        part, left = tree.listing_after(("d",), after, 10)
+        assert left == follow - len(part)
+        found += part
+        after, follow = part[-1].name, left
+    assert found == tree.listing(("d",))
+    assert tree.listing_after(("d", names[0]), "", 10) == (tree.listing(("d", names[0])), 0)
+    assert tree.listing_after(("d", names[0]), "x", 10) == ([], 0)
