@@ -98,7 +98,7 @@ class GatewayFigures(Collector):
         ):
             yield self._gauge(name, text, getattr(now, name))
         if now.room_bytes is not None:
-            text = "Bytes that the chain may grow by before new files are refused; only with --max-bytes"
+            text = "Bytes that files may still have before new ones are refused; only with --max-bytes"
             yield self._gauge("room_bytes", text, now.room_bytes)
 
     def _counter(self, name: str, text: str, value: float) -> Metric:

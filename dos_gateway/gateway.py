@@ -114,16 +114,16 @@ class Gateway:
         """Return the tree as it is now, None while another gateway serves it."""
         if (served := self._served) is None:
             return None
-        tree, chain, limit = served.tree, served.chain_bytes, self.max_bytes
+        live, limit = served.tree.space.live_bytes, self.max_bytes
         return TreeFigures(
             served.epoch,
-            len(tree.by_id),
-            tree.space.live_bytes,
-            chain,
+            len(served.tree.by_id),
+            live,
+            served.chain_bytes,
             served.unsynced_bytes,
             served.copied_bytes,
             limit or 0,
-            room_for_files(limit, chain) if limit else None,
+            room_for_files(limit, live) if limit else None,
         )
 
     def not_ready(self) -> str:

@@ -20,7 +20,6 @@ from dos_client.cli.kit import (
     Call,
     MetricsAddress,
     Report,
-    Url,
     ago_text,
     certificate_to_serve,
     clock_text,
@@ -50,6 +49,16 @@ if TYPE_CHECKING:
 _PORT = 9870
 
 
+_TreeUrl = Annotated[
+    str,
+    typer.Argument(
+        help="The tree: dos://HOST:PORT,HOST2:PORT/NAME. dos:///NAME is in the store of the context.",
+        metavar="TREE-URL",
+    ),
+]
+_TreePath = Annotated[str, typer.Argument(help="A directory or file of the tree.", metavar="PATH")]
+
+
 class _ServesUrls(TyperGroup):
     """`dos gateway URL` is `dos gateway serve URL`."""
 
@@ -76,9 +85,12 @@ def _gateway() -> None:
 @command(app, "serve", as_json=False, log_json=True, progress=False)
 async def serve(
     call: Call,
-    url: Url,
+    url: _TreeUrl,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Serve here; bodies at the next port. 0 picks free ones.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Serve here, and bodies at the next port; 0 picks two free ones."
+        ),
     ] = f"127.0.0.1:{_PORT}",
     max_bytes: Annotated[
         str,
@@ -177,7 +189,7 @@ async def _gateway_of(gateway: "Gateway", metrics_at: str | None) -> AsyncIterat
 
 
 @command(app, "status")
-async def status(call: Call, url: Url) -> Report:
+async def status(call: Call, url: _TreeUrl) -> Report:
     """Show who serves a tree and since when nobody does, what it holds, and what is wrong with it.
 
     The store alone is read, and its chain is watched for up to 3 s: no gateway is asked, and none needs to
@@ -216,8 +228,8 @@ def _status_text(found: TreeStatus, now: int) -> str:
 @command(app, "confs")
 async def confs(
     call: Call,
-    url: Url,
-    addresses: Annotated[list[str], typer.Argument(metavar="HOST:PORT...", help="The gateways of the tree.")],
+    url: _TreeUrl,
+    addresses: Annotated[list[str], typer.Argument(metavar="HOST:PORT", help="The gateways of the tree.")],
     tls: Annotated[bool, typer.Option("--tls", help="The gateways serve TLS.")] = False,
 ) -> Report:
     """Print the settings with which Spark finds the gateways of a tree: lines for spark-defaults.conf.
@@ -229,13 +241,18 @@ async def confs(
 
     Example: dos gateway confs dos://h1,h2,h3/orders host1:9870 host2:9870 >> spark-defaults.conf
     """
+    try:
+        for one in addresses:
+            parse_listen(one, "each gateway")
+    except ValueError as error:
+        fail(str(error), REFUSED)
     async with _opened(call, url) as (store, name, _):
         found = client_confs(logical_name(store.record.store_id, name), addresses, tls=tls)
     return Report(found, "\n".join(f"spark.hadoop.{key} {value}" for key, value in found.items()))
 
 
 @command(app, "ls")
-async def ls(call: Call, url: Url, path: Annotated[str, typer.Argument()] = "/") -> Report:
+async def ls(call: Call, url: _TreeUrl, path: _TreePath = "/") -> Report:
     """List a directory of a tree: the bytes of each file, or - for a directory. The store alone is read.
 
     Example: dos gateway ls dos://h1,h2,h3/orders /totals/offsets
@@ -245,14 +262,18 @@ async def ls(call: Call, url: Url, path: Annotated[str, typer.Argument()] = "/")
         entries = tree.listing(parts_of(path))
     except HadoopError as error:
         return Report(None, code=NEGATIVE, problem=error.text)
+    value = [
+        {"name": one.name, "isDirectory": one.is_dir, "length": one.length, "modifiedMs": one.mtime_ms}
+        for one in entries
+    ]
     lines = [
         f"{'-' if one.is_dir else one.length:>12} {one.name}{'/' if one.is_dir else ''}" for one in entries
     ]
-    return Report([one._asdict() for one in entries], "\n".join(lines))
+    return Report(value, "\n".join(lines))
 
 
 @command(app, "du")
-async def du(call: Call, url: Url, path: Annotated[str, typer.Argument()] = "/") -> Report:
+async def du(call: Call, url: _TreeUrl, path: _TreePath = "/") -> Report:
     """Show how much lies below a path, and how long the chain of the tree is. The store alone is read.
 
     Example: dos gateway du dos://h1,h2,h3/orders /totals
@@ -287,5 +308,5 @@ async def _tree(call: Call, url: str) -> Tree:
     async with _opened(call, url) as (store, name, directory):
         state = await inspect_whole(store, directory, CHAIN)
         if state.end is None:
-            fail(f"the store has no tree {name}", NEGATIVE)
+            fail(f"the store has no tree {name}: check its name; a gateway makes it", NEGATIVE)
         return await replay(store, state, directory)

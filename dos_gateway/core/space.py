@@ -8,14 +8,16 @@ from typing import NamedTuple
 from dos_gateway.limits import alive_share_max, deletions_bytes, segment_bytes, slack_bytes
 
 
-def room_for_files(max_bytes: int, chain_bytes: int) -> int:
-    """Return how much a chain may grow before new files are refused: its last bytes are for deletions."""
-    return max(max_bytes - deletions_bytes - chain_bytes, 0)
-
-
 def alive_in(room: int) -> int:
     """Return below how many bytes in files a chain is kept shorter than this."""
     return max(int((room - slack_bytes) * alive_share_max), 0)
+
+
+def room_for_files(max_bytes: int, live_bytes: int) -> int:
+    """Return how many more bytes files may have. The chain itself may be longer for a moment, up to where new
+    files are refused: what is dead in it is given back.
+    """
+    return max(alive_in(max_bytes - deletions_bytes) - live_bytes, 0)
 
 
 class BodyExtent(NamedTuple):

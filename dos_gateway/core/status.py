@@ -7,7 +7,7 @@ from dos_gateway.core.space import room_for_files
 from dos_gateway.limits import deletions_bytes, tree_files_max
 
 _ROOM_SHARE: Final = 0.1
-"""A tree is short of room when less than this share of what its files may take is left."""
+"""A tree is short of room when less than this share of what its files may have is left."""
 _AHEAD_MS: Final = 60_000
 """A clock that is ahead by less is not reported."""
 
@@ -51,10 +51,8 @@ class TreeStatus:
 
     @property
     def room_bytes(self) -> int | None:
-        """How much the chain may grow before new files are refused; None without a limit."""
-        if not self.max_bytes:
-            return None
-        return room_for_files(self.max_bytes, self.chain_bytes)
+        """How many more bytes files may have; None without a limit."""
+        return room_for_files(self.max_bytes, self.live_bytes) if self.max_bytes else None
 
     @property
     def gateway(self) -> str:
@@ -72,11 +70,12 @@ class TreeStatus:
             found.append(TreeProblem(f"nobody serves it; the last one was {self.gateway}", again))
         if self.unproved:
             found.append(TreeProblem(self.unproved, "`dos store status` names the members"))
-        room = self.room_bytes
-        if room is not None and room <= _ROOM_SHARE * (self.max_bytes - deletions_bytes):
-            lacks = "files can only be deleted" if room == 0 else f"{room} bytes are left for new files"
-            text = f"{lacks}: {self.chain_bytes} of {self.max_bytes} bytes (--max-bytes)"
-            found.append(TreeProblem(text, "delete files, or start the gateways with a larger --max-bytes"))
+        room, full = self.room_bytes, self.chain_bytes > self.max_bytes - deletions_bytes
+        if room is not None and (full or room <= _ROOM_SHARE * (room + self.live_bytes)):
+            lacks = "new files are refused" if full else f"{room} bytes are left for new files"
+            used = f"{self.live_bytes} bytes in files, {self.chain_bytes} of {self.max_bytes} (--max-bytes)"
+            remedy = "delete files, or start the gateways with a larger --max-bytes"
+            found.append(TreeProblem(f"{lacks}: {used}", remedy))
         if self.files > tree_files_max:
             text = f"{self.files} files, and a take-over is measured up to {tree_files_max}"
             remedy = "keep fewer batches (spark.sql.streaming.minBatchesToRetain), or divide the queries"

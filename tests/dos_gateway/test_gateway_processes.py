@@ -283,8 +283,8 @@ def test_gateways_serve_figures_and_are_ready_while_one_of_them_serves(
             1,
             1 << 30,
         ]
-        chain = of_first['dos_gateway_chain_bytes{tree="counted"}']
-        assert of_first['dos_gateway_room_bytes{tree="counted"}'] == (1 << 30) - 128 * MIB - chain > 0
+        assert of_first['dos_gateway_room_bytes{tree="counted"}'] == (1024 - 128 - 64) * MIB * 3 // 4 - 5
+        assert of_first['dos_gateway_chain_bytes{tree="counted"}'] > 0
         assert of_second['dos_gateway_serves{tree="counted"}'] == 0
         assert 'dos_gateway_files{tree="counted"}' not in of_second
         assert any(name.startswith("dos_client_") for name in of_first)

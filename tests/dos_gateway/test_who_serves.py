@@ -1,5 +1,7 @@
 """Who serves a tree, as the store alone shows it, and what a gateway that waits answers."""
 
+import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,8 +15,9 @@ from dos_gateway import serving, status
 from dos_gateway.core.hadoop import HadoopError
 from dos_gateway.core.status import TreeStatus
 from dos_gateway.gateway import Gateway
-from dos_gateway.limits import alone_wait_s, deletions_bytes, tree_files_max
+from dos_gateway.limits import alone_wait_s, tree_files_max
 from dos_gateway.status import read_status
+from dos_gateway.webhdfs import serve_gateway
 from dos_protocol.limits import MIB
 from dos_server.testing import memory_store
 
@@ -64,14 +67,14 @@ def test_the_store_shows_who_serves_what_is_there_and_that_nobody_serves_it() ->
         async with a_store() as store:
             never = await read_status(store, "t")
             assert [one.problem for one in never.problems(NOW_MS)] == ["nobody has ever served this tree"]
-            gateway = Gateway(store, "t", served_at="h4:9870", max_bytes=200 * MIB)
+            gateway = Gateway(store, "t", served_at="h4:9870", max_bytes=792 * MIB)
             async with running(gateway):
                 served = await gateway.served()
                 await served.create(("a", "b"), body(), overwrite=True, still_there=there)
                 found = await read_status(store, "t")
             assert (found.grows, found.served_at, found.epoch) == (True, "h4:9870", 1)
             assert (found.files, found.directories, found.live_bytes) == (1, 1, 5)
-            assert found.room_bytes == 200 * MIB - deletions_bytes - found.chain_bytes
+            assert found.room_bytes == 450 * MIB - 5
             assert not found.problems(found.sign_ms)
             alone = await read_status(store, "t")
             assert alone.sign_ms >= found.sign_ms
@@ -129,15 +132,40 @@ def test_a_gateway_whose_clients_know_no_other_one_takes_over_while_a_request_wa
 
 
 @pytest.mark.parametrize(
+    ("host", "alone", "named"),
+    [
+        ("0.0.0.0", False, "{own}:{port}"),
+        ("127.0.0.1", False, "127.0.0.1:{port} on {own}"),
+        ("127.0.0.1", True, "127.0.0.1:{port} on {own}, beside process {parent}"),
+    ],
+    ids=["every address", "loopback", "of a driver"],
+)
+def test_a_gateway_is_named_by_where_others_find_it(host: str, alone: bool, named: str) -> None:
+    async def run() -> None:
+        async with a_store() as store, trio.open_nursery() as nursery:
+            gateway = Gateway(store, "t", alone=alone)
+            port = await nursery.start(
+                lambda task_status: serve_gateway(gateway, host, 0, task_status=task_status)
+            )
+            own = socket.gethostname()
+            assert gateway.served_at == named.format(own=own, port=port, parent=os.getppid())
+            await gateway.served()
+            assert (await read_status(store, "t")).served_at == gateway.served_at
+            nursery.cancel_scope.cancel()
+
+    trio.run(run)
+
+
+@pytest.mark.parametrize(
     ("changed", "problem"),
     [
         ({}, ""),
         ({"epoch": 0, "claimed": 0, "grows": False}, "nobody has ever served"),
         ({"grows": False}, "nobody serves it; the last one was the gateway at h4:9870 (epoch 12): start"),
         ({"grows": False, "claimed": 13}, "epoch 13 was claimed, and nobody writes"),
-        ({"max_bytes": 228 * MIB, "chain_bytes": 80 * MIB}, ""),
-        ({"max_bytes": 228 * MIB, "chain_bytes": 91 * MIB}, f"{9 * MIB} bytes are left for new files"),
-        ({"max_bytes": 228 * MIB, "chain_bytes": 101 * MIB}, "files can only be deleted"),
+        ({"max_bytes": 792 * MIB, "chain_bytes": 600 * MIB, "live_bytes": 400 * MIB}, ""),
+        ({"max_bytes": 792 * MIB, "live_bytes": 410 * MIB}, f"{40 * MIB} bytes are left for new files: "),
+        ({"max_bytes": 792 * MIB, "chain_bytes": 665 * MIB}, "new files are refused: 0 bytes in files, "),
         ({"files": tree_files_max}, ""),
         ({"files": tree_files_max + 1}, "200001 files"),
         ({"newest_ms": NOW_MS + 59_000}, ""),

@@ -158,7 +158,7 @@ def test_the_page_shows_the_trees_and_who_serves_them(
         browser.go("#/store")
         shown = browser.until("2.00 MB", trees)
         assert re.search(rf"orders\s+served\s+127.0.0.1:{gateway.port} on \S+, epoch 1", shown), shown
-        assert re.search(r"\d+ s ago\s+1\s+2.00 MB\s+2.00 MB\s+93\d MB$", shown), shown
+        assert re.search(r"\d+ s ago\s+1\s+2.00 MB\s+2.00 MB\s+652 MB$", shown), shown
     shown = browser.until("not served", trees)
     assert "nobody serves it; the last one was the gateway at 127.0.0.1" in shown
     browser.driver.find_element(By.LINK_TEXT, "orders").click()
