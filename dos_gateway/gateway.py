@@ -54,6 +54,7 @@ class Gateway:
         self._watch = TreeWatch()
         self._changed = trio.Event()
         self._order = trio.Lock()
+        self._problem = ""
         self._named = 0, ""
         """An epoch, and the gateway that serves under it."""
 
@@ -88,7 +89,7 @@ class Gateway:
             # Sent on, the client would ask here again, 10,000 times, and its user would see nothing.
             text = await self.elsewhere()
             raise refused(f"{text}: stop it, use it (`dos gateway confs`), or choose another tree")
-        raise standby()
+        raise standby(f"this gateway does not serve the tree now: {self._problem}".removesuffix(": "))
 
     async def elsewhere(self) -> str:
         """Return which other gateway serves the tree, for messages."""
@@ -140,6 +141,7 @@ class Gateway:
                 await self._take_over()
             except* (DosError, HadoopError) as group:
                 for error in _each(group):
+                    self._problem = str(error)
                     logger.warning("%s: not served here: %s", self.name, error)
             await trio.sleep(watch_s)
 
@@ -176,7 +178,7 @@ class Gateway:
 
     @contextmanager
     def _serving(self, served: ServedTree) -> Iterator[None]:
-        self._served = served
+        self._served, self._problem = served, ""
         self._tell()
         try:
             yield

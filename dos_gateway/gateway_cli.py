@@ -13,7 +13,7 @@ import trio
 import typer
 from typer.core import TyperGroup
 
-from dos_client import DosUrl, Store, open_store
+from dos_client import DosUrl, FileToken, Store, open_store
 from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
@@ -31,7 +31,7 @@ from dos_client.cli.kit import (
     parsed_url,
     warn,
 )
-from dos_gateway.core.confs import client_confs, logical_name, scheme_of
+from dos_gateway.core.confs import client_confs, logical_name, scheme_of, spark_lines
 from dos_gateway.core.hadoop import HadoopError, parts_of
 from dos_gateway.core.status import TreeStatus
 from dos_gateway.core.tree import Tree
@@ -139,7 +139,10 @@ async def serve(
     except ValueError as error:
         fail(str(error), REFUSED)
     key = key_in(key_file) if key_file is not None else given.get("key", "")
-    token = given["token"].encode() if given.get("token") else call.token
+    if given.get("tokenFile"):
+        token: bytes = FileToken(given["tokenFile"])
+    else:
+        token = given["token"].encode() if given.get("token") else call.token
     if not is_loopback(host) and not (tls and key):
         if not insecure:
             fail(f"listening on {host} needs --tls and --key-file, or --insecure", REFUSED)
@@ -167,7 +170,8 @@ async def serve(
         else:
             print(f"dos gateway: listening for {place} at {at}; clients need what this prints:", flush=True)
             reached = address_text(socket.gethostname() if is_wildcard(host) else host, bound)
-            print(f"dos gateway confs {url} {reached}{' --tls' if tls else ''}", flush=True)
+            more = f"{' --tls' if tls else ''}{f' --key-file {key_file}' if key_file else ''}"
+            print(f"dos gateway confs {url} {reached}{more}", flush=True)
             if text := await gateway.standby_of():
                 print(f"dos gateway: {text}", flush=True)
 
@@ -231,24 +235,51 @@ async def confs(
     url: _TreeUrl,
     addresses: Annotated[list[str], typer.Argument(metavar="HOST:PORT", help="The gateways of the tree.")],
     tls: Annotated[bool, typer.Option("--tls", help="The gateways serve TLS.")] = False,
+    key_file: Annotated[
+        Path | None, typer.Option(help="File with the key of the gateways.", metavar="FILE")
+    ] = None,
+    key_at: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where clients exchange the key, by default the first gateway. Better: a name of all of them"
+            " in DNS and their certificates; a process that begins while one is down then asks another.",
+        ),
+    ] = "",
+    truststore: Annotated[
+        Path, typer.Option(help="Where Java's authorities and that of the gateways are.", metavar="FILE")
+    ] = Path("/etc/dos/cacerts"),
 ) -> Report:
     """Print the settings with which Spark finds the gateways of a tree: lines for spark-defaults.conf.
 
-    Name all gateways that run, in any order: clients try them in turn.
+    Name all gateways that run, in any order: clients try them in turn. With TLS, use the names in their
+    certificates: Java looks up the name of an address, and expects that one.
 
     Spark takes the last line for a key: with several trees, or an HDFS, give all names in one line for
     dfs.nameservices, with commas between them.
 
+    With TLS, they begin with two commands for each machine of Spark. With a key, the lines have it: let only
+    those read the file who may use the tree.
+
     Example: dos gateway confs dos://h1,h2,h3/orders host1:9870 host2:9870 >> spark-defaults.conf
+
+    Example: dos gateway confs dos://h1,h2,h3/orders host1:9870 --tls --key-file gateway.key
     """
     try:
         for one in addresses:
             parse_listen(one, "each gateway")
+        if key_at:
+            parse_listen(key_at, "--key-at")
     except ValueError as error:
         fail(str(error), REFUSED)
+    key = key_in(key_file) if key_file is not None else ""
+    if key and not tls:
+        fail("--key-file needs --tls: without it, the network can read the key", REFUSED)
     async with _opened(call, url) as (store, name, _):
-        found = client_confs(logical_name(store.record.store_id, name), addresses, tls=tls)
-    return Report(found, "\n".join(f"spark.hadoop.{key} {value}" for key, value in found.items()))
+        logical = logical_name(store.record.store_id, name)
+    place = f"{scheme_of(tls=tls)}://{logical}"
+    found = client_confs(logical, addresses, tls=tls, key=key, key_at=key_at)
+    return Report(found, "\n".join(spark_lines(place, found, truststore=str(truststore) if tls else "")))
 
 
 @command(app, "ls")

@@ -66,7 +66,16 @@ from dos_gateway.limits import (
 from dos_gateway.serving import ServedTree, clock
 from dos_protocol.arguments import address_text, bare_host, is_loopback, is_wildcard
 from dos_protocol.errors import DosError
-from dos_tls import LogLimit, ServerContext, TlsError, TlsListener, TlsSettings, TlsStream, raise_file_limit
+from dos_tls import (
+    LogLimit,
+    ServerContext,
+    TlsError,
+    TlsListener,
+    TlsSettings,
+    TlsStream,
+    TlsTruncatedError,
+    raise_file_limit,
+)
 
 logger: Final = logging.getLogger("dos.gateway")
 _STRANGERS: Final = (400, 401, 404, 405, 421)
@@ -87,6 +96,9 @@ ClientStream = trio.SocketStream | TlsStream
 
 class ClientLeftError(Exception):
     """The client has ended its connection: it gets no answer, and nothing is changed for it."""
+
+
+_ENDS: Final = (ClientLeftError, TlsTruncatedError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 class FileRequest(NamedTuple):
@@ -247,10 +259,10 @@ class WebHdfs:
                     await _Connection(self, stream, scope, closes=closes).run()
                 finally:
                     self._scopes.discard(scope)
+        except (*_ENDS, OSError) as error:
+            logger.debug("a connection has ended: %r", error)  # nobody waits for an answer
         except TlsError as error:
             self._log_at_times(type(error).__name__, str(error))
-        except (ClientLeftError, trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
-            logger.debug("a connection has ended: %r", error)  # nobody waits for an answer
         except (DosError, HadoopError) as error:
             # In the middle of a body: its length was sent, so the client notices that it is cut off.
             logger.warning("a body could not be sent: %s", error)

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from dos_client import BadUrlError, parse_url
+from dos_client import BadUrlError, FileToken, parse_url
 from dos_protocol.errors import LocalProtocolError
 from spark_integration.errors import ConnectSessionError
 from spark_integration.sessions import is_connect, master_of
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("dos.gateway")
 _NAMESERVICES: Final = "dfs.nameservices"
 _RESTART_S: Final = 1.0
-_OWN_GATEWAYS: Final = "run `dos gateway URL --listen HOST:9870` on two hosts, and use `dos gateway confs`"
+_OWN_GATEWAYS: Final = (
+    "run `dos gateway URL --listen HOST:9870 --tls --key-file FILE` on two hosts, begin Spark with what `dos"
+    " gateway confs URL HOST1:9870 HOST2:9870 --tls --key-file FILE` prints, and use the place that it names"
+)
 _gateways: Final[dict[str, "_Gateway"]] = {}
 _lock: Final = threading.Lock()
 
@@ -55,7 +58,8 @@ def checkpoints(spark: "SparkSession", url: str, *, token: bytes = b"") -> str:
     master = master_of(spark)
     if not master.one_machine:
         raise LocalProtocolError(
-            f"Spark runs on {master.url}: its executors cannot reach a gateway of this process",
+            f"Spark runs on {master.url}: a gateway that its executors reach needs TLS, and Java reads whom"
+            " it trusts when it begins, from a file on each machine",
             remedy=_OWN_GATEWAYS,
         )
     with _lock:
@@ -117,7 +121,11 @@ class _Gateway:
         )
         assert process.stdin is not None, "it is a pipe"
         assert process.stdout is not None, "it is a pipe"
-        given = {"token": self._token.decode(), "driver": os.getpid()}
+        if isinstance(self._token, FileToken):  # read again for each session
+            given: dict[str, Any] = {"tokenFile": self._token.path}
+        else:
+            given = {"token": self._token.decode()}
+        given["driver"] = os.getpid()
         process.stdin.write(json.dumps(given) + "\n")
         process.stdin.flush()
         line = process.stdout.readline()

@@ -89,8 +89,10 @@ class WebHdfsClient:
 class GatewayProcess:
     """`dos gateway` for the tree of a store, killed by its id at the end."""
 
-    def __init__(self, url: str, *options: str) -> None:
+    def __init__(self, url: str, *options: str, tls: Path | None = None) -> None:
         environment = {**os.environ, "DOS_CONFIG": os.devnull}
+        if tls is not None:
+            environment["DOS_TLS"], options = str(tls), (*options, "--tls")
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed at the end
         arguments = ["gateway", "serve", url, "--listen", "127.0.0.1:0", *options]
         self.process = ForkedProcess(arguments, environment, self._log.fileno())
