@@ -20,6 +20,7 @@ from pyspark.sql.functions import col, expr
 from dos_gateway.limits import block_bytes
 from dos_server.testing import Servers, ThreadedServer
 from tests.spark_integration.recorded_requests import RecordingGateway, golden_text, recording_gateway
+from tests.support.examples import run_example
 from tests.support.parts import with_long
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -230,6 +231,27 @@ def test_what_is_served_is_read_by_the_client(
         gateway.requests.clear()
         assert call(*file_in_tree) == ANSWERS[op], op
         assert [(one.op, one.code) for one in gateway.requests] == [(op, 200)]
+
+
+def test_spark_reads_and_writes_small_tables(spark: SparkSession, gateway: RecordingGateway) -> None:
+    table = spark.range(0, 4, 1, numPartitions=2).selectExpr("id", "id % 2 as part")
+    names = {"spark": spark, "place": gateway.place, "table": table}
+    for _ in range(2):  # the second time it replaces files
+        found = run_example("docs/gateway.md", "tables", names)
+        assert sorted(row.id for row in found["day"].collect()) == [0, 1, 2, 3]
+        lengths = {row.path.rpartition("/")[2]: row.length for row in found["files"].collect()}
+        texts = {path.rpartition("/")[2]: len(text) for path, text in found["texts"].collect()}
+        assert sum(lengths.values()) == sum(len(f'{{"id":{n},"part":{n % 2}}}\n') for n in range(4))
+        assert texts == lengths
+    at = f"{gateway.place}/tables/parts"
+    table.write.partitionBy("part").parquet(at)
+    table.where("part = 1").write.mode("append").partitionBy("part").parquet(at)
+    assert {
+        row["part"]: row["count"] for row in spark.read.parquet(at).groupBy("part").count().collect()
+    } == {
+        0: 2,
+        1: 4,
+    }
 
 
 def array_of(hadoop: Any, path: Any) -> Any:

@@ -38,6 +38,7 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
     "docs/gateway.md": {
         "tests/spark_integration/test_checkpoints.py": ("checkpoints",),
         "tests/dos_gateway/test_gateway_clients.py": ("clients",),
+        "tests/spark_integration/test_gateway_requests.py": ("tables",),
     },
     "docs/going-back.md": {ROWS: ("retain",)},
     "docs/operators.md": {MANUAL: ()},
