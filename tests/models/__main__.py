@@ -16,8 +16,8 @@ from tests.models.configurations import CONFIGURATIONS, EXPLORED, LOSSES, Config
 from tests.models.explore import Result, explore, explore_by_hash
 
 STATES_MAX = 20_000_000
-HELP = """Explore the models of take-over, checkpoints, replacement and local recovery: every state, or
-until a loss.
+HELP = """Explore the models of take-over, checkpoints, replacement, local recovery and gateways: every state,
+or until a loss.
 
 Without names: all configurations that CI runs, with all rules on; or, with --without, the one in which
 that rule's loss is found.
@@ -32,7 +32,9 @@ Examples:
 
 Exit codes: 0 safe with all rules, or a loss without one, as it should be; 1 not so; 2 wrong usage.
 """
-_LINES = [f"{one.name + ('*' if one.by_hand else ''):20} {one.about}" for one in CONFIGURATIONS.values()]
+_LINES = [
+    f"{one.name + ('*' if one.by_hand or one.long else ''):20} {one.about}" for one in CONFIGURATIONS.values()
+]
 EPILOG = "\n".join(
     ["\b", "Configurations (* not in CI: larger, or only a place to lose something in):", *_LINES]
 )

@@ -1,8 +1,9 @@
 """The configurations that are explored, and the one in which each switched-off rule loses data.
 
-CI runs the `explored` configurations to the end, with all rules on; those `by_hand` are larger. `LOSSES`
-names for each switch the configuration in which the loss is found; a test runs them all. After a change, run
-`python -m tests.models` again and update docs/decisions/0003 and 0010; a test compares them.
+CI runs the `explored` configurations to the end, with all rules on, and the `long` ones in the rest of the
+tests; those `by_hand` are larger. `LOSSES` names for each switch the configuration in which the loss is
+found; a test runs them all. After a change, run `python -m tests.models` again and update
+docs/decisions/0003, 0010, 0233 and 0278; a test compares them.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple
 
 from tests.models.checkpoints import CheckpointRules, Checkpoints, CheckpointSetup
 from tests.models.explore import Model
+from tests.models.gateways import FINAL, TEMPORARY, GatewayRules, GatewaySetup
+from tests.models.gateways_steps import Gateways
 from tests.models.local_recovery import LocalRules, LocalSetup
 from tests.models.local_recovery_steps import LocalRecovery
 from tests.models.replacement import ReplacementRules, ReplacementSetup
@@ -26,6 +29,7 @@ class Configuration(NamedTuple):
     make: Callable[[Any], Model]
     rules: Any
     by_hand: bool = False
+    long: bool = False
 
 
 def chain(name: str, about: str, setup: Setup, *, by_hand: bool = False) -> Configuration:
@@ -44,6 +48,13 @@ def local(name: str, about: str, setup: LocalSetup, *, by_hand: bool = False) ->
     return Configuration(name, about, lambda rules: LocalRecovery(setup, rules), LocalRules(), by_hand)
 
 
+def gateways(name: str, about: str, setup: GatewaySetup, *, long: bool = False) -> Configuration:
+    return Configuration(name, about, lambda rules: Gateways(setup, rules), GatewayRules(), long=long)
+
+
+RENAMES = tuple((("rename", path, FINAL),) for path in TEMPORARY)
+READS = (("read", FINAL),)
+OVERWRITES = (("delete", FINAL), *RENAMES[0])
 ABC = (1, 2, 3)
 """Writers A, B and C, one segment each."""
 RISING = (0, 1, 2, 3)
@@ -185,10 +196,55 @@ _ALL = (
         LocalSetup(workers=3, ahead=1),
         by_hand=True,
     ),
+    gateways("gateways", "2 drivers rename to one name; an answer is lost", GatewaySetup(RENAMES)),
+    gateways(
+        "gateways-read",
+        "a driver renames, and one reads; leases end at any time",
+        GatewaySetup((RENAMES[0], READS), losses=0, leases_end=True),
+    ),
+    gateways(
+        "gateways-twice",
+        "a driver renames; an answer is lost; 2 take-overs",
+        GatewaySetup(RENAMES[:1], take_overs=2),
+    ),
+    gateways(
+        "gateways-overwrite",
+        "a driver overwrites a file, and one reads",
+        GatewaySetup((OVERWRITES, READS), final=True, losses=0),
+    ),
+    gateways(
+        "gateways-late",
+        "a driver overwrites a file; a request arrives late",
+        GatewaySetup((OVERWRITES,), final=True, holds=True, late=True, as_one=True),
+    ),
+    gateways(
+        "gateways-cut-off",
+        "a driver overwrites a file, and is cut off; 2 take-overs",
+        GatewaySetup((OVERWRITES,), final=True, take_overs=2, losses=0, unseen=1, holds=True, as_one=True),
+    ),
+    gateways(
+        "gateways-stopped",
+        "besides, a gateway stops and wakes up",
+        GatewaySetup(
+            (OVERWRITES,), final=True, take_overs=2, losses=0, unseen=1, stops=1, holds=True, as_one=True
+        ),
+    ),
+    gateways(
+        "gateways-upload",
+        "an upload; 2 take-overs",
+        GatewaySetup(((("upload", "/d/new"),),), take_overs=2, losses=0),
+    ),
+    gateways(
+        "gateways-mark",
+        "a driver renames, and 2 read; leases end at any time",
+        GatewaySetup((RENAMES[0], READS, READS), losses=0, leases_end=True),
+        long=True,
+    ),
 )
 
 CONFIGURATIONS = {one.name: one for one in _ALL}
-EXPLORED = tuple(one.name for one in _ALL if not one.by_hand)
+EXPLORED = tuple(one.name for one in _ALL if not one.by_hand and not one.long)
+LONG = tuple(one.name for one in _ALL if one.long)
 
 LOSSES = {
     "r1_a_quorum_of_claims": "contenders",
@@ -228,6 +284,23 @@ LOSSES = {
     "appends_are_settled": "local-checkpoint",
     "full_takes_no_input": "local-checkpoint",
     "remade_is_retained": "local-twice",
+    "claim_is_checked": "gateways",
+    "answers_after_the_quorum": "gateways",
+    "refusals_are_answers": "gateways-read",
+    "composed_once": "gateways-read",
+    "lease": "gateways-read",
+    "mark_after_composing": "gateways-mark",
+    "wait_out_the_lease": "gateways-read",
+    "start_before_serving": "gateways-twice",
+    "one_step": "gateways",
+    "moved_from": "gateways",
+    "moved_from_in_the_log": "gateways",
+    "replaceable": "gateways-overwrite",
+    "request_keeps_its_epoch": "gateways-upload",
+    "left_clients_are_dropped": "gateways-late",
+    "arrival_order": "gateways-cut-off",
+    "grown_is_sent_on": "gateways-cut-off",
+    "woken_closes": "gateways-stopped",
 }
 """switch -> the configuration in which the loss is found"""
 

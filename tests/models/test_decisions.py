@@ -1,5 +1,5 @@
-"""Pages and decisions name files, tests and definitions that exist; 0003, 0010 and 0233 have the figures of
-the models.
+"""Pages and decisions name files, tests and definitions that exist; 0003, 0010, 0233 and 0278 have the
+figures of the models.
 """
 
 import ast
@@ -10,13 +10,14 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from tests.models.configurations import CONFIGURATIONS, EXPLORED, LOSSES
+from tests.models.configurations import CONFIGURATIONS, EXPLORED, LONG, LOSSES
 
 ROOT = Path(__file__).parent.parent.parent
 DECISIONS = (
     "docs/decisions/0003-take-over.md",
     "docs/decisions/0010-replacement-by-generations.md",
     "docs/decisions/0233-local-recovery.md",
+    "docs/decisions/0278-spark-checkpoints-by-webhdfs.md",
 )
 
 
@@ -51,7 +52,7 @@ def number(text: str) -> int:
 
 
 def test_every_world_and_every_switch_is_reported_of() -> None:
-    assert set(EXPLORED) <= set(told_states()) <= set(CONFIGURATIONS)
+    assert {*EXPLORED, *LONG} <= set(told_states()) <= set(CONFIGURATIONS)
     assert {switch: setup for switch, (setup, _, _) in told_losses().items()} == LOSSES
 
 

@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.configurations import CONFIGURATIONS, EXPLORED, LOSSES, switches, without
+from tests.models.configurations import CONFIGURATIONS, EXPLORED, LONG, LOSSES, switches, without
 from tests.models.explore import explore
 from tests.models.test_decisions import told_losses, told_states
+from tests.support.parts import with_long
 
 ROOT = Path(__file__).parent.parent.parent
-STATES_MAX = 200_000
+STATES_MAX = 2_000_000
 """Far above what any of these needs: a world that grew beyond it is not for CI."""
 
 # EVIDENCE-OF: P-1, P-4, P-5, P-6
 
 
-@pytest.mark.parametrize("name", EXPLORED)
+@pytest.mark.parametrize("name", with_long(EXPLORED, LONG))
 def test_with_all_rules_every_state_of_a_world_is_safe(name: str) -> None:
     configuration = CONFIGURATIONS[name]
     explored = explore(configuration.make(configuration.rules), STATES_MAX)
