@@ -37,6 +37,7 @@ class GatewayFigures(Collector):
         self.open_connections = self.held_requests = self.uploads = 0
         self.counts = Counter[str]()
         self._of = (tree,)
+        self._known: dict[tuple[str, str], tuple[LabeledCounter, Histogram]] = {}
         self._requests = LabeledCounter(
             "dos_gateway_requests",
             "Requests by operation and outcome",
@@ -53,8 +54,14 @@ class GatewayFigures(Collector):
 
     def count(self, op: str, outcome: str, seconds: float) -> None:
         """Count a request that has ended."""
-        self._requests.labels(*self._of, op, outcome).inc()
-        self._seconds.labels(*self._of, op).observe(seconds)
+        if (known := self._known.get((op, outcome))) is None:  # `labels` takes longer than the counting
+            counter, times = (
+                self._requests.labels(*self._of, op, outcome),
+                self._seconds.labels(*self._of, op),
+            )
+            known = self._known[op, outcome] = counter, times
+        known[0].inc()
+        known[1].observe(seconds)
 
     def collect(self) -> Iterable[Metric]:
         yield from self._requests.collect()

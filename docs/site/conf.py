@@ -39,7 +39,7 @@ CONTENTS = (
     ("Begin", ["docs/HOW-IT-WORKS", "docs/ARCHITECTURE", "docs/PATHS", "docs/installing",
                "docs/cookbook", "docs/GLOSSARY"]),
     ("Programs", ["docs/operators", "docs/state", "docs/sources-and-sinks", "docs/inputs", "docs/spark",
-                  "docs/journaled-files", "docs/testing", "docs/api"]),
+                  "docs/gateway", "docs/journaled-files", "docs/testing", "docs/api"]),
     ("Operation", ["docs/operating-stores", "docs/security", "docs/watching", "docs/operating-regions",
                    "docs/changing-regions", "docs/going-back", "docs/losing-the-store", "docs/sites",
                    "docs/metrics", "docs/looking-into-journals"]),
