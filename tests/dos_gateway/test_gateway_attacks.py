@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from dos_client import open_store
 from dos_gateway import webhdfs
 from dos_gateway.gateway import Gateway
+from dos_gateway.limits import files_max
 from dos_gateway.webhdfs import serve_gateway
 from dos_protocol.limits import KIB, MIB
 from dos_server.testing import memory_store
@@ -31,6 +32,7 @@ CROWD: Final = 30
 SMALL: Final = {
     "connections_max": CROWD,
     "answers_max": 2,
+    "uploads_max": 2,
     "idle_body_s": 0.5,
     "stalled_answer_s": 60.0,
     "stalled_others_s": 0.3,
@@ -226,25 +228,36 @@ def test_with_too_many_connections_the_longest_idle_one_gives_way(small: Served)
 
 
 def test_answers_that_are_not_read_give_way_to_others(small: Served) -> None:
-    body = bytes(32 * MIB)
+    body = bytes(12 * MIB)
     assert small.client.put("/large", body).code == 201
     with ExitStack() as stack:
         for _ in range(5):
             raw = stack.enter_context(connected(small.client.port))
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * KIB)
             raw.sendall(request("GET", f"{PREFIX}/large?op=OPEN"))
-        for _ in range(3):
+        for _ in range(2):
             assert small.client.get("/large") == body
 
 
+def test_uploads_that_stall_keep_others_waiting_until_they_end(small: Served) -> None:
+    with ExitStack() as stack:
+        for number in range(3):
+            first = small.client.ask("PUT", "CREATE", f"/waits/{number}", overwrite="true")
+            at = urlsplit(first.headers["Location"])
+            raw = stack.enter_context(connected(at.port or 0))
+            raw.sendall(request("PUT", f"{at.path}?{at.query}", "Content-Length: 9", body=b"x"))
+        assert small.client.put("/waits/whole", b"x").code == 201
+        assert small.client.names("/waits") == ["whole"]
+
+
 @pytest.mark.process
-def test_without_file_descriptors_a_gateway_waits_and_serves_again(store: str) -> None:
-    with GatewayProcess(f"{store}/few") as gateway:
-        process = psutil.Process(gateway.process.pid)
-        assert gateway.client.put("/a", b"1").code == 201
-        soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-        assert soft >= min(hard, 12_128), "it has raised the limit"
-        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (process.num_fds() + 10, hard))
+def test_without_file_descriptors_a_gateway_waits_and_serves_again(gateway: GatewayProcess) -> None:
+    process = psutil.Process(gateway.process.pid)
+    assert gateway.client.put("/a", b"1").code == 201
+    soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    assert soft >= min(hard, files_max), "it has raised the limit"
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (process.num_fds() + 10, hard))
+    try:
         with ExitStack() as stack:
             for _ in range(100):
                 stack.enter_context(connected(gateway.port))
@@ -253,6 +266,8 @@ def test_without_file_descriptors_a_gateway_waits_and_serves_again(store: str) -
             until(lambda: gateway.log().count(b"accept returned EMFILE") >= 5, "it tries again", 60)
             assert process.cpu_times().user - used < 0.4, "it does not spin"
         assert gateway.client.get("/a") == b"1"
+    finally:
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.process

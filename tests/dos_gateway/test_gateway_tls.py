@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 import ssl
 from functools import partial
 from typing import Any
@@ -36,6 +37,16 @@ def ask(port: int, ca: str, method: str, target: str, body: str = "", bearer: st
         connection.close()
 
 
+def plain(port: int) -> bytes:
+    """What is answered to a client without TLS before the connection ends."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as raw:
+        raw.sendall(f"GET {PREFIX}/?op=GETFILESTATUS HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        try:
+            return raw.recv(100)
+        except ConnectionError:
+            return b""
+
+
 def test_a_client_needs_the_key_and_the_certificate_is_checked(certificates: Certificates) -> None:
     trio.run(key_and_certificate, certificates)
 
@@ -59,8 +70,11 @@ async def key_and_certificate(certificates: Certificates) -> None:
         assert (await send("POST", "/oauth2/token", "refresh_token=wrong"))[0] == 401
         code, token = await send("POST", "/oauth2/token", f"grant_type=refresh_token&refresh_token={KEY}")
         assert (code, token["token_type"]) == (200, "bearer")
+        # The client would exchange the key again at one gateway only, which may be down.
+        assert int(token["expires_in"]) > 365 * 24 * 3600
         code, found = await send("GET", status, bearer=token["access_token"])
         assert (code, found["FileStatus"]["type"]) == (200, "DIRECTORY")
+        assert await trio.to_thread.run_sync(plain, port) == b""
         foreign = str(certificates.foreign.directory / "ca.pem")
         with pytest.raises(ssl.SSLError):
             await trio.to_thread.run_sync(ask, port, foreign, "GET", status)
