@@ -36,8 +36,8 @@ from dos_gateway.core.hadoop import HadoopError, parts_of
 from dos_gateway.core.status import TreeStatus
 from dos_gateway.core.tree import Tree
 from dos_gateway.limits import deletions_bytes, driver_watch_s, max_bytes_min
-from dos_gateway.serving import CHAIN, directory_of, now_ms, replay
-from dos_gateway.status import read_status
+from dos_gateway.serving import directory_of, now_ms
+from dos_gateway.status import read_status, read_tree
 from dos_monitoring import answer_of_loop, silence_of
 from dos_protocol.arguments import address_text, is_loopback, is_wildcard, parse_bytes, parse_listen
 from dos_protocol.limits import MIB
@@ -337,7 +337,7 @@ async def _opened(call: Call, url: str) -> AsyncIterator[tuple[Store, str, str]]
 
 async def _tree(call: Call, url: str) -> Tree:
     async with _opened(call, url) as (store, name, directory):
-        state = await inspect_whole(store, directory, CHAIN)
+        state, tree = await read_tree(store, directory, inspect_whole)
         if state.end is None:
             fail(f"the store has no tree {name}: check its name; a gateway makes it", NEGATIVE)
-        return await replay(store, state, directory)
+        return tree

@@ -81,6 +81,9 @@ watch_s: Final = 0.2
 standby_wait_s: Final = 20.0
 """How long a standby holds a request before it sends the client on."""
 
+tree_reads_max: Final = 4
+"""How often a tree is read before it is reported that a segment is missing: a gateway releases segments."""
+
 trees_read_max: Final = 4
 """Trees whose status is read at the same time: each may have 200,000 files in memory."""
 

@@ -1,5 +1,6 @@
 """What the store alone shows of a tree: who serves it, what it holds. No gateway is asked."""
 
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
@@ -10,11 +11,11 @@ from dos_gateway.core.confs import logical_name
 from dos_gateway.core.records import read_change
 from dos_gateway.core.roles import NO_REACH, CopyReach, TreeWatch, acknowledged_at_most
 from dos_gateway.core.status import TreeStatus, server_text
-from dos_gateway.core.tree import TreeHead
-from dos_gateway.limits import status_wait_s, trees_read_max, watch_s
+from dos_gateway.core.tree import Tree, TreeHead
+from dos_gateway.limits import status_wait_s, tree_reads_max, trees_read_max, watch_s
 from dos_gateway.serving import CHAIN, clock, directory_of, now_ms, replay
-from dos_protocol.errors import DosError
-from journal import Op, inspect_chain, parse_segment_name, read_plain_batches
+from dos_protocol.errors import BusyError, DosError, NotFoundError
+from journal import ChainState, Op, inspect_chain, parse_segment_name, read_plain_batches
 
 
 class TreeSight(NamedTuple):
@@ -55,14 +56,28 @@ async def server_of(store: Store, name: str) -> tuple[int, str]:
     return epoch, server_text("", epoch)
 
 
-async def read_status(store: Store, name: str) -> TreeStatus:
-    """Read a tree, and watch its chain for `status_wait_s` at most. Raises the errors of `inspect_chain` and
+async def read_tree(
+    store: Store, directory: str, inspect: Callable[..., Awaitable[ChainState]] = inspect_chain
+) -> tuple[ChainState, Tree]:
+    """Return the chain of a tree, as `inspect` finds it, and the tree. Raises the errors of `inspect` and of
     `read_plain_batches`.
     """
+    tries = tree_reads_max
+    while True:
+        state = await inspect(store, directory, CHAIN)
+        try:
+            return state, await replay(store, state, directory)
+        except (NotFoundError, BusyError):  # its gateway has released a segment meanwhile
+            tries -= 1
+            if not tries:
+                raise
+
+
+async def read_status(store: Store, name: str) -> TreeStatus:
+    """Read a tree, and watch its chain for `status_wait_s` at most. Raises as `read_tree`."""
     directory, watch, begun = directory_of(name), TreeWatch(), clock()
     watch.observe(*await look(store, directory), clock())
-    state = await inspect_chain(store, directory, CHAIN)
-    tree = await replay(store, state, directory)
+    state, tree = await read_tree(store, directory)
     epoch = 0 if state.end is None else state.end.epoch
     seen = await look(store, directory)
     watch.observe(*seen, clock())

@@ -9,17 +9,21 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from dos_client import Store, open_store
+from dos_client import Claim, Store, open_store
 from dos_gateway import gateway as gateway_module
 from dos_gateway import serving, status
+from dos_gateway.core import space
 from dos_gateway.core.hadoop import HadoopError
 from dos_gateway.core.status import TreeStatus
+from dos_gateway.core.tree import Tree
 from dos_gateway.gateway import Gateway
 from dos_gateway.limits import alone_wait_s, tree_files_max
+from dos_gateway.serving import ServedTree
 from dos_gateway.status import read_status
 from dos_gateway.webhdfs import serve_gateway
 from dos_protocol.limits import MIB
 from dos_server.testing import memory_store
+from journal import ChainState
 
 NOW_MS = 1_800_000_000_000
 SERVED = TreeStatus(
@@ -37,8 +41,8 @@ def there() -> None:
     """The client waits for its answer."""
 
 
-async def body() -> AsyncIterator[bytes]:
-    yield b"12345"
+async def body(data: bytes = b"12345") -> AsyncIterator[bytes]:
+    yield data
 
 
 @asynccontextmanager
@@ -180,3 +184,34 @@ def test_what_is_wrong_with_a_tree_is_named(changed: dict[str, object], problem:
     assert [one["problem"] for one in found.as_json(NOW_MS)["problems"]] == [
         one.problem for one in found.problems(NOW_MS)
     ]
+
+
+def test_a_tree_is_read_while_its_segments_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in {"segment_bytes": 6_000, "inline_bytes_max": 300, "piece_bytes": 500}.items():
+        monkeypatch.setattr(serving, name, size)
+    monkeypatch.setattr(space, "slack_bytes", 2_000)
+
+    async def overwrite(served: ServedTree) -> None:
+        while True:
+            await served.create(("a",), body(b"x" * 900), overwrite=True, still_there=there)
+            await trio.sleep(0.002)  # simulated: the clock stands still while a task can run
+
+    delays = iter([0.0, 1.0])
+
+    async def replay_late(reader: Claim | Store, state: ChainState, directory: str | None = None) -> Tree:
+        await trio.sleep(next(delays, 0.0))
+        return await serving.replay(reader, state, directory)
+
+    monkeypatch.setattr(status, "replay", replay_late)
+
+    async def run() -> None:
+        async with a_store() as store, trio.open_nursery() as nursery:
+            gateway = Gateway(store, "t", served_at="h4:9870")
+            nursery.start_soon(gateway.run)
+            nursery.start_soon(overwrite, await gateway.served())
+            for _ in range(3):
+                found = await read_status(store, "t")
+                assert (found.grows, found.files, found.live_bytes) == (True, 1, 900)
+            nursery.cancel_scope.cancel()
+
+    trio.run(run, clock=MockClock(autojump_threshold=0))
