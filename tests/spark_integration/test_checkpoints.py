@@ -18,7 +18,7 @@ from dos_client.blocking import BlockingStore
 from dos_protocol.errors import LocalProtocolError
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration import gateway_process
-from tests.dos_gateway.gateways import GatewayProcess
+from tests.dos_gateway.gateways import GatewayProcess, WebHdfsClient
 from tests.support.examples import run_example
 from tests.support.parts import with_long
 from tests.support.polling import until
@@ -167,3 +167,21 @@ def test_the_example_of_the_page_runs(spark: SparkSession, servers: Servers[Thre
         assert query.exception() is None
     finally:
         query.stop()
+
+
+@pytest.mark.long
+def test_a_read_continues_where_it_was_when_its_connection_ends(
+    spark: SparkSession, servers: Servers[ThreadedServer], name: str, place: str
+) -> None:
+    """So an answer that a slow client does not take may be cut off."""
+    body = os.urandom(16 << 20)
+    port = int(gateway_process._gateways[f"{servers.url}/{name}"]._listen.rsplit(":", 1)[1])
+    assert WebHdfsClient(port).put("/large", body).code == 201
+    path = spark.sparkContext._jvm.org.apache.hadoop.fs.Path(f"{place}/large")  # type: ignore[union-attr]
+    stream = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).open(path)
+    read = bytearray(stream.readNBytes(1000))
+    os.kill(gateway_of(servers, name), signal.SIGKILL)
+    while part := stream.readNBytes(1 << 20):
+        read += part
+    stream.close()
+    assert bytes(read) == body
