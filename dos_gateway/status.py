@@ -121,7 +121,7 @@ async def tree_rows(store: Store) -> list[dict[str, Any]]:
             except DosError as error:
                 rows[name] = {"tree": name, "problems": [{"problem": str(error), "remedy": ""}]}
                 return
-        if found.epoch or found.claimed:  # otherwise it is a directory of another kind
+        if found.epoch or found.unproved:  # otherwise it is a directory of another kind
             rows[name] = found.as_json(now_ms())
 
     async with trio.open_nursery() as nursery:

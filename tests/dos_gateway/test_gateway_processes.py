@@ -260,6 +260,9 @@ def test_gateways_serve_figures_and_are_ready_while_one_of_them_serves(
 ) -> None:
     url, options = f"{store[0]}/counted", ("--metrics", "127.0.0.1:0", "--max-bytes", "1GiB")
     with GatewayProcess(url, *options) as first, GatewayProcess(url, *options) as second:
+        printed = [second.process.stdout.readline() for _ in range(2)]
+        assert printed[0].startswith(f"dos gateway confs {url} 127.0.0.1:{second.port}")
+        assert f"counted is served by the gateway at 127.0.0.1:{first.port} on " in printed[1]
         assert first.client.put("/c/1", b"12345").code == 201
         assert first.client.ask("GET", "GETFILESTATUS", "/c/2").code == 404
         assert second.client.ask("GET", "GETFILESTATUS", "/c/1").refusal == "StandbyException"

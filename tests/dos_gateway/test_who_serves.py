@@ -19,7 +19,7 @@ from dos_gateway.core.tree import Tree
 from dos_gateway.gateway import Gateway
 from dos_gateway.limits import alone_wait_s, tree_files_max
 from dos_gateway.serving import ServedTree
-from dos_gateway.status import read_status
+from dos_gateway.status import read_status, tree_rows
 from dos_gateway.webhdfs import serve_gateway
 from dos_protocol.limits import MIB
 from dos_server.testing import memory_store
@@ -86,6 +86,19 @@ def test_the_store_shows_who_serves_what_is_there_and_that_nobody_serves_it() ->
             assert problem.startswith(
                 "nobody serves it; the last one was the gateway at h4:9870 (epoch 1): start"
             )
+
+    trio.run(run, clock=MockClock(autojump_threshold=0))
+
+
+def test_all_trees_of_a_store_are_shown_and_no_other_directories() -> None:
+    async def run() -> None:
+        async with a_store() as store:
+            async with await store.claim("notes.fs", 1, b"n" * 16) as claim:
+                claim.open_object("text").append(b"no chain")
+            async with running(gateway := Gateway(store, "t", served_at="h4:9870")):
+                await gateway.served()
+                rows = await tree_rows(store)
+            assert [(row["tree"], row["served"], row["problems"]) for row in rows] == [("t", True, [])]
 
     trio.run(run, clock=MockClock(autojump_threshold=0))
 
@@ -178,7 +191,7 @@ def test_a_gateway_is_named_by_where_others_find_it(host: str, alone: bool, name
     ],
 )
 def test_what_is_wrong_with_a_tree_is_named(changed: dict[str, object], problem: str) -> None:
-    found = TreeStatus(**{name: getattr(SERVED, name) for name in SERVED.__slots__} | changed)  # type: ignore[arg-type]
+    found = TreeStatus(**{name: getattr(SERVED, name) for name in SERVED.__slots__} | changed)
     texts = [str(one) for one in found.problems(NOW_MS)]
     assert [text[: len(problem)] for text in texts] == ([problem] if problem else [])
     assert [one["problem"] for one in found.as_json(NOW_MS)["problems"]] == [
