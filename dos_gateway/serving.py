@@ -495,7 +495,8 @@ class ServedTree:
                 with trio.move_on_after(settle_wait_s):  # it continues in the background
                     await self._claim.settle(_name(note), note.length, note.digest)
             except (MissingDataError, QuorumUnavailableError) as error:
-                logger.error("%s: bodies cannot be read: %s", self._name, error)
+                if note in self.tree.space.notes:
+                    logger.error("%s: bodies cannot be read: %s", self._name, error)
 
 
 def _name(note: SegmentNote) -> str:
