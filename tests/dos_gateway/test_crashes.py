@@ -216,7 +216,9 @@ class Lives:
             nursery, lambda: self.served.remove(parts_of(path), recursive=recursive, still_there=there)
         )
         assert answer in (True, False)
-        if recursive:
+        if not recursive:
+            await self._settle(nursery, path)  # it stays until it is replaced: its driver may die now
+        else:
             self.files = {
                 one: data for one, data in self.files.items() if not f"{one}/".startswith(f"{path}/")
             }
