@@ -1,6 +1,12 @@
-"""The tree of a gateway against a model of paths, with replays of its records and of its snapshots."""
+"""The tree of a gateway against a model of paths, with replays of its records and of its snapshots; and
+against a directory of this machine, which covers what the model could get wrong in the same way: what a
+rename moves, and what refuses it. Marks, sources and replays are in the model only.
+"""
 
+import os
 import random
+import shutil
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -323,3 +329,113 @@ def test_the_parts_of_a_listing_are_the_whole_one() -> None:
     assert found == tree.listing(("d",))
     assert tree.listing_after(("d", names[0]), "", 10) == (tree.listing(("d", names[0])), 0)
     assert tree.listing_after(("d", names[0]), "x", 10) == ([], 0)
+
+
+class LocalDirectory:
+    """The operations on a directory of this machine. Each returns whether it was done.
+
+    | where Hadoop differs | here |
+    |---|---|
+    | CREATE makes the directories above | `os.makedirs` before |
+    | RENAME replaces nothing without OVERWRITE, and never a directory that is not empty | looked for before |
+    | RENAME of a path to itself is refused | the same |
+    | RENAME without options moves into a directory that is there | its name is appended |
+    | DELETE of what is not there is no error, and says so | `FileNotFoundError` |
+    | a repeated RENAME is done before; a DELETE beside temporary files marks | names that have neither |
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def at(self, path: str) -> Path:
+        return self.root / path.lstrip("/")
+
+    def put(self, path: str, size: int, *, overwrite: bool) -> bool:
+        at = self.at(path)
+        try:
+            at.parent.mkdir(parents=True, exist_ok=True)
+            with at.open("wb" if overwrite else "xb") as file:
+                file.write(bytes(size))
+        except OSError:
+            return False
+        return True
+
+    def make_folder(self, path: str) -> bool:
+        try:
+            self.at(path).mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return False
+        return True
+
+    def move(self, source: str, target: str, options: str | None) -> bool:
+        if options is None and self.at(target).is_dir():
+            target = f"{target}/{source.rpartition('/')[2]}"
+        if options is None and source == target:
+            return self.at(source).exists()
+        if source == target or (options != "OVERWRITE" and self.at(target).exists()):
+            return False
+        try:
+            os.rename(self.at(source), self.at(target))  # noqa: PTH104 - this is what it is compared with
+        except OSError:
+            return False
+        return True
+
+    def remove(self, path: str, *, recursive: bool) -> bool:
+        at = self.at(path)
+        try:
+            if not at.is_dir():
+                at.unlink()
+            elif recursive:
+                shutil.rmtree(at)
+            else:
+                at.rmdir()
+        except OSError:
+            return False
+        return True
+
+    def seen(self) -> tuple[dict[str, int], set[str]]:
+        below = {f"/{one.relative_to(self.root)}": one for one in self.root.rglob("*")}
+        files = {path: one.stat().st_size for path, one in below.items() if one.is_file()}
+        return files, {"", *(below.keys() - files.keys())}
+
+
+def test_the_tree_is_what_a_directory_of_this_machine_is(tmp_path: Path) -> None:
+    done = 0
+    for seed in range(60):
+        rng, tree, position = random.Random(seed), Tree([SegmentNote(1, 0, 0, 0)]), 0
+        local = LocalDirectory(tmp_path / str(seed))
+        local.root.mkdir()
+        for number in range(40):
+            path, other = ("".join(f"/{rng.choice('abc')}" for _ in range(rng.randint(1, 3))) for _ in "12")
+            what = rng.choice(["put", "put", "move", "move", "move", "remove", "folder"])
+            flag, options, size = (
+                rng.random() < 0.5,
+                rng.choice([None, "NONE", "OVERWRITE"]),
+                rng.randint(1, 50),
+            )
+            change: Change | bool | None = False
+            try:
+                if what == "put":
+                    expected = local.put(path, size, overwrite=flag)
+                    tree.check_put(parts_of(path), overwrite=flag)
+                    change = PutFile(path, TIME_MS, tree.next_id, (BodyExtent(position, size, 0),))
+                elif what == "move":
+                    # A source that was never there: one that was moved may be asked for again.
+                    source = path if tree.find(parts_of(path)).node is not None else f"/never{number}"
+                    expected = local.move(source, other, options)
+                    change = tree.move(parts_of(source), parts_of(other), options, TIME_MS)
+                elif what == "remove":
+                    expected = local.remove(path, recursive=flag)
+                    change = tree.remove(parts_of(path), recursive=flag, now_ms=TIME_MS) or False
+                else:
+                    expected = local.make_folder(path)
+                    change = tree.make_folder(parts_of(path), TIME_MS) or True
+            except HadoopError:
+                change = False
+            assert bool(change) == expected, (seed, what, path, other, flag, options)
+            done += expected
+            if change and not isinstance(change, bool):
+                position += 100
+                tree.apply(change, position)
+            assert seen(tree)[:2] == local.seen(), (seed, what, path, other, flag, options)
+    assert done > 600
