@@ -56,6 +56,14 @@ _TreeUrl = Annotated[
         metavar="TREE-URL",
     ),
 ]
+_MaxBytes = Annotated[
+    str,
+    typer.Option(
+        metavar="SIZE",
+        help="Refuse new files 128 MiB before the chain of the tree is this long, such as 20GB: deletions"
+        " need that room. Choose it below the quota and the disks. All gateways of a tree: the same.",
+    ),
+]
 _TreePath = Annotated[str, typer.Argument(help="A directory or file of the tree.", metavar="PATH")]
 
 
@@ -87,19 +95,9 @@ async def serve(
     call: Call,
     url: _TreeUrl,
     listen: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT", help="Serve here, and bodies at the next port; 0 picks two free ones."
-        ),
+        str, typer.Option(metavar="HOST:PORT", help="Serve here, and bodies at the next port; 0: free ones.")
     ] = f"127.0.0.1:{_PORT}",
-    max_bytes: Annotated[
-        str,
-        typer.Option(
-            metavar="SIZE",
-            help="Refuse new files 128 MiB before the chain of the tree is this long, such as 20GB: deletions"
-            " need that room. Choose it below the quota and the disks. All gateways of a tree: the same.",
-        ),
-    ] = "",
+    max_bytes: _MaxBytes = "",
     key_file: Annotated[
         Path | None,
         typer.Option(help="File with the key that clients must have.", metavar="FILE"),
@@ -132,17 +130,11 @@ async def serve(
     given = json.loads(sys.stdin.readline()) if child else {}
     try:
         host, port = parse_listen(listen)
-        room = parse_bytes(max_bytes) if max_bytes else None
-        if room is not None and room < max_bytes_min:
-            least = f"{max_bytes_min // MIB}MiB, of which {deletions_bytes // MIB} are for deletions"
-            raise ValueError(f"--max-bytes {max_bytes} is too small: it is at least {least}")
+        room = _room_in(max_bytes)
     except ValueError as error:
         fail(str(error), REFUSED)
     key = key_in(key_file) if key_file is not None else given.get("key", "")
-    if given.get("tokenFile"):
-        token: bytes = FileToken(given["tokenFile"])
-    else:
-        token = given["token"].encode() if given.get("token") else call.token
+    token = _token_in(given) or call.token
     if not is_loopback(host) and not (tls and key):
         if not insecure:
             fail(f"listening on {host} needs --tls and --key-file, or --insecure", REFUSED)
@@ -174,6 +166,23 @@ async def serve(
             print(f"dos gateway confs {url} {reached}{more}", flush=True)
             if text := await gateway.standby_of():
                 print(f"dos gateway: {text}", flush=True)
+
+
+def _room_in(max_bytes: str) -> int | None:
+    """Return the bytes of `--max-bytes`, None without. Raises ValueError with a message for the user."""
+    room = parse_bytes(max_bytes) if max_bytes else None
+    if room is not None and room < max_bytes_min:
+        least = f"{max_bytes_min // MIB}MiB, of which {deletions_bytes // MIB} are for deletions"
+        raise ValueError(f"--max-bytes {max_bytes} is too small: it is at least {least}")
+    return room
+
+
+def _token_in(given: dict[str, Any]) -> bytes:
+    """Return the token that a driver gives its gateway, b"" if none."""
+    if given.get("tokenFile"):
+        return FileToken(given["tokenFile"])
+    token: str = given.get("token") or ""
+    return token.encode()
 
 
 @asynccontextmanager
