@@ -340,7 +340,7 @@ class LocalDirectory:
     | RENAME replaces nothing without OVERWRITE, and never a directory that is not empty | looked for before |
     | RENAME of a path to itself is refused | the same |
     | RENAME without options moves into a directory that is there | its name is appended |
-    | DELETE of what is not there is no error, and says so | `FileNotFoundError` |
+    | DELETE of what is not there is answered with false | `FileNotFoundError` |
     | a repeated RENAME is done before; a DELETE beside temporary files marks | names that have neither |
     """
 

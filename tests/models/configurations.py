@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tests.models.checkpoints import CheckpointRules, Checkpoints, CheckpointSetup
 from tests.models.explore import Model
+from tests.models.gateway_times import LeaseRules, Leases, Watches, WatchRules
 from tests.models.gateways import FINAL, TEMPORARY, GatewayRules, GatewaySetup
 from tests.models.gateways_steps import Gateways
 from tests.models.local_recovery import LocalRules, LocalSetup
@@ -240,6 +241,13 @@ _ALL = (
         GatewaySetup((RENAMES[0], READS, READS), losses=0, leases_end=True),
         long=True,
     ),
+    Configuration("gateway-lease", "times of the lease; suspension, a slow clock", Leases, LeaseRules()),
+    Configuration(
+        "gateway-watch",
+        "times of the watch; a gateway that is cut off, members that lag or are missing",
+        Watches,
+        WatchRules(),
+    ),
 )
 
 CONFIGURATIONS = {one.name: one for one in _ALL}
@@ -301,6 +309,11 @@ LOSSES = {
     "arrival_order": "gateways-cut-off",
     "grown_is_sent_on": "gateways-cut-off",
     "woken_closes": "gateways-stopped",
+    "from_the_sending": "gateway-lease",
+    "opens_after_the_wait": "gateway-lease",
+    "suspension_counts": "gateway-lease",
+    "growth_is_of_a_quorum": "gateway-watch",
+    "missing_may_hold": "gateway-watch",
 }
 """switch -> the configuration in which the loss is found"""
 
