@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import requests
+from pyarrow.dataset import dataset
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from dos_server.testing import threaded_store
@@ -69,6 +70,17 @@ def test_fsspec_moves_and_removes_files_and_shows_what_there_is(client: WebHdfsC
     tree.rm("/moves", recursive=True)
     with pytest.raises(FileNotFoundError):
         tree.info("/moves")
+
+
+def test_pyarrow_and_duckdb_read_all_files_of_a_directory(client: WebHdfsClient, tree: Any) -> None:
+    parquet = client.get("/reports/totals.parquet")
+    for name in ("a", "b"):
+        client.put(f"/sets/{name}.parquet", parquet)
+    found = dataset("/sets", filesystem=PyFileSystem(FSSpecHandler(tree)))
+    assert found.to_table().num_rows == 6
+    with duckdb.connect() as connection:
+        connection.register_filesystem(tree)
+        assert connection.sql("select sum(n) from 'webhdfs:///sets/*.parquet'").fetchall() == [(120,)]
 
 
 def test_a_client_that_begins_with_an_empty_body_to_append_leaves_no_empty_file_and_empties_none(

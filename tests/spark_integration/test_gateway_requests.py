@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.captured import UnsupportedOperationException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, expr
@@ -129,19 +130,24 @@ KINDS = with_long(
 @pytest.fixture(scope="module")
 def gateway(spark: SparkSession, servers: Servers[ThreadedServer]) -> Iterator[RecordingGateway]:
     with recording_gateway(servers.url, "golden") as found:
-        for name, value in found.confs.items():
+        # Few attempts: what the client cannot read would be asked for 10,000 times before the test fails.
+        tries = {name: "3" for name in found.confs if name.endswith(".max.attempts")}
+        for name, value in (found.confs | tries).items():
             spark.conf.set(name, value)
         yield found
 
 
 @pytest.fixture
-def no_maintenance(spark: SparkSession) -> Iterator[None]:
-    """State is maintained at times that have nothing to do with micro-batches."""
+def state_stores(spark: SparkSession) -> Iterator[dict[str, str]]:
+    """Settings of state stores, for one test. Stores are maintained at times that have nothing to do with
+    micro-batches, so here they are not.
+    """
+    settings = {"maintenanceInterval": "1h"}
     stores = spark._jvm.org.apache.spark.sql.execution.streaming.state.StateStore
-    spark.conf.set(f"{STATE}.maintenanceInterval", "1h")
     stores.stop()
-    yield
-    spark.conf.unset(f"{STATE}.maintenanceInterval")
+    yield settings
+    for name in settings:
+        spark.conf.unset(f"{STATE}.{name}")
     stores.stop()
 
 
@@ -150,20 +156,22 @@ def no_maintenance(spark: SparkSession) -> Iterator[None]:
 def test_spark_asks_for_what_the_golden_file_has(
     spark: SparkSession,
     gateway: RecordingGateway,
-    no_maintenance: None,
+    state_stores: dict[str, str],
     tmp_path: Path,
     kind: QueryKind,
     request: pytest.FixtureRequest,
 ) -> None:
-    spark.conf.set(f"{STATE}.providerClass", f"{STORES}.{kind.provider}")
-    spark.conf.set(f"{STATE}.rocksdb.changelogCheckpointing.enabled", str(kind.changelog).lower())
-    spark.conf.set(f"{STATE}.checkpointFormatVersion", str(kind.format_version))
+    state_stores["providerClass"] = f"{STORES}.{kind.provider}"
+    state_stores["rocksdb.changelogCheckpointing.enabled"] = str(kind.changelog).lower()
+    state_stores["checkpointFormatVersion"] = str(kind.format_version)
+    for name, value in state_stores.items():
+        spark.conf.set(f"{STATE}.{name}", value)
     root = f"/{tmp_path.name}"
     gateway.requests.clear()
     try:
         for begin, end in ((0, BATCHES), (BATCHES, BATCHES + AFTER_RESTART)):
             run(spark, gateway, kind, tmp_path, range(begin, end))
-    except StreamingQueryException as error:
+    except (PySparkException, Py4JError) as error:
         error.add_note(LOOK_AT)
         raise
     found = golden_text(gateway.requests, root)
