@@ -48,10 +48,10 @@ settle_wait_s: Final = 60.0
 """How long a start waits for the members to have one segment of bodies before it looks at the next."""
 
 snapshot_nodes: Final = 250
-"""Nodes in one record of a snapshot. Between two records other tasks run."""
+"""Nodes in one record of a snapshot."""
 
 yield_nodes: Final = 1000
-"""After so many nodes of a listing other tasks run."""
+"""After so many nodes of a listing, or of a replay, other tasks run."""
 
 cache_bytes_max: Final = 32 * MIB
 """Bodies that were written through this gateway and are kept in memory for the next read."""

@@ -19,7 +19,7 @@ from dos_gateway.core.hadoop import FileStatus, HadoopError, Parts, Summary, ref
 from dos_gateway.core.records import change_record, extent_of, is_body, piece_record, read_change
 from dos_gateway.core.roles import Lease
 from dos_gateway.core.space import BodyExtent, SegmentNote, alive_in
-from dos_gateway.core.tree import Change, CopyForward, PutFile, Tree, TreeHead, TreeNode
+from dos_gateway.core.tree import Change, CopyForward, PutFile, Tree, TreeHead, TreeNode, TreeNodes
 from dos_gateway.limits import (
     beat_s,
     cache_bytes_max,
@@ -31,7 +31,9 @@ from dos_gateway.limits import (
     piece_bytes,
     segment_bytes,
     settle_wait_s,
+    snapshot_nodes,
     upload_unsynced_bytes_max,
+    yield_nodes,
 )
 from dos_protocol.errors import ClosedError, CorruptError, DosError, FencedError, NotFoundError, PoisonedError
 from dos_protocol.limits import MIB
@@ -70,7 +72,7 @@ def now_ms() -> int:
 async def replay(reader: Claim | Store, state: ChainState, directory: str | None = None) -> Tree:
     """Return the tree of a chain. directory: for a reader without a claim. Raises as `read_plain_batches`."""
     notes = tuple(_note(span) for span in state.segments)
-    tree = Tree(notes)
+    tree, nodes = Tree(notes), 0
     async with aclosing(read_plain_batches(reader, state, directory=directory)) as batches:
         async for batch in batches:
             for end, record in batch:
@@ -80,6 +82,11 @@ async def replay(reader: Claim | Store, state: ChainState, directory: str | None
                         tree = Tree.after(change, notes)
                     else:
                         tree.apply(change, end)
+                    nodes += snapshot_nodes if isinstance(change, TreeNodes) else 1
+                    if nodes >= yield_nodes:
+                        # One batch may have 20,000 nodes: the process would seem to stand still.
+                        nodes = 0
+                        await trio.lowlevel.checkpoint()
                 elif record.op is Op.MARK:
                     tree.sign_ms = record.ints[0]
     tree.space.forget_below(state.released)  # their bodies were copied forward

@@ -15,9 +15,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from dos_gateway import serving
 from dos_gateway.core import space
 from dos_gateway.core.hadoop import HadoopError, parts_of
-from dos_gateway.serving import CHAIN, ServedTree
+from dos_gateway.core.tree import MakeFolder
+from dos_gateway.serving import CHAIN, ServedTree, replay
 from dos_protocol.errors import DosError
-from journal import parse_segment_name
+from journal import ChainState, parse_segment_name, take_over
 from tests.journal.memory_store import MemoryClaim, MemoryStore
 from tests.shells.trio_run import run_deterministic
 
@@ -375,3 +376,38 @@ def test_errors_of_the_store_end_the_serving() -> None:
         assert first.lost is not None
 
     trio.run(run, clock=MockClock(autojump_threshold=0))
+
+
+def test_other_tasks_run_while_a_tree_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One batch of a replay may have many nodes; without a pause the process seems to stand still."""
+    monkeypatch.setattr(serving, "segment_bytes", 1_000_000)
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async def turns_of_a_replay(claim: MemoryClaim, state: ChainState, nodes: int) -> int:
+        monkeypatch.setattr(serving, "yield_nodes", nodes)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other)
+            before = turns
+            tree = await replay(claim, state)  # type: ignore[arg-type]
+            nursery.cancel_scope.cancel()
+        assert len(tree.root.children or ()) == 2_000
+        return turns - before
+
+    async def run(_: object) -> None:
+        store = MemoryStore()
+        _, served = await opened(store, 1, [1, 2, 3])
+        for number in range(2_000):
+            served._change(MakeFolder(f"/{number}", 1))
+        await served._writer.wait_synced()
+        claim = store.claim(2, [1, 2, 3], DIRECTORY)
+        state = await take_over(claim, CHAIN, generation=1)
+        without = await turns_of_a_replay(claim, state, 10**9)
+        assert without + 150 < await turns_of_a_replay(claim, state, 10)
+
+    run_deterministic(run, 0)
