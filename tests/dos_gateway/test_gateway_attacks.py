@@ -284,7 +284,7 @@ def test_idle_connections_take_bounded_memory_and_honest_clients_are_served(
 
     def is_written(path: str) -> bool:
         try:
-            return gateway.client.put(path, b"x").code == 201
+            return gateway.client.put(path, b"x", overwrite=True).code == 201
         except ConnectionError:  # the process stood still, and has ended all connections
             return False
 
@@ -295,11 +295,15 @@ def test_idle_connections_take_bounded_memory_and_honest_clients_are_served(
                 if number % 2:
                     raw.sendall(b"GET /webhdfs/v1/?op=GETFILESTATUS HTTP/1.1\r\n")
                 if number % (count // 10) == 0:
-                    until(lambda path=f"/idle/{number}": is_written(path), "an honest client is served", 60)
+                    until(
+                        lambda path=f"/idle-{count}/{number}": is_written(path),
+                        "an honest client is served",
+                        60,
+                    )
             assert process.memory_info().rss - before < 400 * MIB
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert len(gateway.client.names("/idle")) == 10
+    assert len(gateway.client.names(f"/idle-{count}")) == 10
 
 
 LINES = st.lists(
