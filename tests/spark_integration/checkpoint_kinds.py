@@ -159,6 +159,13 @@ class Kind(NamedTuple):
         }
 
     @property
+    def has_output(self) -> bool:
+        """Spark 4.3 cannot restart a query of format 2 that ended between its sink's commit and its own: a
+        file sink skips the batch then, and "CheckpointInfo length: 0" follows, also on a local directory.
+        """
+        return self.version == 1
+
+    @property
     def last(self) -> int:
         """The last batch."""
         return FILES if self.store and self.without_data else FILES - 1
@@ -166,7 +173,8 @@ class Kind(NamedTuple):
     def begin(self, spark: SparkSession, at: str, source: str, output: str, mark: str) -> StreamingQuery:
         reader = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).options(**dict(self.options))
         frame = self.frame(lambda: reader.json(source), mark)
-        writer = frame.writeStream.format("json").option("path", output).option("checkpointLocation", at)
+        writer = frame.writeStream.option("checkpointLocation", at)
+        writer = writer.format("json").option("path", output) if self.has_output else writer.format("noop")
         return (writer.trigger(availableNow=True) if self.available_now else writer).start()
 
     def state(self, spark: SparkSession, at: str) -> list[str]:
@@ -178,6 +186,8 @@ class Kind(NamedTuple):
 
     def output(self, spark: SparkSession, output: str) -> list[str]:
         """The rows that the sink shows, in order."""
+        if not self.has_output:
+            return []
         return sorted(map(str, spark.read.schema(self.schema).json(output).collect()))
 
 
@@ -195,11 +205,14 @@ KINDS = {
     "join, HDFS-backed": Kind(joined, HDFS, readers=SIDES, schema=PAIRS, store=LEFT),
     "duplicates": Kind(distinct, HDFS, schema=SCHEMA),
     "processor with timers": Kind(processed, readers=COUNT, schema="k long, n long"),
-    "processor with TTL": Kind(
-        expiring, version=2, readers=COUNT, schema="k long, n long", without_data=False
-    ),
-    "files in the tree": Kind(copied, readers=(), store="", in_tree=(True, True)),
+    "processor with TTL": Kind(expiring, readers=COUNT, schema="k long, n long", without_data=False),
+    "files in the tree": Kind(copied, readers=(), store="", available_now=False, in_tree=(True, True)),
     "latest first": Kind(
-        copied, readers=(), store="", in_tree=(False, False), options=(("latestFirst", "true"),)
+        copied,
+        readers=(),
+        store="",
+        available_now=False,
+        options=(("latestFirst", "true"),),
+        in_tree=(False, False),
     ),
 }
