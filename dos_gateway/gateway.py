@@ -24,7 +24,7 @@ from dos_gateway.limits import (
 )
 from dos_gateway.serving import ServedTree, clock, directory_of
 from dos_gateway.status import look, server_of
-from dos_protocol.errors import DosError
+from dos_protocol.errors import DosError, FencedError
 
 logger: Final = logging.getLogger("dos.gateway")
 
@@ -139,6 +139,10 @@ class Gateway:
             try:
                 await self._wait_silent()
                 await self._take_over()
+            except* FencedError as group:
+                epoch = max(error.epoch_held for error in _each(group) if isinstance(error, FencedError))
+                text = "another gateway has taken over (epoch %d), and this one is its standby from now on"
+                logger.warning(f"%s: {text}", self.name, epoch)
             except* (DosError, HadoopError) as group:
                 for error in _each(group):
                     self._problem = str(error)

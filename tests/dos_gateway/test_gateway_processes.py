@@ -217,6 +217,8 @@ def test_a_gateway_that_was_stopped_answers_nothing_from_before(
         while (answer := _answered(first.client)) is None:
             pass
         assert answer.refusal == "StandbyException"
+        text = b"stopped: another gateway has taken over (epoch 2), and this one is its standby from now on"
+        assert text in first.log()
 
 
 def _answered(client: WebHdfsClient) -> Answer | None:

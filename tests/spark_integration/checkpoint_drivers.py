@@ -74,25 +74,28 @@ class DriverProcess:
         """What it said of that kind, in order."""
         return [one for one in list(self.said) if one["event"] == event]
 
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a moment. Raises AssertionError if the query fails, or it does not come."""
+    def until(self, condition: Callable[[], bool], *, may_fail: bool = False) -> None:
+        """Wait for a moment. Raises AssertionError if it does not come, or the query fails and may not."""
         deadline = time.monotonic() + MOMENT_S_MAX
+        failures = len(self.heard("failed"))
         while not condition():
             assert self.process.poll() is None, self.words()
             assert time.monotonic() < deadline, self.words()
-            assert not self.heard("failed"), self.words()
+            assert may_fail or len(self.heard("failed")) == failures, self.words()
             time.sleep(POLL_S)
 
-    def state(self) -> dict[str, int]:
-        """Wait for the end of the query, and return the state."""
-        self.until(lambda: bool(self.heard("state")))
+    def finished(self, order: Order) -> dict[str, int]:
+        """Give an order, wait for its end, and return the state."""
+        before = len(self.heard("state"))
+        self.order(order)
+        self.until(lambda: len(self.heard("state")) > before)
         state: dict[str, int] = self.heard("state")[-1]["state"]
         return state
 
     def error(self) -> str:
-        """Wait for the end of the query, and return its error, empty if it has none."""
-        self.until(lambda: bool(self.heard("state")) or any(one["event"] == "failed" for one in self.said))
-        return "".join(str(one["error"]) for one in self.heard("failed"))
+        """Wait until the query fails, and return its error."""
+        self.until(lambda: bool(self.heard("failed")), may_fail=True)
+        return str(self.heard("failed")[-1]["error"])
 
     def words(self) -> str:
         said = "".join(f"{one}\n" for one in self.said)
@@ -106,7 +109,8 @@ class DriverProcess:
 
     @property
     def gateway(self) -> psutil.Process:
-        (found,) = [one for one in self.family if "gateway" in one.cmdline()]
+        living = [one for one in self.family if one.status() != psutil.STATUS_ZOMBIE]
+        (found,) = [one for one in living if "gateway" in one.cmdline()]
         return found
 
     def main_processes(self) -> list[psutil.Process]:

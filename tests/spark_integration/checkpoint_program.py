@@ -55,6 +55,12 @@ def expected(batches: int) -> dict[str, int]:
     return {str(key): len(range(key, batches * ROWS, KEYS)) for key in range(KEYS)}
 
 
+def is_whole(state: dict[str, int], batches_min: int) -> bool:
+    """Return whether this is the state of an undisturbed run after at least so many micro-batches."""
+    batches = sum(state.values()) // ROWS
+    return batches >= batches_min and state == expected(batches)
+
+
 class Driver:
     """What one order needs."""
 
@@ -73,13 +79,13 @@ class Driver:
             confs.set(name, value)
         place = order.place or dos.checkpoints(self._spark, order.url)
         say(event="place", place=place)
-        query = self._start(f"{place}/totals")
         try:
+            query = self._start(f"{place}/totals")
             until(lambda: self._is_over(query), f"micro-batch {order.last}", QUERY_S_MAX)
-            error = query.exception()
-        finally:
             query.stop()
-        if error is not None:
+            if error := query.exception():
+                raise error
+        except Exception as error:
             say(event="failed", error=str(error))
             return
         state = self._spark.read.format("statestore").load(f"{place}/totals").select("key.*", "value.*")

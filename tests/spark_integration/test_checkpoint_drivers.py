@@ -5,6 +5,7 @@ The query is held at the moment in which the driver is killed (`checkpoint_progr
 it is that moment.
 """
 
+import re
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,14 +14,19 @@ import pytest
 import trio
 
 from dos_client import init_store
-from tests.spark_integration.checkpoint_drivers import DriverProcess
-from tests.spark_integration.checkpoint_program import Order, expected
+from tests.dos_gateway.gateways import GatewayProcess
+from tests.spark_integration.checkpoint_drivers import MOMENT_S_MAX, DriverProcess
+from tests.spark_integration.checkpoint_program import Order, is_whole
 from tests.spark_integration.through_program import Holds
 from tests.support.dos_command import dos
+from tests.support.parts import with_long
+from tests.support.polling import until
 from tests.support.servers import ServerProcess, three_servers, url_of
 
 __all__ = ["three_servers"]
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(600)]
+CONCURRENT = re.compile("CONCURRENT_STREAM_LOG_UPDATE|Multiple streaming queries are concurrently using")
+"""Spark's error of a query whose micro-batch another one has written, before it looked or after."""
 
 
 @pytest.fixture
@@ -49,9 +55,8 @@ def versions(url: str) -> list[int]:
     ]
 
 
-def is_whole(state: dict[str, int], batches_min: int) -> bool:
-    batches = sum(state.values()) // sum(expected(1).values())
-    return batches >= batches_min and state == expected(batches)
+def everything(url: str) -> dict[str, set[str]]:
+    return {path: files(url, path) for path in ("offsets", "commits", "state/0/0", "state/0/1")}
 
 
 def test_a_query_whose_driver_is_killed_continues_on_an_empty_machine(url: str, tmp_path: Path) -> None:
@@ -64,14 +69,14 @@ def test_a_query_whose_driver_is_killed_continues_on_an_empty_machine(url: str, 
         assert under_way(url) == (1, {1})
         first.kill()
         first.wait_nothing_left()
-        second.order(Order("second", last=2, url=url))
-        assert is_whole(second.state(), 3)
+        assert is_whole(second.finished(Order("second", last=2, url=url)), 3)
         assert second.heard("place") == first.heard("place")
         assert second.heard("batch")[0] == {"event": "batch", "batch": 1}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("provider", ["RocksDBStateStoreProvider", "HDFSBackedStateStoreProvider"])
+@pytest.mark.parametrize(
+    "provider", with_long([], ["RocksDBStateStoreProvider"], ["HDFSBackedStateStoreProvider"])
+)
 def test_a_driver_is_killed_in_every_part_of_a_micro_batch_and_replaced(
     url: str, tmp_path: Path, provider: str
 ) -> None:
@@ -106,5 +111,66 @@ def test_a_driver_is_killed_in_every_part_of_a_micro_batch_and_replaced(
         driver.gateway.suspend()
         driver.kill()
         driver.wait_nothing_left()
-        drivers[3].order(order("d3", last=4))
-        assert is_whole(drivers[3].state(), 5)
+        assert is_whole(drivers[3].finished(order("d3", last=4)), 5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lives", [True, False], ids=["the next one lives", "the next one has ended"])
+def test_a_driver_that_was_stopped_commits_nothing_when_it_is_woken(
+    url: str, tmp_path: Path, lives: bool
+) -> None:
+    """It is stopped before a commit. While its gateway runs, the next driver is refused, with the reason.
+    When that is stopped, too, the next one continues.
+    """
+    holds = Holds(tmp_path)
+    holds.hold("first.shown1")
+    with DriverProcess(tmp_path) as first, DriverProcess(tmp_path) as second:
+        first.order(Order("first", last=9, url=url))
+        first.until(partial(holds.reached, "first.shown1"))
+        gateway = first.gateway
+        first.stop()
+        second.order(Order("second", last=9, url=url))
+        assert "orders is served by" in second.error()
+        gateway.suspend()
+        assert is_whole(second.finished(Order("second", last=3, url=url)), 4)
+        if not lives:
+            second.kill()
+            second.wait_nothing_left()
+        before = everything(url)
+        gateway.resume()
+        first.wake()
+        holds.release("first.shown1")
+        error = first.error()
+        assert "orders is served by" in error if lives else CONCURRENT.search(error)
+        assert "orders: another gateway has taken over (epoch 2)" in first.log.read_text()
+        assert everything(url) == before
+
+
+@pytest.mark.parametrize("gateways", with_long([], [2], [1]))
+def test_of_two_drivers_on_one_checkpoint_one_continues(url: str, tmp_path: Path, gateways: int) -> None:
+    """Both have the same micro-batch, and one of them commits it. That one is killed later, and the other
+    one continues.
+    """
+    holds = Holds(tmp_path)
+    with ExitStack() as stack:
+        served = [stack.enter_context(GatewayProcess(url)) for _ in range(gateways)]
+        at = [f"127.0.0.1:{one.port}" for one in served]
+        found = dos("gateway", "confs", url, *at).stdout.splitlines()
+        confs = dict(line.removeprefix("spark.hadoop.").split(" ", 1) for line in found)
+        order = partial(Order, place=f"webhdfs://{confs['dfs.nameservices']}", confs=confs)
+        drivers = {name: stack.enter_context(DriverProcess(tmp_path)) for name in "ab"}
+        for name, driver in drivers.items():
+            holds.hold(f"{name}.shown1", f"{name}.shown3")
+            driver.order(order(name, last=9))
+            driver.until(partial(holds.reached, f"{name}.shown1"))
+        assert under_way(url) == (1, {1})
+        holds.release("a.shown1", "b.shown1")
+        until(lambda: any(one.heard("failed") for one in drivers.values()), "one fails", MOMENT_S_MAX)
+        (loser,) = (name for name, driver in drivers.items() if driver.heard("failed"))
+        (winner,) = drivers.keys() - {loser}
+        assert CONCURRENT.search(drivers[loser].error())
+        drivers[winner].until(partial(holds.reached, f"{winner}.shown3"))
+        assert under_way(url) == (3, {3})
+        drivers[winner].kill()
+        holds.release(f"{loser}.shown3")
+        assert is_whole(drivers[loser].finished(order(loser, last=4)), 5)
