@@ -116,9 +116,10 @@ stalled_loop_s: Final = 1.0
 """After the process stood still for so long, requests that wait in its sockets are from before: clients have
 repeated them elsewhere. Their connections end unread."""
 
-connections_max: Final = 12_000
+connections_max: Final = 2_000
 """Of one gateway, if so many files may be open. When there are more, the connection that waits longest for a
-request gives way."""
+request gives way. If 10,000 ended at once, the process would stand still for more than `stalled_loop_s`, and
+end all others, too."""
 
 descriptors_reserved: Final = 128
 """Open files that are no connections of clients: those to servers, the listeners, the libraries."""
