@@ -184,7 +184,7 @@ def test_a_listing_waits_for_what_it_shows_of_directories(monkeypatch: pytest.Mo
         claim = store.claim(1, [1, 2, 3], DIRECTORY)
         served = await ServedTree.open(claim, 1, served_at="", name="t", max_bytes=None)  # type: ignore[arg-type]
         await served.make_folder(("d", "e"), there)
-        claim.held = True
+        claim.held, served._lease.until = True, float("inf")
 
         async def look() -> None:
             told.extend(await served.listing(("d",)))

@@ -309,7 +309,7 @@ def test_a_body_is_read_while_it_is_copied_forward_and_its_segment_is_released()
         async def get() -> None:
             got.append(await content(served, "/f"))
 
-        claim.held = True
+        claim.held, served._lease.until = True, float("inf")
         await served._copy_forward(node.id)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(get)
