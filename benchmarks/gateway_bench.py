@@ -107,9 +107,11 @@ def wait_until_it_serves(connection: KeptConnection) -> None:
     while True:
         try:
             connection.ask("GET", "GETFILESTATUS", "/")
-        except RefusedError as error:
-            # A member that was behind may still receive what its last gateway has written.
-            if error.java != "StandbyException" or time.monotonic() > end:
+        except (OSError, http.client.HTTPException, RefusedError) as error:
+            # A member that was behind may still receive what its last gateway has written; and a process that
+            # stands still while it starts ends its connections.
+            is_other = isinstance(error, RefusedError) and error.java != "StandbyException"
+            if is_other or time.monotonic() > end:
                 raise
         else:
             return
