@@ -81,7 +81,6 @@ QUICK_KINDS: Final = ["hdfs"]
 FILES: Final = (1_000, 20_000, 200_000)
 LARGE_FILES: Final = 100_000
 LARGE_KILLS: Final = 10
-REPEATS_MAX: Final = 5
 """From so many files on, take-overs have no aim, and are repeated at most so often."""
 GAP_S_AIM: Final = 3.0
 GAP_S_MAX: Final = 120.0
@@ -395,12 +394,13 @@ def measure_large_tree(url: str, folder: Path, options: argparse.Namespace) -> I
 
 def again(work: Callable[[], None]) -> None:
     """Repeat a request whose connection the gateway has ended, as Hadoop's client does."""
-    for _ in range(REPEATS_MAX):
+    end = time.monotonic() + GAP_S_MAX
+    while True:
         try:
             return work()
         except (OSError, http.client.HTTPException):
-            say("    the gateway has ended the connection: the request is repeated")
-    return work()
+            if time.monotonic() > end:
+                raise
 
 
 def tree_rows(records: Sequence[Record]) -> Iterator[Row]:
