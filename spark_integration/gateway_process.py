@@ -28,7 +28,7 @@ _gateways: Final[dict[str, "_Gateway"]] = {}
 _lock: Final = threading.Lock()
 
 
-def checkpoints(spark: "SparkSession", url: str, *, token: bytes = b"") -> str:
+def checkpoints(spark: "SparkSession", url: str, *, token: bytes = b"", max_bytes: str = "") -> str:
     """Return a place for `checkpointLocation`s of Spark's own streaming queries, in a store.
 
     url: dos://h1,h2,h3/NAME. NAME is a tree of files; each query has a directory in it:
@@ -41,11 +41,14 @@ def checkpoints(spark: "SparkSession", url: str, *, token: bytes = b"") -> str:
     is started again. The settings are those of this session only. On another machine the same call with the
     same URL gives the same place.
 
+    max_bytes: as `--max-bytes` of `dos gateway`, such as 20GB: with less room, new files are refused, so that
+    files can still be deleted. The first call for a tree decides.
+
     Raises BadUrlError; ConnectSessionError; LocalProtocolError if Spark runs on several machines: then run
     `dos gateway` on two of them, and pass what `dos gateway confs` prints; LocalProtocolError if this JVM has
-    another gateway for the place; RuntimeError with the error of the gateway if it cannot start. A warning
-    is logged if another gateway serves the tree: this one then refuses requests after 10 s, until the other
-    one ends.
+    another gateway for the place, or an earlier call gave another max_bytes; RuntimeError with the error of
+    the gateway if it cannot start. A warning is logged if another gateway serves the tree: this one then
+    refuses requests after 10 s, until the other one ends.
     """
     parsed = parse_url(url)
     if parsed.directory is None or parsed.object is not None:
@@ -63,7 +66,12 @@ def checkpoints(spark: "SparkSession", url: str, *, token: bytes = b"") -> str:
             remedy=_OWN_GATEWAYS,
         )
     with _lock:
-        gateway = _gateways.get(str(parsed)) or _Gateway(str(parsed), token)
+        gateway = _gateways.get(str(parsed)) or _Gateway(str(parsed), token, max_bytes)
+        if max_bytes not in ("", gateway.max_bytes):
+            raise LocalProtocolError(
+                f"{gateway.place} has max_bytes={gateway.max_bytes!r} in this process, and got {max_bytes!r}",
+                remedy="leave it out, or begin a new driver",
+            )
         try:
             confs = _confs_with(spark, gateway)
         except LocalProtocolError:
@@ -99,8 +107,8 @@ def _confs_with(spark: "SparkSession", gateway: "_Gateway") -> dict[str, str]:
 class _Gateway:
     """A gateway process, which is kept running at its ports: file systems of this JVM ask for them always."""
 
-    def __init__(self, url: str, token: bytes) -> None:
-        self._url, self._token = url, token
+    def __init__(self, url: str, token: bytes, max_bytes: str) -> None:
+        self._url, self._token, self.max_bytes = url, token, max_bytes
         self._listen = "127.0.0.1:0"
         self._process, told = self._start()
         self._listen = told["listen"]
@@ -112,6 +120,7 @@ class _Gateway:
 
     def _start(self) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
         place = [self._url, "--listen", self._listen, "--child"]
+        place += ["--max-bytes", self.max_bytes] if self.max_bytes else []
         process = subprocess.Popen(  # noqa: S603 - our own program
             [sys.executable, "-m", "dos_cli", "gateway", "serve", *place],
             stdin=subprocess.PIPE,

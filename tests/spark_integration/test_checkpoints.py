@@ -1,5 +1,6 @@
 """Spark's own streaming queries with checkpoints in a store: their state is that of an undisturbed run."""
 
+import json
 import os
 import re
 import signal
@@ -11,11 +12,14 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
 from pyspark.sql.streaming import StreamingQuery
+from typer.testing import CliRunner
 
 import dos
+from dos_cli.main import app as dos_app
 from dos_client import BadUrlError
 from dos_client.blocking import BlockingStore
 from dos_protocol.errors import LocalProtocolError
+from dos_protocol.limits import MIB
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration import gateway_process
 from tests.dos_gateway.gateways import GatewayProcess, WebHdfsClient
@@ -133,7 +137,12 @@ def test_one_place_for_one_tree_and_another_for_another_store(
 ) -> None:
     assert dos.checkpoints(spark, f"{servers.url}/{name}") == place
     assert place.startswith(f"webhdfs://{name}-")
-    other = dos.checkpoints(spark, f"{servers.url}/Other_Tree")
+    url = f"{servers.url}/Other_Tree"
+    other = dos.checkpoints(spark, url, max_bytes="300MiB")
+    shown = json.loads(CliRunner().invoke(dos_app, ["gateway", "status", url, "--json"]).output)
+    assert shown["maxBytes"] == 300 * MIB
+    with pytest.raises(LocalProtocolError, match="max_bytes='300MiB' in this process, and got '1GiB'"):
+        dos.checkpoints(spark, url, max_bytes="1GiB")
     assert other.startswith("webhdfs://other-tree-")
     for at in (place, other):  # both can be used: a new file system is made for a query's log
         assert not run(counted(spark), f"{at}/totals", 0)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 DRIVER = """
 import os, signal, sys
 from spark_integration.gateway_process import _Gateway
-gateway = _Gateway(sys.argv[1], b"")
+gateway = _Gateway(sys.argv[1], b"", "")
 forked = os.fork()
 if not forked:
     while True: signal.pause()
