@@ -148,6 +148,25 @@ def test_a_gateway_whose_clients_know_no_other_one_takes_over_while_a_request_wa
     trio.run(run, clock=MockClock(autojump_threshold=0))
 
 
+def test_a_standby_sends_a_client_on_only_for_what_it_saw_after_the_request_came() -> None:
+    """A client whose gateway has just died asks the others dozens of times without a pause, and gives up."""
+
+    async def run() -> None:
+        async with a_store() as store, trio.open_nursery() as nursery:
+            first, second = (Gateway(store, "t", served_at=f"h{number}:9870") for number in (4, 5))
+            async with running(first) as scope:
+                await first.served()
+                nursery.start_soon(second.run)
+                assert await second.standby_of()
+                with pytest.raises(HadoopError, match="another gateway serves the tree"):
+                    await second.served()
+                scope.cancel()
+                assert (await second.served()).epoch == 2
+            nursery.cancel_scope.cancel()
+
+    trio.run(run, clock=MockClock(autojump_threshold=0))
+
+
 @pytest.mark.parametrize(
     ("host", "alone", "named"),
     [
