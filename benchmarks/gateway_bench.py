@@ -201,7 +201,7 @@ def measure_processor(url: str, folder: Path, options: argparse.Namespace) -> It
             for number in range(count):
                 made.run(number + first)
 
-        connection.put("/there/a", b"")
+        connection.put("/there/a", b"x")
         made, first = MicroBatches(connection, "/query"), 0
         several = max(options.statuses // 10, 10)
         for number in range(options.rounds):

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from pyspark import SparkContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
@@ -28,6 +27,7 @@ from dos_gateway.core.confs import client_confs
 from tests.dos_gateway.gateways import Answer, GatewayProcess, store_of_three
 from tests.spark_integration.checkpoint_kinds import KINDS, PROCESSORS, Kind, bodies, write_input
 from tests.spark_integration.speculating_program import KEYS, ROWS
+from tests.spark_integration.test_checkpoints import java_trace
 from tests.spark_integration.test_local_cluster import standalone
 from tests.support.dos_command import dos
 from tests.support.parts import with_long
@@ -232,14 +232,6 @@ def complete(query: StreamingQuery, *, available_now: bool) -> None:
         assert query.awaitTermination(WAIT_S)
     else:
         query.processAllAvailable()
-
-
-def java_trace(query: StreamingQuery) -> str:
-    """The exception with which it ended, and those that caused it."""
-    jvm = SparkContext._jvm
-    assert jvm is not None
-    utils: Any = getattr(jvm, "org.apache.spark.util.Utils")
-    return str(utils.exceptionString(query._jsq.exception().get()))
 
 
 class Result(NamedTuple):

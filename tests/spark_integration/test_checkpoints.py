@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
 from pyspark.sql.streaming import StreamingQuery
@@ -71,14 +72,22 @@ def begin(frame: DataFrame, at: str) -> StreamingQuery:
 
 
 def run(frame: DataFrame, at: str, batch: int, meanwhile: Callable[[], None] = lambda: None) -> str:
-    """Run a query until this batch is committed, or it fails. Return its error, empty if it has none."""
+    """Run a query until this batch is committed, or it fails. Return its errors, empty if it has none."""
     query = begin(frame, at)
     try:
         meanwhile()
         until(lambda: last_batch(query) >= batch or query.exception() is not None, f"batch {batch}", 240)
-        return "" if query.exception() is None else str(query.exception())
+        return "" if query.exception() is None else java_trace(query)
     finally:
         query.stop()
+
+
+def java_trace(query: StreamingQuery) -> str:
+    """The exception with which it ended, and those that caused it."""
+    jvm = SparkContext._jvm
+    assert jvm is not None
+    utils: Any = getattr(jvm, "org.apache.spark.util.Utils")
+    return str(utils.exceptionString(query._jsq.exception().get()))
 
 
 def last_batch(query: StreamingQuery) -> int:
