@@ -6,20 +6,15 @@ Nobody sleeps here until a moment might have come. Functions of the program wait
 (`through_program`), so that what is to be killed was seen to be where it should.
 """
 
-import json
 import os
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import psutil
 import pytest
@@ -42,51 +37,27 @@ from tests.spark_integration.through_program import (
 )
 from tests.support.parts import with_long
 from tests.support.servers import ServerProcess, three_servers, url_of
+from tests.support.spark_driver import END_S_MAX, SparkDriver
 
 __all__ = ["three_servers"]
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(500)]
-ROOT = Path(__file__).parents[2]
 SETTINGS = f"--conf spark.python.daemon.module={WARM_DAEMON} --conf spark.sql.streaming.pollingDelay=100ms"
 """Of the shared sessions too: less time of a core for the same."""
 MOMENT_S_MAX = 150.0
-END_S_MAX = 60.0
 
 
-class Killed:
-    """One process of the program, and what it says. A context manager: at the end nothing of it is left."""
+class Killed(SparkDriver):
+    """One process of the program, and what it says."""
 
     def __init__(self, url: str, folder: Path, runs: Iterable[str] = FILES) -> None:
-        self._folder, self._own = folder, Path(mkdtemp(prefix="program", dir=folder))
-        with (self._own / "program.log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark_integration.through_program", url, folder, self._own],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                cwd=ROOT,
-                env={
-                    **os.environ,
-                    "PYSPARK_PYTHON": sys.executable,
-                    "PYSPARK_SUBMIT_ARGS": f"{SETTINGS} pyspark-shell",
-                },
-            )
-        self.said: list[dict[str, Any]] = []
-        self._family: list[psutil.Process] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        own = Path(mkdtemp(prefix="program", dir=folder))
+        module = "tests.spark_integration.through_program"
+        log = own / "program.log"
+        super().__init__(module, [url, folder, own], folder=folder, log=log, settings=SETTINGS)
         self.order(*runs)
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for text in self.process.stdout:
-            if text.startswith("{"):  # else Spark's own words
-                self.said.append(json.loads(text))
-
     def order(self, *runs: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("".join(f"{run}\n" for run in runs))
-        self.process.stdin.flush()
+        self.write("".join(f"{run}\n" for run in runs))
 
     def heard(self, run: str, event: str) -> list[dict[str, Any]]:
         """What it said of that kind, in order."""
@@ -102,14 +73,9 @@ class Killed:
         while not condition():
             failed = any(one["event"] == "failed" for one in self.said)
             alive = self.process.poll() is None and time.monotonic() < deadline
-            assert alive, self._words()
-            assert not failed, self._words()
+            assert alive, self.words()
+            assert not failed, self.words()
             time.sleep(LOOK_S)
-
-    def _words(self) -> str:
-        said = "".join(f"{one}\n" for one in self.said)
-        waited = sorted(one.name for one in (self._folder / "reached").iterdir())
-        return f"{said}waited at {waited}\n{(self._own / 'program.log').read_text()[-3000:]}"
 
     def worker(self, run: str, worker: int) -> psutil.Process:
         """The process of a worker, as it last joined. It is one of Spark's."""
@@ -118,40 +84,11 @@ class Killed:
         assert "pyspark" in " ".join(process.cmdline())
         return process
 
-    def kill(self) -> None:
-        """SIGKILL the driver and its JVM. Their workers may outlive them for a while."""
-        driver = psutil.Process(self.process.pid)
-        self._family = driver.children(recursive=True)
-        java = [one for one in self._family if one.name() == "java"]
-        assert len(java) == 1
-        for one in (driver, *java):
-            one.kill()
-        self.process.wait()
-
     def finish(self) -> None:
         """No more orders: it ends on its own."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         assert self.process.wait(END_S_MAX) == 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.process.poll() is None:
-            self.kill()
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()
-        _, alive = psutil.wait_procs(self._family, END_S_MAX)
-        for one in alive:
-            one.kill()
-        self._reader.join(END_S_MAX)
-        self.process.stdout.close()
-        assert not alive, f"these outlived their driver by {END_S_MAX:.0f} s: {alive}"
 
 
 def undisturbed(folder: Path, run: str) -> bytes:
