@@ -47,7 +47,6 @@ class Gateway:
         self.name, self.served_at, self.alone = name, served_at, alone
         self.max_bytes = max_bytes
         self.figures = GatewayFigures(name)
-        self.figures.tree = self.tree_figures
         self._store = store
         self._directory = directory_of(name)
         self._served: ServedTree | None = None

@@ -96,6 +96,7 @@ role_wait_s: Final = 5.0
 
 status_wait_s: Final = 3.0
 """A tree whose chain does not grow for so long is reported as not served: more than twice `silent_s`."""
+
 claim_wait_s: Final = 5.0
 """A claim that is not granted in this time is abandoned, and tried again when the chain is silent."""
 

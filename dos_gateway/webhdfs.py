@@ -107,6 +107,7 @@ class FileRequest(NamedTuple):
     """
 
     method: str
+    op: str
     path: str
     parts: Parts
     query: Mapping[str, str]
@@ -115,10 +116,6 @@ class FileRequest(NamedTuple):
     is_empty: bool
     body: Callable[[], AsyncGenerator[bytes]]
     still_there: Callable[[], None]
-
-    @property
-    def op(self) -> str:
-        return self.query.get("op", "").upper()
 
     def flag(self, name: str, *, default: bool) -> bool:
         text = self.query.get(name, str(default)).lower()
@@ -485,10 +482,10 @@ class _Connection:
             await self._send(refusal)
             return
         given = {name.lower(): value for name, value in pairs}
-        method = event.method.decode()
+        method, op = event.method.decode(), given.get("op", "").upper()
         is_empty = b"transfer-encoding" not in headers and not int(headers.get(b"content-length", 0))
         of_client = (host, self._peer, is_empty, self._body, self._still_there)
-        request = FileRequest(method, path, parts, given, *of_client)
+        request = FileRequest(method, op, path, parts, given, *of_client)
         if raw == _TOKEN_PATH and method == "POST":
             reply = await self._owner.exchange_key(request)
         else:

@@ -256,6 +256,13 @@ def test_an_upload_ends_with_the_claim_under_which_it_began(monkeypatch: pytest.
     trio.run(run, clock=MockClock(autojump_threshold=0))
 
 
+async def put_eight(served: ServedTree) -> None:
+    """Put files over several segments, slowly enough for them to roll."""
+    for number in range(8):
+        await put(served, f"/{number}", in_parts(bytes([number]) * 1700))
+        await trio.sleep(0.3)
+
+
 def test_a_member_that_was_away_is_given_the_bodies_below_the_snapshot() -> None:
     async def run() -> None:
         store = MemoryStore()
@@ -263,9 +270,7 @@ def test_a_member_that_was_away_is_given_the_bodies_below_the_snapshot() -> None
             _, served = await opened(store, 1, [1, 2, 3])
             store.servers[2].up = False
             nursery.start_soon(serve, served)
-            for number in range(8):
-                await put(served, f"/{number}", in_parts(bytes([number]) * 1700))
-                await trio.sleep(0.3)
+            await put_eight(served)
             nursery.cancel_scope.cancel()
         store.servers[2].up = True
         async with trio.open_nursery() as nursery:
@@ -328,9 +333,7 @@ def test_a_segment_that_was_released_meanwhile_is_not_filled_again() -> None:
         async with trio.open_nursery() as nursery:
             _, served = await opened(store, 1, [1, 2, 3])
             nursery.start_soon(serve, served)
-            for number in range(8):
-                await put(served, f"/{number}", in_parts(bytes([number]) * 1700))
-                await trio.sleep(0.3)
+            await put_eight(served)
             nursery.cancel_scope.cancel()
         claim, served = await opened(store, 2, [1, 2, 3])
         for file in list(served.tree.by_id):

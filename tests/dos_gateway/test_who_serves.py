@@ -66,6 +66,11 @@ async def a_store() -> AsyncIterator[Store]:
         yield store
 
 
+def two_gateways(store: Store, *, second_is_alone: bool) -> tuple[Gateway, Gateway]:
+    second = Gateway(store, "t", served_at="h5:9870", alone=second_is_alone)
+    return Gateway(store, "t", served_at="h4:9870"), second
+
+
 def test_the_store_shows_who_serves_what_is_there_and_that_nobody_serves_it() -> None:
     async def run() -> None:
         async with a_store() as store:
@@ -106,8 +111,7 @@ def test_all_trees_of_a_store_are_shown_and_no_other_directories() -> None:
 def test_a_gateway_whose_clients_know_no_other_one_refuses_and_names_the_one_that_serves() -> None:
     async def run() -> None:
         async with a_store() as store, trio.open_nursery() as nursery:
-            first = Gateway(store, "t", served_at="h4:9870")
-            second = Gateway(store, "t", served_at="h5:9870", alone=True)
+            first, second = two_gateways(store, second_is_alone=True)
             async with running(first):
                 assert not await first.standby_of()
                 nursery.start_soon(second.run)
@@ -128,8 +132,7 @@ def test_a_gateway_whose_clients_know_no_other_one_refuses_and_names_the_one_tha
 def test_a_gateway_whose_clients_know_no_other_one_takes_over_while_a_request_waits() -> None:
     async def run() -> None:
         async with a_store() as store, trio.open_nursery() as nursery:
-            first = Gateway(store, "t", served_at="h4:9870")
-            second = Gateway(store, "t", served_at="h5:9870", alone=True)
+            first, second = two_gateways(store, second_is_alone=True)
             async with running(first) as scope:
                 await first.served()
                 nursery.start_soon(second.run)
@@ -153,7 +156,7 @@ def test_a_standby_sends_a_client_on_only_for_what_it_saw_after_the_request_came
 
     async def run() -> None:
         async with a_store() as store, trio.open_nursery() as nursery:
-            first, second = (Gateway(store, "t", served_at=f"h{number}:9870") for number in (4, 5))
+            first, second = two_gateways(store, second_is_alone=False)
             async with running(first) as scope:
                 await first.served()
                 nursery.start_soon(second.run)
