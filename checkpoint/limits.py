@@ -87,6 +87,10 @@ layout_ranges_max: Final = 64
 state_block_bytes_max: Final = 16 * 1024 * 1024
 """Arrow bytes of one state block. Larger changes are written as several blocks of one checkpoint."""
 state_block_rows_max: Final = 256 * 1024
+state_compressed_bytes_min: Final = 64 * 1024
+"""From this size on, blocks are compressed. Smaller ones are the changes of a step: they delay a vote, and
+are little to store.
+"""
 snapshot_bytes_min: Final = 64 * 1024 * 1024
 """No new snapshot is written below this many bytes appended since the last one."""
 snapshot_growth: Final = 4

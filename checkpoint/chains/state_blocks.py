@@ -3,7 +3,7 @@
 This file builds, encodes, decodes and folds blocks; `state_store.py` stores them.
 
 A block is one journal record STATE_BLOCK, ints = [checkpoint], strings = [operator, Arrow IPC stream of one
-batch]. Its columns, in this order:
+batch], whose bodies are compressed in large blocks. Its columns, in this order:
 
 | column | content |
 |---|---|
@@ -38,6 +38,7 @@ _KEYS_KEY: Final = b"dos.keys"
 _STATE_KEY: Final = b"dos.state"
 _UID_KEY: Final = b"dos.uid"
 _stream_overhead_bytes: Final = 16 * 1024
+_CODEC: Final = "zstd"
 _false: Final = pa.array([False])[0]
 
 
@@ -130,8 +131,7 @@ def encode_block(block: Any) -> list[bytes]:
     """Return the IPC streams of a block, several above a limit, none if it is empty. Raises
     RecordTooLargeError if the state of one key is above the limit.
     """
-    # Not compressed: on words and counts, lz4 reduces the size by a quarter and doubles the write time. Rows
-    # are sorted by `_hash`, so a shard (a range of the hash) is a slice.
+    # Rows are sorted by `_hash`, so a shard (a range of the hash) is a slice.
     if not block.num_rows:
         return []
     parts = max(
@@ -150,8 +150,12 @@ def encode_block(block: Any) -> list[bytes]:
             remedy="correct the function so that it keeps less of one key, for example by a key for each day,"
             " and run the region again: it continues from its last checkpoint",
         )
+    # docs/decisions/0296-state-blocks-are-compressed.md has ratios and times. A reader learns the codec from
+    # the Arrow stream.
+    codec = _CODEC if block.nbytes >= limits.state_compressed_bytes_min else None
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, block.schema) as writer:
+    options = pa.ipc.IpcWriteOptions(compression=codec)
+    with pa.ipc.new_stream(sink, block.schema, options=options) as writer:
         writer.write_batch(block)
     return [sink.getvalue().to_pybytes()]
 
@@ -166,11 +170,19 @@ def decode_block(data: bytes, *, where: str = "a state block") -> Any:
         block = batches[0]
         key_columns(block.schema)
         block.validate(full=True)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, OSError, KeyError) as error:
+        hashes = block.column(HASH_COLUMN).to_numpy()
+    # ArrowMemoryError: a damaged length of compressed data. The lengths of a sound block are small.
+    except (
+        pa.ArrowInvalid,
+        pa.ArrowNotImplementedError,
+        pa.ArrowMemoryError,
+        ValueError,
+        OSError,
+        KeyError,
+    ) as error:
         raise CorruptDataError(
             where, 0, "an Arrow IPC stream of one state block", str(error)[:300]
         ) from error
-    hashes = block.column(HASH_COLUMN).to_numpy()
     if block.column(HASH_COLUMN).null_count or np.any(hashes[1:] < hashes[:-1]):
         raise CorruptDataError(where, 0, f"rows sorted by {HASH_COLUMN}", "another order")
     return block

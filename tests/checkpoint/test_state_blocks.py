@@ -159,9 +159,39 @@ def test_a_block_says_on_its_own_what_its_keys_are() -> None:
     assert block.column(HASH_COLUMN).type == pa.uint64()
 
 
+def compressed(rows: list[tuple[str, int | None]]) -> bytes:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "state_compressed_bytes_min", 1)
+        return encode_block(words_block(rows))[0]
+
+
+def test_a_large_block_is_compressed_and_reads_the_same_and_a_small_one_is_not() -> None:
+    schema = block_schema(pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())]))
+    for count in (1_000, 10_000, 100_000):
+        keys = pa.array(range(count), pa.int64())
+        block = make_block(schema, [keys], hash_keys([keys]), [keys])
+        encoded = encode_block(block)
+        size = sum(map(len, encoded))
+        if block.nbytes < limits.state_compressed_bytes_min:
+            assert size > block.nbytes
+        else:
+            assert size < 0.8 * block.nbytes, "sorted random hashes are a third of it, and stay"
+        assert pa.Table.from_batches(map(decode_block, encoded)).equals(pa.Table.from_batches([block]))
+
+
+def test_a_damaged_length_of_compressed_data_is_a_named_error() -> None:
+    good = compressed([(f"w{number}", number) for number in range(100)])
+    prefix = (800).to_bytes(8, "little")  # of the hashes and of the counts, before what is compressed
+    at = good.index(prefix)
+    for length in (1 << 62, 800 << 24, 799, 801, 0):
+        with pytest.raises(CorruptDataError, match="state block"):
+            decode_block(good[:at] + length.to_bytes(8, "little") + good[at + 8 :])
+
+
+@pytest.mark.parametrize("encode", [lambda rows: encode_block(words_block(rows))[0], compressed])
 @given(st.data())
-def test_damage_is_a_named_error_or_no_damage(data) -> None:
-    good = encode_block(words_block([("a", 1), ("the", 2), ("", None)]))[0]
+def test_damage_is_a_named_error_or_no_damage(encode, data) -> None:
+    good = encode([("a", 1), ("the", 2), ("", None)])
     kind = data.draw(st.sampled_from(["checkpoint", "flip"]))
     if kind == "checkpoint":
         bad = good[: data.draw(st.integers(0, len(good) - 1))]
