@@ -1,4 +1,4 @@
-"""WebHDFS, the protocol of Hadoop's client, with h11.
+"""WebHDFS, the protocol of Hadoop's client, with httptools: the parser of Node.js, in strict mode.
 
 - JSON answers have no Content-Type: a class that would parse it is missing in Spark's jars.
 - CREATE is redirected to a second port, whose connections end after one request: the JDK neither repeats a
@@ -7,6 +7,8 @@
 - Without a key, a gateway on loopback answers only requests to an address of loopback: a page of another site
   can lead its own name here, and a browser then takes both for one site.
 - The connection that has waited longest for its client gives way when there are too many.
+- One task looks at the limits of time of all connections: a scope for each wait costs more than a lookup of
+  a file.
 """
 
 import hmac
@@ -17,14 +19,16 @@ import re
 import select
 import socket
 from base64 import b64decode
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
-from functools import cached_property, lru_cache
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from functools import lru_cache
 from hashlib import sha256
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, quote
 
-import h11
+import httptools
 import msgspec
 import trio
 
@@ -86,9 +90,10 @@ _METHODS: Final = (b"GET", b"PUT", b"POST", b"DELETE")
 _HOST: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?")
 _OF_NO_TREE: Final = {"GETHOMEDIRECTORY": {"Path": "/user/dos"}, "GETSERVERDEFAULTS": SERVER_DEFAULTS}
 """Answers that are the same for every tree."""
-_OCTETS: Final = (b"Content-Type", b"application/octet-stream")
+_STATUS_LINES: Final = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
+}
 _encode: Final = msgspec.json.encode
-_is_loopback: Final = lru_cache(maxsize=256)(is_loopback)
 
 
 ClientStream = trio.SocketStream | TlsStream
@@ -146,26 +151,24 @@ class FileReply(NamedTuple):
 
 
 class _Waiting:
-    """What waits for its client, the longest first, and gives way if there is too much of it."""
+    """The connections that wait for their clients, the longest first: it gives way if there are too many."""
 
     def __init__(self) -> None:
-        self._since: dict[trio.CancelScope, float] = {}
+        self._since: dict[_Connection, float] = {}
 
-    @contextmanager
-    def waits(self, scope: trio.CancelScope) -> Iterator[None]:
-        self._since[scope] = clock()
-        try:
-            yield
-        finally:
-            self._since.pop(scope, None)
+    def begin(self, connection: "_Connection") -> None:
+        self._since[connection] = clock()
+
+    def end(self, connection: "_Connection") -> None:
+        self._since.pop(connection, None)
 
     def end_longest(self, after_s: float = 0.0) -> bool:
         """End the one that has waited longest. Return whether one has waited for so long."""
-        scope = next(iter(self._since), None)
-        if scope is None or clock() - self._since[scope] < after_s:
+        connection = next(iter(self._since), None)
+        if connection is None or clock() - self._since[connection] < after_s:
             return False
-        del self._since[scope]
-        scope.cancel()
+        self.end(connection)
+        connection.scope.cancel()
         return True
 
 
@@ -196,7 +199,7 @@ class WebHdfs:
         self._uploads = trio.Semaphore(uploads_max)
         self._ticked = clock()
         self._refuses_until = self._ticked
-        self._scopes: set[trio.CancelScope] = set()
+        self._connections: set[_Connection] = set()
         self._handlers: dict[str, tuple[str, Callable[[ServedTree, FileRequest], Awaitable[FileReply]]]] = {
             "GETFILESTATUS": ("GET", self._status),
             "GETFILELINKSTATUS": ("GET", self._status),
@@ -214,17 +217,23 @@ class WebHdfs:
         }
 
     async def watch_itself(self, listeners: Sequence[trio.SocketListener]) -> None:
-        """Close every connection unread after the process stood still, also those that wait to be accepted.
+        """End the connections that wait too long for their clients.
+
+        After the process stood still, close all of them unread, also those that wait to be accepted.
         Requests in them are from before: a DELETE among them may have been repeated elsewhere, and its file
         committed anew.
         """
         while True:
             await trio.sleep(tick_s)
+            now = clock()
+            for connection in self._connections:
+                if connection.ends_at < now:
+                    connection.scope.cancel()
             if self.is_late:
-                # What was accepted in this moment has no scope yet.
+                # What was accepted in this moment is not among them yet.
                 self._refuses_until = clock() + tick_s
-                for scope in list(self._scopes):
-                    scope.cancel()
+                for connection in self._connections:
+                    connection.scope.cancel()
                 for listener in listeners:
                     _refuse_waiting(listener)
                 self.figures.counts["stalls"] += 1
@@ -251,11 +260,12 @@ class WebHdfs:
         self.figures.open_connections += 1
         try:
             with trio.CancelScope() as scope:
-                self._scopes.add(scope)
+                connection = _Connection(self, stream, scope, closes=closes)
+                self._connections.add(connection)
                 try:
-                    await _Connection(self, stream, scope, closes=closes).run()
+                    await connection.run()
                 finally:
-                    self._scopes.discard(scope)
+                    self._connections.discard(connection)
         except (*_ENDS, OSError) as error:
             logger.debug("a connection has ended: %r", error)  # nobody waits for an answer
         except TlsError as error:
@@ -433,45 +443,149 @@ async def _listed(begin: bytes, entries: list[FileStatus], end: bytes) -> list[b
     return [*pieces, end]
 
 
+class _RefusedError(Exception):
+    """What the client sends is no HTTP, or too long. reply: the answer, after which the connection ends."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.reply = FileReply(code, bad_request(text).reply)
+
+
+class _Head(NamedTuple):
+    method: bytes
+    target: bytes
+    headers: Mapping[bytes, bytes]
+    closes: bool
+
+
+_Event = _Head | bytes | _RefusedError | None
+"""None: the end of a request, also of one without a body."""
+
+
+class _Events:
+    """What the bytes of a connection mean, in order."""
+
+    def __init__(self) -> None:
+        self.found: deque[_Event] = deque()
+        self._parser = httptools.HttpRequestParser(self)
+        self._headers: dict[bytes, bytes] = {}
+        self._line = self._target = b""
+        self._in_request = False
+        self._unparsed = 0
+
+    def add(self, data: bytes | bytearray) -> None:
+        """Parse what was received; nothing of it is kept that is not bounded."""
+        before = len(self.found)
+        self._unparsed += len(data)
+        if not self._in_request:
+            self._line += data
+            if data and b"\n" not in self._line and len(self._line) < head_bytes_max:
+                return
+            data, self._line = ascii_target(self._line), b""
+        try:
+            self._parse(bytes(data))
+        except httptools.HttpParserError as error:
+            self.found.append(_RefusedError(400, str(error)))
+        if len(self.found) > before:
+            self._unparsed = 0
+        elif self._unparsed > head_bytes_max:
+            self.found.append(_RefusedError(431, f"a head has at most {head_bytes_max} bytes"))
+
+    def add_end(self) -> None:
+        """Note that the client sends no more. Raises ClientLeftError, unless it has sent a part of a head."""
+        has_begun = self._unparsed
+        self.add(b"")
+        if not self.found:
+            if not has_begun:
+                raise ClientLeftError
+            self.found.append(_RefusedError(400, "a request ends in the middle of a line"))
+
+    def ends(self) -> bool:
+        """Return whether the end of the request is next, and take it."""
+        if self.found and self.found[0] is None:
+            self.found.popleft()
+            return True
+        return False
+
+    def _parse(self, data: bytes) -> None:
+        while True:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                # Answered as if it had not asked for another protocol, as HTTP permits.
+                data = data[upgrade.args[0] :]
+
+    def on_message_begin(self) -> None:
+        self._headers, self._target, self._in_request = {}, b"", True
+
+    def on_url(self, part: bytes) -> None:
+        self._target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        # Of two hosts, a proxy may have checked the other one.
+        self._headers[name] = b"" if name == b"host" and name in self._headers else value
+
+    def on_headers_complete(self) -> None:
+        closes = not self._parser.should_keep_alive()
+        self.found.append(_Head(self._parser.get_method(), self._target, self._headers, closes))
+        self._headers = {}  # what follows a body is not read
+
+    def on_body(self, part: bytes) -> None:
+        self.found.append(part)
+
+    def on_message_complete(self) -> None:
+        self._in_request = False
+        self.found.append(None)
+
+
 class _Connection:
-    """One connection: its requests, one after the other. scope: ends it."""
+    """One connection: its requests, one after the other. scope: ends it. ends_at: when that is due."""
 
     def __init__(
         self, owner: WebHdfs, stream: ClientStream, scope: trio.CancelScope, *, closes: bool
     ) -> None:
-        self._owner, self._stream, self._scope, self._closes = owner, stream, scope, closes
-        self._wire = h11.Connection(h11.SERVER, max_incomplete_event_size=head_bytes_max)
-        self._head = b""
+        self.scope, self.ends_at = scope, math.inf
+        self._owner, self._stream, self._closes = owner, stream, closes
+        self._events = _Events()
+        self._in_body = self._expects = False
         self._poll = select.poll()
         self._poll.register(stream.socket.fileno(), select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+        try:
+            self._peer = str(stream.socket.getpeername()[0])
+        except OSError:
+            self._peer = "a client that has left"
 
     async def run(self) -> None:
         """Serve until it ends. Raises ClientLeftError and the errors of the stream."""
-        wire = self._wire
         try:
-            while isinstance(event := await self._next_head(), h11.Request):
-                await self._one(event)
-                if self._closes or wire.our_state is not h11.DONE or wire.their_state is not h11.DONE:
+            while True:
+                head = await self._next_head()
+                self._in_body = not self._events.ends()
+                self._expects = head.headers.get(b"expect", b"").lower() == b"100-continue" and self._in_body
+                self._closes = self._closes or head.closes
+                await self._one(head)
+                if self._closes:
                     return
-                wire.start_next_cycle()
-        except h11.RemoteProtocolError as error:
-            if wire.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                self._closes = True
-                refusal = bad_request(str(error))
-                await self._send(FileReply(error.error_status_hint, refusal.reply))
+        except _RefusedError as refusal:
+            self._in_body, self._closes = False, True
+            await self._send(refusal.reply)
 
-    async def _next_head(self) -> Any:
-        with self._owner.idle.waits(self._scope):
-            return await self._event(idle_connection_s)
-
-    async def _one(self, event: h11.Request) -> None:
-        headers = dict(event.headers)
-        raw, _, query = event.target.partition(b"?")
-        named = _HOST.fullmatch(headers.get(b"host", b"localhost"))
-        host = named[1].decode() if named is not None else ""
-        refusal = self._refusal(event.method, raw, headers, host)
+    async def _next_head(self) -> _Head:
+        self._owner.idle.begin(self)
         try:
-            pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
+            return await self._event(idle_connection_s)  # type: ignore[return-value]  # a body was read
+        finally:
+            self._owner.idle.end(self)
+
+    async def _one(self, head: _Head) -> None:
+        headers = head.headers
+        raw, _, query = head.target.partition(b"?")
+        host = _host_in(headers.get(b"host", b""))
+        refusal = self._refusal(head.method, raw, headers, host)
+        try:
+            given = _query_in(query)
             path = path_in(raw.removeprefix(_PREFIX) or b"/")
             parts = parts_of(path)
         except (HadoopError, ValueError) as error:
@@ -481,8 +595,7 @@ class _Connection:
             self._closes = True
             await self._send(refusal)
             return
-        given = {name.lower(): value for name, value in pairs}
-        method, op = event.method.decode(), given.get("op", "").upper()
+        method, op = head.method.decode(), given.get("op", "").upper()
         is_empty = b"transfer-encoding" not in headers and not int(headers.get(b"content-length", 0))
         of_client = (host, self._peer, is_empty, self._body, self._still_there)
         request = FileRequest(method, op, path, parts, given, *of_client)
@@ -498,64 +611,56 @@ class _Connection:
         """Return the answer to a request that is not served, whatever it asks for."""
         if method not in _METHODS:
             return FileReply(405)  # without a body: an answer to HEAD has none
-        if b"content-length" in headers and b"transfer-encoding" in headers:
-            # A proxy before this gateway may take the other one for the length.
-            return FileReply(400, bad_request("a request has Content-Length or Transfer-Encoding").reply)
+        if headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+            return FileReply(501, bad_request("Transfer-Encoding is chunked").reply)
         if not host:
-            return FileReply(400, bad_request("the Host header is HOST or HOST:PORT").reply)
-        if self._owner.loopback_only and not _is_loopback(bare_host(host)):
+            return FileReply(400, bad_request("a request has one Host header, HOST or HOST:PORT").reply)
+        if self._owner.loopback_only and not _is_loopback(host):
             text = f"this gateway listens on loopback, and is not known as {host}: use its address"
             return FileReply(421, bad_request(text).reply)
         if raw not in (_PREFIX, _TOKEN_PATH) and not raw.startswith(_PREFIX + b"/"):
             return FileReply(404, bad_request(f"a path begins with {_PREFIX.decode()}/").reply)
         return None
 
-    @cached_property
-    def _peer(self) -> str:
-        try:
-            return str(self._stream.socket.getpeername()[0])
-        except OSError:
-            return "a client that has left"
-
     async def _body(self) -> AsyncGenerator[bytes]:
-        while isinstance(part := await self._event(idle_body_s), h11.Data):
-            yield bytes(part.data)
-        if not isinstance(part, h11.EndOfMessage):
-            raise ClientLeftError
+        while self._in_body:
+            if (part := await self._piece()) is not None:
+                yield part
 
-    async def _event(self, wait_s: float) -> Any:
-        """Return the next event of the client, for which the connection waits so long."""
-        wire = self._wire
-        if (event := wire.next_event()) is not h11.NEED_DATA:
-            return event
-        if wire.they_are_waiting_for_100_continue:
-            await self._send_all(wire.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
-        with self._ends_after(wait_s):
-            while event is h11.NEED_DATA:
-                data: bytes | bytearray = await self._stream.receive_some(receive_bytes)
-                if self._owner.is_late:
-                    raise ClientLeftError
-                # The whole head, however slowly its bytes come.
-                self._scope.deadline = min(self._scope.deadline, trio.current_time() + idle_body_s)
-                if wire.their_state is h11.IDLE:
-                    self._head += data
-                    if data and b"\n" not in self._head and len(self._head) < head_bytes_max:
-                        continue
-                    data, self._head = ascii_target(self._head), b""
-                wire.receive_data(bytes(data))
-                event = wire.next_event()
+    async def _piece(self) -> bytes | None:
+        """Return the next piece of the body, None at its end. Raises _RefusedError."""
+        part = await self._event(idle_body_s)
+        self._in_body, self._expects = part is not None, False
+        return part  # type: ignore[return-value]  # a head comes after the end only
+
+    async def _event(self, wait_s: float) -> _Head | bytes | None:
+        """Return the next event, for which the connection waits so long. Raises _RefusedError."""
+        found = self._events.found
+        if not found:
+            if self._expects:
+                self._expects = False
+                await self._send_all(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.ends_at = clock() + wait_s
+            try:
+                await self._receive()
+            finally:
+                self.ends_at = math.inf
+        event = found.popleft()
+        if isinstance(event, _RefusedError):
+            raise event
         return event
 
-    @contextmanager
-    def _ends_after(self, wait_s: float) -> Iterator[None]:
-        """End the connection if the block takes longer. A scope for each block costs more than a lookup of a
-        file.
-        """
-        self._scope.deadline = trio.current_time() + wait_s
-        try:
-            yield
-        finally:
-            self._scope.deadline = math.inf
+    async def _receive(self) -> None:
+        while not self._events.found:
+            data = await self._stream.receive_some(receive_bytes)
+            if self._owner.is_late:
+                raise ClientLeftError
+            if not data:
+                self._events.add_end()
+                return
+            # The whole head, however slowly its bytes come.
+            self.ends_at = min(self.ends_at, clock() + idle_body_s)
+            self._events.add(data)
 
     def _still_there(self) -> None:
         """Raise ClientLeftError if the client has ended the connection: it may have repeated the request."""
@@ -563,42 +668,77 @@ class _Connection:
             raise ClientLeftError
 
     async def _send(self, reply: FileReply) -> None:
-        wire = self._wire
-        if wire.their_state is h11.SEND_BODY:  # refused before its body was read
+        if self._in_body:  # refused before its body was read
             await self._read_rest(refused_body_bytes_max if reply.code in _STRANGERS else None)
         pieces = reply.pieces or ([b""] if reply.json is None else [_encode(reply.json)])
         size = reply.stream[0] if reply.stream else sum(map(len, pieces))
-        headers = [(b"Content-Length", b"%d" % size)]
-        headers += [(b"Location", reply.location.encode())] if reply.location else []
-        headers += [_OCTETS] if reply.stream else []
-        headers += [(b"Connection", b"close")] if self._closes else []
-        out = wire.send(h11.Response(status_code=reply.code, headers=headers, reason=reply.reason)) or b""
+        out = [_STATUS_LINES[reply.code], b"Content-Length: %d\r\n" % size]
+        if reply.reason:
+            out[0] = f"HTTP/1.1 {reply.code} {reply.reason}\r\n".encode()
+        if reply.location:
+            out.append(f"Location: {reply.location}\r\n".encode())
+        if reply.stream is not None:
+            out.append(b"Content-Type: application/octet-stream\r\n")
+        if self._closes:
+            out.append(b"Connection: close\r\n")
+        out.append(b"\r\n")
         if reply.stream is None:
-            for piece in filter(None, pieces):
-                out += wire.send(h11.Data(data=piece)) or b""
-                if len(out) > send_bytes:  # a listing of a large directory is not copied as a whole
-                    await self._send_all(out)
-                    out = b""
-            await self._send_all(out + (wire.send(h11.EndOfMessage()) or b""))
+            out += pieces
+            if size <= send_bytes:
+                await self._send_all(b"".join(out))
+            else:
+                for piece in out:  # a listing of a large directory is not copied as a whole
+                    await self._send_all(piece)
             return
         async with aclosing(reply.stream[1]) as parts, self._owner.answering():
-            await self._send_all(out)
+            await self._send_all(b"".join(out))
             async for part in parts:
-                with self._owner.sending.waits(self._scope):
-                    await self._send_all(wire.send(h11.Data(data=part)) or b"")
-        await self._send_all(wire.send(h11.EndOfMessage()) or b"")
+                size -= len(part)
+                self._owner.sending.begin(self)
+                try:
+                    await self._send_all(part)
+                finally:
+                    self._owner.sending.end(self)
+        if size:
+            raise ClientLeftError  # it is cut off, as the client notices
 
     async def _read_rest(self, bytes_max: int | None) -> None:
         """Read the body that is refused: clients send all of it before they read the answer."""
-        with suppress(ClientLeftError, h11.RemoteProtocolError):
-            while isinstance(part := await self._event(idle_body_s), h11.Data):
-                if bytes_max is not None and (bytes_max := bytes_max - len(part.data)) < 0:
-                    return
+        try:
+            while self._in_body:
+                part = await self._piece()
+                if bytes_max is not None and (bytes_max := bytes_max - len(part or b"")) < 0:
+                    break
+        except (_RefusedError, ClientLeftError):
+            pass
+        self._closes = self._closes or self._in_body
 
     async def _send_all(self, data: bytes) -> None:
         for at in range(0, len(data), send_bytes):
-            with self._ends_after(stalled_answer_s):
+            self.ends_at = clock() + stalled_answer_s
+            try:
                 await self._stream.send_all(data[at : at + send_bytes])
+            finally:
+                self.ends_at = math.inf
+
+
+@lru_cache(maxsize=256)
+def _host_in(header: bytes) -> str:
+    """Return the host of a Host header, "" if it is none."""
+    named = _HOST.fullmatch(header)
+    return named[1].decode() if named is not None else ""
+
+
+@lru_cache(maxsize=256)
+def _is_loopback(host: str) -> bool:
+    return is_loopback(bare_host(host))
+
+
+@lru_cache(maxsize=256)
+def _query_in(query: bytes) -> Mapping[str, str]:
+    """Return the parameters of a request. Most requests ask for the same things, of other paths."""
+    pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
+    return {name.lower(): value for name, value in pairs}
 
 
 async def serve_gateway(

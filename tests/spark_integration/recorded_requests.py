@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote
 
-import h11
 import pytest
 
 from dos_gateway import webhdfs
@@ -57,9 +56,9 @@ def recording_gateway(url: str, tree: str) -> Iterator[RecordingGateway]:
     requests: list[Request] = []
 
     class Recording(webhdfs._Connection):
-        asked: h11.Request
+        asked: webhdfs._Head
 
-        async def _one(self, event: h11.Request) -> None:
+        async def _one(self, event: webhdfs._Head) -> None:
             self.asked = event
             await super()._one(event)
 
@@ -75,9 +74,9 @@ def recording_gateway(url: str, tree: str) -> Iterator[RecordingGateway]:
             yield RecordingGateway(f"webhdfs://{name}", client_confs(name, [f"127.0.0.1:{port}"]), requests)
 
 
-def request_of(event: h11.Request, code: int) -> Request:
+def request_of(event: webhdfs._Head, code: int) -> Request:
     path, _, query = event.target.decode("ascii").partition("?")
-    headers = dict(event.headers)
+    headers = event.headers
     body = " body" if headers.get(b"content-length", b"0") != b"0" else ""
     body += "".join(
         f" {name.decode()}: {headers[name].decode()}"
