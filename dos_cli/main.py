@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rm": ("dos_client.cli.objects", "Delete an object of one server, permanently."),
     "stat": ("dos_client.cli.objects", "Show an object's sizes and digest."),
     "ping": ("dos_client.cli.objects", "Measure the round trip to a server."),
+    "bench": ("dos_bench.cli", "Measure a store: latency, throughput, reads, recovery."),
     "region": ("checkpoint.cli.region", "Control a running region: status, checkpoint, reset, stop."),
     "checkpoint": (
         "checkpoint.cli.checkpoints",

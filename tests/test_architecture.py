@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dos_server": {"dos_monitoring", "dos_tls", "dos_protocol"},
     "dos_client": {"dos_monitoring", "dos_tls", "dos_protocol"},
     "journal": CLIENT,
+    "dos_bench": {"journal", *CLIENT},
     "dos_chaos": {"journal", *CLIENT},
     "checkpoint": {"journal", *CLIENT},
     "dos_gateway": {"journal", *CLIENT},
@@ -85,7 +86,7 @@ PARTS: dict[str, dict[str, set[str]]] = {
 
 CORE_DEPENDENCIES_ONLY = (
     *("dos_protocol", "dos_tls", "dos_monitoring", "dos_server", "dos_client", "journal", "dos_chaos"),
-    "dos_cli",
+    *("dos_bench", "dos_cli"),
 )
 """These packages work without the extras; what is `ON_USE` is imported by the functions that need it."""
 ON_USE = {"matplotlib", "boto3", "botocore", "opentelemetry"}

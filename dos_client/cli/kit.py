@@ -467,21 +467,22 @@ def errors_end_command(
     except BrokenPipeError:
         raise  # the reader of standard output has ended: no error message
     except caught as error:
-        leaves = list(_leaves(error))
-        first = leaves[0]
-        if all(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+        found = list(leaves(error))
+        first = found[0]
+        if all(isinstance(leaf, KeyboardInterrupt) for leaf in found):
             fail("interrupted", INTERRUPTED)
-        if not isinstance(first, Exception) or not all(isinstance(leaf, expected) for leaf in leaves):
+        if not isinstance(first, Exception) or not all(isinstance(leaf, expected) for leaf in found):
             raise
         for line in first.lines if isinstance(first, LossError) else ():
             print(line, file=sys.stderr)
         fail(_error_text(first), code_of(first))
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors of a group, and of the groups in it; an error alone as itself."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
-            yield from _leaves(inner)
+            yield from leaves(inner)
     else:
         yield error
 
