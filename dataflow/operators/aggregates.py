@@ -455,6 +455,8 @@ def check_none_touched(table: KeyedTable) -> None:
 class AggregateOperator(Operator):
     """Runs the aggregates. All state per key is in the keyed table."""
 
+    at_checkpoint = "whole"
+
     def __init__(
         self,
         spec: AggregateSpec,

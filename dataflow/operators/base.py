@@ -35,6 +35,9 @@ result of each group that changed in it. `table`: at the end of a micro-batch, t
 """
 
 
+AtCheckpoint: TypeAlias = Literal["stored", "tables", "whole"]
+
+
 def set_fields(spec: object, **values: object) -> None:
     """Set fields of a frozen dataclass that is being made."""
     for name, value in values.items():
@@ -98,6 +101,14 @@ class Operator:
     may_repeat: ClassVar[bool] = True
     """Whether `process_of` may be called again after it has raised, with parts of the batch, to find the row
     that caused it. False if a call has an effect outside of the worker, or a state whose owner is user code.
+    """
+    at_checkpoint: ClassVar[AtCheckpoint] = "stored"
+    """What the next incarnation may take from an instance that has done nothing since a checkpoint:
+
+    - "stored": nothing, because user code may have changed its state since; the state is read again
+    - "tables": the content of its state tables, in a new instance
+    - "whole": the instance, if it keeps nothing else, and neither the number of workers nor a broadcast table
+      matters to it
     """
     passes_rows: bool = False
     """Whether a batch of as many rows as the given one has its rows in their order, each on its own."""

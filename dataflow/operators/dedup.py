@@ -152,6 +152,8 @@ class KeySeen(SlotValues):
 class DedupOperator(Operator):
     """Remembers every key without limit."""
 
+    at_checkpoint = "whole"
+
     def __init__(self, keys: Sequence[str], columns: pa.Schema) -> None:
         self._keys = tuple(keys)
         self._columns = columns.names
@@ -176,6 +178,8 @@ class DedupOperator(Operator):
 
 class WindowDedupOperator(TimedOperator):
     """Remembers the keys of open windows."""
+
+    at_checkpoint = "whole"
 
     def __init__(self, spec: WindowDedupSpec, columns: pa.Schema) -> None:
         super().__init__(columns)
@@ -259,6 +263,8 @@ class ForgottenAt(SlotValues):
 
 class WithinDedupOperator(TimedOperator):
     """Remembers each key for a time after the window of its first row. Later rows do not prolong it."""
+
+    at_checkpoint = "whole"
 
     def __init__(self, spec: WindowDedupSpec, within: timedelta, columns: pa.Schema) -> None:
         super().__init__(columns)

@@ -33,7 +33,14 @@ from dataflow.core.event_time import (
 )
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
-from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem, StateTable
+from dataflow.operators.base import (
+    AtCheckpoint,
+    Operator,
+    OperatorContext,
+    OperatorSpec,
+    ReplicaProblem,
+    StateTable,
+)
 from dataflow.schema import columns_named, type_text
 from dataflow.state.base import GatheredParts, Share
 from dataflow.state.key_index import Slots
@@ -120,6 +127,7 @@ class NullRule(Operator):
     """An operator that applies a rule to rows in which one of `columns` is null, and passes on the others."""
 
     passes_rows = True
+    at_checkpoint = "tables"
 
     def __init__(self, role: str, on_null: str, columns: Sequence[str], instead: str) -> None:
         """role: what the columns are, for messages. instead: the remedy for on_null="error". "group" passes
@@ -582,6 +590,8 @@ class TimedOperator(Operator, ABC):
     """An operator with state tables that waits for event time on each of its inputs. Late rows, whose time is
     not above the watermark of their input, go unchanged to the side output "late".
     """
+
+    at_checkpoint: ClassVar[AtCheckpoint] = "tables"
 
     def __init__(self, columns: pa.Schema, *, inputs: int = 1) -> None:
         """`columns` are those of the late rows."""

@@ -301,6 +301,7 @@ class MapStateOperator(TimedOperator):
     """Calls the functions. State: the waiting rows, and the state of each key."""
 
     may_repeat: ClassVar[bool] = False
+    at_checkpoint = "stored"
 
     def __init__(self, spec: MapStateSpec, columns: pa.Schema, scratch: str = "") -> None:
         super().__init__(columns)

@@ -320,6 +320,8 @@ class WindowSpec(TimedSpec):
 class WindowOperator(TimedOperator):
     """Computes the aggregates. State: intermediate results by key and window, and the watermark."""
 
+    at_checkpoint = "whole"
+
     def __init__(
         self,
         spec: WindowSpec,

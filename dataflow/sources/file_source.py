@@ -439,6 +439,8 @@ class OpenSplit:
 class FileReader(base.SourceReader):
     """Reads a worker's splits. `_at` has the position of each, without those that need none any more."""
 
+    at_checkpoint = "tables"
+
     def __init__(self, spec: FileSource, worker: int, workers: int, *, stop_after_file: bool = False) -> None:
         self._spec, self._stop_after_file = spec, stop_after_file
         self._worker, self._workers = worker, workers

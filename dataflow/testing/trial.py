@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -49,7 +50,7 @@ from dataflow.state.base import Share
 from dataflow.state.operator_directory import Handover, OperatorDirectory
 from dataflow.state.scratch import SnapshotSpool
 from dataflow.values.python_rows import batch_of_rows, rows_of
-from dataflow.worker.circuit import ONE_SPLIT, Circuit, OwnPart, Sends, StepTime
+from dataflow.worker.circuit import ONE_SPLIT, Circuit, HeldState, OwnPart, Sends, StepTime
 from journal import Record
 from journal.files.directory import snapshot_of
 from journal.files.tree import Rebuilding
@@ -452,7 +453,9 @@ class Trial:
         """
         return self._go_back()
 
-    def _go_back(self, take_over: TakeOver | None = None) -> int:
+    def _go_back(
+        self, take_over: TakeOver | None = None, held: Mapping[int, HeldState] = MappingProxyType({})
+    ) -> int:
         for circuit in self._circuits:
             circuit.close()
         self._step = self._checkpoint_step
@@ -460,11 +463,12 @@ class Trial:
             self._sink_batches[name] = [(step, batch) for step, batch in batches if step <= self._step]
         self._unfinished = {name: set(left) for name, left in self._checkpoint_unfinished.items()}
         self._waiting = list(self._checkpoint_waiting)
-        self._circuits = self._open(take_over)
+        self._circuits = self._open(take_over, held)
         return self._step
 
     def rescale(self, workers: int) -> int:
-        """Crash, and continue from the last checkpoint with another number of workers. Returns as `crash`.
+        """Crash, and continue from the last checkpoint with another number of workers. Returns as `crash`. If
+        no step was made since, workers that stay continue with the state that they have.
 
         Sources deal their rows and splits to the new workers, and a checkpoint follows at once. Raises
         OperatorError if an operator does not say how its state and files are divided, or if its function for
@@ -500,7 +504,8 @@ class Trial:
 
         self._directories.begin_move()
         try:
-            step = self._go_back(take_over)
+            held = self._held(workers) if self._step == self._checkpoint_step else {}
+            step = self._go_back(take_over, held)
         except OperatorError:
             self._layout, self._workers, self._blocks = before
             self._checkpoint_times, self._checkpoint_waiting = times_before, waiting_before
@@ -515,6 +520,11 @@ class Trial:
         self._checkpoint_times = [circuit.time.positions() for circuit in self._circuits]
         self._commit(taken)
         return step
+
+    def _held(self, workers: int) -> dict[int, HeldState]:
+        """Return the state of the workers that stay."""
+        staying = dict(enumerate(self._circuits[:workers]))
+        return {one: circuit.hold() for one, circuit in staying.items() if not circuit.wants_snapshot}
 
     @property
     def directories(self) -> list[tuple[str, int]]:
@@ -561,8 +571,12 @@ class Trial:
 
     # --- what the runtime does ------------------------------------------------------------------------------
 
-    def _open(self, take_over: TakeOver | None = None) -> list[Circuit]:
-        """Open the circuits at the last checkpoint. take_over: completes the state of one."""
+    def _open(
+        self, take_over: TakeOver | None = None, held: Mapping[int, HeldState] = MappingProxyType({})
+    ) -> list[Circuit]:
+        """Open the circuits at the last checkpoint. take_over: completes the state of one. held: worker ->
+        the state with which it continues.
+        """
         circuits = [
             Circuit(
                 self._plan,
@@ -572,13 +586,17 @@ class Trial:
                 store_id=bytes(16),
                 layout=self._layout,
                 uids=self._uids,
+                opened=held[worker].operators if worker in held else {},
             )
             for worker in range(self._workers)
         ]
         self._directories.begin_incarnation()
         for worker, (circuit, blocks) in enumerate(zip(circuits, self._blocks, strict=True)):
+            if worker in held:
+                circuit.take_held(held[worker], self._checkpoints)
             for operator, data in blocks:
-                circuit.restore(operator, decode_block(data), self._checkpoints)
+                if operator not in circuit.held:
+                    circuit.restore(operator, decode_block(data), self._checkpoints)
             if take_over is not None:
                 take_over(worker, circuit)
             circuit.time.restore(self._checkpoint_times[worker])

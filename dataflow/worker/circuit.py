@@ -30,6 +30,7 @@ from checkpoint import (
     result_uids,
     stored_under,
 )
+from checkpoint.chains.state_blocks import decode_block
 from dataflow.core.event_time import (
     END,
     IDLE,
@@ -392,6 +393,17 @@ Sends: TypeAlias = dict[int, list[list[pa.RecordBatch]]]
 """Output of a stage: channel -> for each worker, the batches to send."""
 
 
+class HeldState(NamedTuple):
+    """What the next circuit of a worker takes from one that stands at the checkpoint to restore."""
+
+    operators: Mapping[str, Operator]
+    """Those that continue as they are."""
+    blocks: SnapshotSpool
+    """The content of the state tables of others."""
+    tables: frozenset[str]
+    """As in `Circuit.stateful`: the tables for which no stored block is needed."""
+
+
 class _Input(NamedTuple):
     port: int
     batch: pa.RecordBatch
@@ -400,6 +412,9 @@ class _Input(NamedTuple):
 
 class Circuit:
     """One worker's copy of the graph. After a call has raised, close it and create another."""
+
+    held: frozenset[str] = frozenset()
+    """The tables in `stateful` that have the state of the checkpoint without any stored block."""
 
     def __init__(
         self,
@@ -417,21 +432,21 @@ class Circuit:
         uids: Mapping[str, str] = MappingProxyType({}),
         running: RunningOperator | None = None,
         seconds: Callable[[], float] = Clock.seconds,
-        opened: "Circuit | None" = None,
+        opened: Mapping[str, Operator] = MappingProxyType({}),
         ahead: bool = False,
     ) -> None:
-        """opened: with the operators that this one takes over, of the same graph, worker and layout. ahead:
-        another driver runs the region. Then sources and sinks are not opened: they may hold what that
-        driver's workers use, and sinks fence these by incarnation.
+        """opened: operators of the same graph and worker that continue in this one. ahead: another driver
+        runs the region. Then sources and sinks are not opened: they may hold what that driver's workers use,
+        and sinks fence these by incarnation.
         """
-        self._ahead, self._opened = ahead, {} if opened is None else opened.operators
+        self._ahead, self._opened = ahead, opened
         self._running, self.seconds = running or RunningOperator(), seconds
         self.busy_s: dict[str, float] = defaultdict(float)
         self.graph = graph
         # A stateless operator has counters at most, which are stored under its name.
         self._uids = {name: name for name in graph.specs} | stored_under(graph.operators, uids)
         self._names = {uid: name for name, uid in self._uids.items()}
-        self._workers, self._by_batches = workers, bool(graph.fed_by_batches)
+        self._workers, self._by_batches, self._scratch = workers, bool(graph.fed_by_batches), scratch
         self.sources: dict[str, SourceReader] = {}
         self.sinks: dict[str, SinkWriter] = {}
         self._sink_contexts: dict[str, OperatorContext] = {}
@@ -773,6 +788,35 @@ class Circuit:
     def owner_of(self, table: str) -> str:
         """Return the operator of a table in `stateful`."""
         return self._names[table.partition("~")[0]]
+
+    def hold(self) -> HeldState:
+        """Give up the state as of the last checkpoint, after which nothing was done. Then only `close` may
+        follow, which leaves the operators open that continue. Raises OperatorError, UserFault.
+        """
+        blocks, continuing, held = SnapshotSpool(self._scratch), dict[str, Operator](), set[str]()
+        for name, operator in [*self._operators.items()]:
+            if operator.at_checkpoint == "stored":
+                continue
+            tables = {self._uids[name] + suffix: table for suffix, table in operator.tables().items()}
+            held |= tables.keys()
+            if operator.at_checkpoint == "whole":
+                continuing[name] = self._operators.pop(name)
+                continue
+            for stored, table in tables.items():
+                with self.calling(name, "its state"):
+                    blocks.add(stored, table.snapshot_pieces())
+        return HeldState(continuing, blocks, frozenset(held))
+
+    def take_held(self, held: HeldState, checkpoint: int) -> None:
+        """Take the state that the circuit before has given up. Raises OperatorError."""
+        for table, data in held.blocks:
+            self.restore(table, decode_block(data), checkpoint)
+        self.held = held.tables
+
+    @property
+    def reads(self) -> bool:
+        """Whether a state table needs the worker's own stored blocks."""
+        return not self.stateful.keys() <= self.held
 
     def take_checkpoint(self, index: int, into: OwnPart) -> None:
         """Collect the checkpoint data of this stage after a run with `checkpoint=True`; stage 1 includes

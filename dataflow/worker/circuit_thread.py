@@ -57,7 +57,7 @@ from dataflow.sources.base import SourceReader, SplitDivision
 from dataflow.sources.prefetched import PrefetchBuffer, PrefetchedReader
 from dataflow.state.operator_directory import Handover, OperatorDirectory
 from dataflow.state.scratch import SnapshotSpool
-from dataflow.worker.circuit import Circuit, OwnPart, Sends, StepTime
+from dataflow.worker.circuit import Circuit, HeldState, OwnPart, Sends, StepTime
 from dataflow.worker.companion import CircuitPulse
 from dataflow.worker.directories import PostedChanges
 from dataflow.worker.failures import CONVERSIONS, LOSSES, operator_error
@@ -67,6 +67,7 @@ from dataflow.worker.messages import (
     BlockLoaded,
     CheckpointTaken,
     CircuitFailed,
+    CircuitPositioned,
     OutputMade,
     PausedAt,
     PeerHeld,
@@ -124,6 +125,10 @@ class RestoreCircuit:
     """Whether the operators that were opened ahead continue, with the state that they have loaded."""
     removed: tuple[RemovedOutput, ...] = ()
     """Sinks that the graph gives up, with what this worker completes of them."""
+    voted: bool = False
+    """Whether the checkpoint has what this process voted for last: if it has done nothing since, it continues
+    with the state that it has.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -573,6 +578,9 @@ class CircuitIncarnation:
     raise what ends the circuit.
     """
 
+    _taken = (0, -1)
+    """The last checkpoint that was taken here, and its step."""
+
     def __init__(
         self,
         graph: GraphPlan,
@@ -583,15 +591,15 @@ class CircuitIncarnation:
         shared: Shared,
         post: Post,
         clock: Clock | None = None,
-        opened: Circuit | None = None,
+        held: HeldState | None = None,
     ) -> None:
-        """Position sources and sinks at the checkpoint. opened: as in `Circuit`. Raises InputChangedError,
-        CorruptDataError.
+        """Position sources and sinks at the checkpoint. held: of the circuit before, or of one opened ahead.
+        Raises InputChangedError, CorruptDataError.
         """
         self.number = order.incarnation
         self.running = False
         """Whether it runs steps. Before, frames that peers send early are kept: not all workers are here."""
-        self._me, self._shared, self._post = identity, shared, post
+        self._me, self._shared, self._post, self._uids = identity, shared, post, order.uids
         self._clock = Clock() if clock is None else clock
         self._stages = graph.plan.stages
         self._change = order.change
@@ -633,7 +641,7 @@ class CircuitIncarnation:
             uids=order.uids,
             running=shared.running,
             seconds=self._clock.seconds,
-            opened=opened,
+            opened={} if held is None else held.operators,
         )
         self._sending = StageOutput(self._circuit, identity, order, self._stages, self._aligned)
         self._checkpoints = CheckpointTaking(
@@ -642,7 +650,7 @@ class CircuitIncarnation:
         self._reading = StepInput(self._circuit, worker_limits, shared, self._clock, order.incarnation)
         self._fed = self._circuit.fed_by_batches
         try:
-            self._position_ends(order)
+            self._position_ends(order, held)
         except BaseException:
             self.close()
             raise
@@ -670,8 +678,10 @@ class CircuitIncarnation:
 
     # --- starting ---------------------------------------------------------------------------------
 
-    def _position_ends(self, order: RestoreCircuit) -> None:
+    def _position_ends(self, order: RestoreCircuit, held: HeldState | None) -> None:
         part = order.part
+        if held is not None:
+            self._circuit.take_held(held, order.checkpoint)
         for name, reader in self._circuit.sources.items():
             with self._circuit.calling(name, "its start"):
                 reader.reset_to({} if part is None else part.sources.get(name, {}))
@@ -695,6 +705,25 @@ class CircuitIncarnation:
             self._circuit.complete_removed(removed, order.checkpoint)
         self._shared.step = order.step
         self._shared.exhausted = False
+
+    def hold(self, order: RestoreCircuit) -> HeldState | None:
+        """Give up the state if it is that of the checkpoint to restore, else return None. Only `close` may
+        follow. Raises as `Circuit.hold`.
+        """
+        step = order.step
+        # Only if this process voted for it, in this incarnation, and no stage of a later step has run since:
+        # its tables would have rows that are made again.
+        stands = self._schedule.produced == self._schedule.consumed == step
+        if not order.voted or not stands or self._taken != (order.checkpoint, step):
+            return None
+        if order.uids != self._uids or self._circuit.wants_snapshot:  # what is stored has another form
+            return None
+        return self._circuit.hold()
+
+    @property
+    def reads(self) -> bool:
+        """Whether a state table needs the worker's own stored blocks."""
+        return self._circuit.reads
 
     def load(self, checkpoint: int, table: str, data: bytes, part: TakenPart | None = None) -> None:
         """Restore one stored block of an operator's state. Blocks arrive oldest first. part: it is of a
@@ -732,6 +761,7 @@ class CircuitIncarnation:
             self._checkpoints.collect(stage, step, checkpoint)
         positions = self._circuit.ask_sources("a checkpoint", lambda reader: reader.positions())
         sources = positions | self._circuit.time.positions()
+        self._taken = (checkpoint, step)
         self._post(self._checkpoints.finish(step, Barrier(checkpoint), sources))
 
     def start(self, divisions: Sequence[Division]) -> None:
@@ -1006,6 +1036,7 @@ class CircuitIncarnation:
         if barrier.checkpoint:
             self._batch = self._batch._replace(is_taken=True)
             self._checkpoint_taken(step)
+            self._taken = (barrier.checkpoint, step)
             self._post(self._checkpoints.finish(step, barrier, positions | split_times))
 
 
@@ -1021,6 +1052,8 @@ def decoded_block(circuit: Circuit, checkpoint: int, table: str, data: bytes) ->
 
 def load_block(circuit: Circuit, checkpoint: int, table: str, data: bytes) -> None:
     """Restore one stored block of the worker's own state. Raises OperatorError, CorruptDataError."""
+    if table in circuit.held:
+        return
     if (decoded := decoded_block(circuit, checkpoint, table, data)) is not None:
         circuit.restore(table, decoded, checkpoint)
 
@@ -1175,10 +1208,13 @@ class CircuitLoop:
                 logger.error("in close: %s", error, exc_info=error)
 
     def _restoring(self, order: RestoreCircuit) -> None:
+        held = None if self._run is None else self._run.hold(order)
         self.drop()
         if not order.opened:
             self._drop_opened()
-        opened, self._opened = self._opened, None
+        if self._opened is not None:  # what it has loaded is continued by stored blocks
+            held = HeldState(self._opened.operators, SnapshotSpool(), frozenset())
+        self._opened = None
         self._run = CircuitIncarnation(
             self._graph,
             self._identity,
@@ -1187,9 +1223,10 @@ class CircuitLoop:
             shared=self._shared,
             post=self._post,
             clock=self._clock,
-            opened=opened,
+            held=held,
         )
         self.incarnations += 1
+        self._post(CircuitPositioned(order.incarnation, self._run.reads))
 
 
 def _failure(error: BaseException, operator: str, ran_last: str) -> Failed:

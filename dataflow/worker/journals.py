@@ -181,6 +181,11 @@ class Journals:
         return self._state.replayed_bytes + self._steps.replayed_bytes
 
     @property
+    def state_bytes(self) -> int:
+        """The bytes that `blocks` reads."""
+        return self._state.replayed_bytes
+
+    @property
     def last_step(self) -> int:
         """The highest step whose input division is recorded here."""
         return self._steps.last_step
@@ -263,7 +268,7 @@ class Journals:
 class NoJournals(Journals):
     """The journals of a worker without checkpoints: it records nothing and restores nothing."""
 
-    replayed_bytes = 0
+    replayed_bytes = state_bytes = 0
     last_step = 0
     snapshot_due = False
 

@@ -20,6 +20,7 @@ from checkpoint import (
     Restore,
     RetiredWorker,
     TakenPart,
+    Vote,
     WorkerCheckpoint,
     region_of_worker,
     state_parts,
@@ -165,6 +166,14 @@ def part_of(order: Restore, change: LayoutChange | None) -> WorkerCheckpoint | N
     return None if order.restore is None else order.restore.workers[order.worker]
 
 
+def is_of_vote(order: Restore, voted: Vote | None) -> bool:
+    """Return whether the checkpoint to restore has what a process has voted for, byte for byte."""
+    part = None if order.restore is None else order.restore.workers.get(order.worker)
+    if part is None or voted is None or voted.checkpoint != order.checkpoint:
+        return False
+    return (part.state, part.steps) == (voted.positions.state, voted.positions.steps)
+
+
 async def left_before(store: Store, order: Restore) -> "dict[int, dict[str, Any] | None]":
     """Return the workers that a region that begins once had: they made no checkpoint, but perhaps output,
     which the first worker completes. Raises QuorumUnavailableError.
@@ -234,6 +243,8 @@ class CopiedState:
     def __init__(self, scratch: str = "", loaded: LoadedState | None = None) -> None:
         self.loaded = loaded
         """What the worker's operators have of its own state; None: they are not opened."""
+        self.voted: Vote | None = None
+        """The last vote of this process."""
         self._scratch = scratch
         self._parts: dict[int, tuple[Position, SnapshotSpool]] = {}
 

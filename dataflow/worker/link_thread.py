@@ -83,6 +83,7 @@ from dataflow.worker.layout_change import (
     blocks_since,
     by_name,
     copy_ahead,
+    is_of_vote,
     left_before,
     part_of,
     removed_outputs,
@@ -93,6 +94,7 @@ from dataflow.worker.messages import (
     BlockLoaded,
     CheckpointTaken,
     CircuitFailed,
+    CircuitPositioned,
     OfDirectories,
     OutputMade,
     PausedAt,
@@ -225,6 +227,11 @@ logger = logging.getLogger("dos.dataflow")
 class LinkIncarnation:
     """One incarnation on the link thread. Run `run` in a task; await `end` before the next one begins."""
 
+    voted: Vote | None = None
+    """The last vote of this incarnation."""
+    _reads = True
+    """Whether the circuit needs the worker's own stored blocks, once it is positioned."""
+
     def __init__(
         self,
         spec: WorkerSpec,
@@ -288,6 +295,7 @@ class LinkIncarnation:
         self._exchange.on_durable = self._outputs.on_peer_durable
         self._circuit_ordered = trio.Event()
         """The circuit has its order to restore, or this is over. What it got before, it would drop."""
+        self._positioned = trio.Event()
         self._loaded = trio.Event()
         self._block_room = trio.Semaphore(limits.state_blocks_ahead)
         self._announced_exhausted = False
@@ -301,6 +309,9 @@ class LinkIncarnation:
         """Take a message of the circuit. Call it on the trio thread; never blocks."""
         if isinstance(message, BlockLoaded):
             self._block_room.release()
+        elif isinstance(message, CircuitPositioned):
+            self._reads = message.reads
+            self._positioned.set()
         elif isinstance(message, StateLoaded):
             self._loaded.set()
         elif isinstance(message, OutputMade):
@@ -446,6 +457,7 @@ class LinkIncarnation:
             order.uids,
             self._copies.loaded is not None,
             removed_outputs(order, change, self._spec.removed),
+            is_of_vote(order, self._copies.voted),
         )
         self._inbox.put(restores)
         self._circuit_ordered.set()
@@ -476,7 +488,8 @@ class LinkIncarnation:
                     last_step=journals.last_step,
                     replayed_bytes=sum(
                         one.replayed_bytes for one in (journals, self._outputs, self._directories)
-                    ),
+                    )
+                    - (0 if self._reads else journals.state_bytes),
                     seconds=sum(phases.phases_s.values()),
                     phases_s=phases.phases_s,
                 )
@@ -547,7 +560,9 @@ class LinkIncarnation:
 
     async def _load(self, journals: Journals) -> None:
         store = SoundStore(self._store)  # without a claim, positions of the checkpoint are read
-        stored = self._copies.restored(store, self._order, journals.blocks, self._change, self._since)
+        await self._positioned.wait()
+        own = journals.blocks if self._reads else these
+        stored = self._copies.restored(store, self._order, own, self._change, self._since)
         async with aclosing(stored) as blocks:
             async for part, block in blocks:
                 await self._block_room.acquire()
@@ -619,9 +634,8 @@ class LinkIncarnation:
             for feed in self._feeds:  # a source that comes with this graph: what it reads is not trimmed
                 await feed.registered.wait()
         # All that the positions refer to is durable now. A vote before that could commit what a crash loses.
-        await self._control.report(
-            Vote(checkpoint=number, step=taken.step, positions=stored, phases_s=phases)
-        )
+        self.voted = Vote(checkpoint=number, step=taken.step, positions=stored, phases_s=phases)
+        await self._control.report(self.voted)
         self._exchange.announce(FrameType.DURABLE, taken.step)
         await journals.voted(taken)
         # After a change of the layout the chain is full of rows that moved away. A fork has written all anew.
@@ -807,6 +821,8 @@ class Links:
         self._shared.snapshot_due = order.forks
         self._copying.cancel()
         copies, self._copies = self._copies, CopiedState(self._spec.scratch_dir)
+        if self._incarnation is not None:
+            copies.voted = self._incarnation.voted
         self._incarnation = LinkIncarnation(
             self._spec, order, control, store, inbox=self._inbox, shared=self._shared, copies=copies
         )

@@ -30,6 +30,16 @@ from journal import Record
 
 
 @dataclass(frozen=True, slots=True)
+class CircuitPositioned:
+    """The circuit takes state. `reads`: whether it needs the worker's own stored blocks; otherwise it still
+    has the state of the checkpoint.
+    """
+
+    incarnation: int
+    reads: bool
+
+
+@dataclass(frozen=True, slots=True)
 class BlockLoaded:
     """One state block is restored; the next may be sent. This bounds the blocks in memory."""
 
@@ -199,6 +209,7 @@ class AheadDone:
 
 ToLinks: TypeAlias = (
     BlockLoaded
+    | CircuitPositioned
     | AheadDone
     | StateLoaded
     | StageEnded

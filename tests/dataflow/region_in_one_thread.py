@@ -110,6 +110,8 @@ class OneThreadRegion:
         self.last_number = 0
         self.asked = 0
         self.steps_replayed = 0
+        self.states_kept = 0
+        """How often a worker continued from a checkpoint with the state that it had."""
         self.checkpoint_requested = False
         """An operator waits for a checkpoint: `request_checkpoint` is to be called."""
         self._checkpoint_wanted_at = 0
@@ -125,6 +127,9 @@ class OneThreadRegion:
         at = self.checkpoint
         step, checkpoint = (at.step, at.number) if at else (0, 0)
         for index, side in enumerate(self.sides):
+            order = self.order_of(index)
+            held = None if side.run is None else side.run.hold(order)
+            self.states_kept += held is not None
             if side.run is not None:
                 side.run.close()
             side.inbound = {peer: deque() for peer in range(self.workers) if peer != index}
@@ -136,10 +141,6 @@ class OneThreadRegion:
             side.line = OutputSequence("shown", step)
             for output in side.shown:
                 side.line.add(output.step, output.digest, Position(1, output.step, 0))
-            part, change = at.parts.get(index) if at else None, self.change_of(index)
-            order = RestoreCircuit(
-                self.incarnation, step, checkpoint, part, self.layout, b"s" * 16, change=change
-            )
             side.run = CircuitIncarnation(
                 self.plan,
                 Identity("region", index),
@@ -148,9 +149,10 @@ class OneThreadRegion:
                 shared=side.shared,
                 post=self._post_of(index),
                 clock=self.clock,
+                held=held,
             )
             side.blocks = [block for block in side.blocks if block[0] <= checkpoint]
-            for number, operator, data in side.blocks:
+            for number, operator, data in side.blocks if side.run.reads else ():
                 side.run.load(number, operator, data)
             for of_part, (number, operator, data) in self.parts_of(index):
                 side.run.load(number, operator, data, of_part)
@@ -163,6 +165,21 @@ class OneThreadRegion:
             side.durable_step = until
             side.run.start(divisions)
         self._tell_durable()
+
+    def order_of(self, index: int) -> RestoreCircuit:
+        """The order to restore the last committed checkpoint."""
+        at, number = self.checkpoint, self.incarnation
+        part = at.parts.get(index) if at else None
+        return RestoreCircuit(
+            number,
+            at.step if at else 0,
+            at.number if at else 0,
+            part,
+            self.layout,
+            b"s" * 16,
+            change=self.change_of(index),
+            voted=part is not None and part.state.epoch == number - 1,
+        )
 
     def change_of(self, index: int) -> LayoutChange | None:
         """The duties of a worker, if the layout is another one than in the checkpoint."""

@@ -80,6 +80,7 @@ LIVES: Final[dict[str, Life]] = {
             "a worker joins in another layout": 20 / 4,
             "a worker stays in another layout": 20 / 4,
             "state was copied ahead": 20 / 4,
+            "state is kept": 20 / 4,
             "a savepoint is settled": 20,
         },
     ),

@@ -59,11 +59,20 @@ from dataflow.worker.circuit_thread import (
 from dataflow.worker.companion import RunningOperator
 from dataflow.worker.failures import failure_of
 from dataflow.worker.journals import FloorCollector, Journals
-from dataflow.worker.layout_change import CopiedState, LayoutChange, after_step, create_journals, part_of
+from dataflow.worker.layout_change import (
+    CopiedState,
+    LayoutChange,
+    after_step,
+    create_journals,
+    is_of_vote,
+    part_of,
+    these,
+)
 from dataflow.worker.messages import (
     BlockLoaded,
     CheckpointTaken,
     CircuitFailed,
+    CircuitPositioned,
     OutputMade,
     PausedAt,
     PeerHeld,
@@ -170,7 +179,12 @@ _LOST = (
 class WorkerIncarnation:
     """One incarnation. `claim`: None until it is granted."""
 
-    def __init__(self, worker: "Worker", order: Restore, copies: CopiedState) -> None:
+    def __init__(
+        self, worker: "Worker", order: Restore, copies: CopiedState, voted: Vote | None = None
+    ) -> None:
+        self.voted: Vote | None = None
+        self._voted = voted
+        self._reads: bool | None = None
         self.number = order.epoch
         self.of_region = order.incarnation
         self._copies = copies
@@ -202,6 +216,8 @@ class WorkerIncarnation:
         """Accept a message of the circuit."""
         if isinstance(message, BlockLoaded):
             self._blocks_out -= 1
+        elif isinstance(message, CircuitPositioned):
+            self._reads = message.reads
         elif isinstance(message, StateLoaded):
             self._loaded = True
         elif isinstance(message, CheckpointTaken):
@@ -308,6 +324,7 @@ class WorkerIncarnation:
                 change,
                 order.is_local,
                 self._left_before() if change is None else change.completes,
+                voted=is_of_vote(order, self._voted),
             )
         )
         directory = worker_directory(region.spec.name, worker.index)
@@ -351,7 +368,11 @@ class WorkerIncarnation:
         store = SimStore(worker, region.network, region.store)
         store.spoiled = region.history.spoiled
         try:
-            stored = self._copies.restored(store, self._order, journals.blocks, self._change)
+            while self._reads is None:
+                await worker.wait(self._changed)
+            worker.region.saw("state is read" if self._reads else "state is kept")
+            own = journals.blocks if self._reads else these
+            stored = self._copies.restored(store, self._order, own, self._change)
             async for part, block in stored:
                 await self._load_block(*block, part)
         finally:
@@ -416,6 +437,7 @@ class WorkerIncarnation:
                 positions=positions,
                 produced=worker.shared.step,
             )
+            self.voted = vote
             worker.report(vote)
             self._links.announce(FrameType.DURABLE, taken.step)
             await journals.voted(taken)
@@ -679,6 +701,7 @@ class Worker(Process):
     def _begin(self, order: Restore) -> None:
         """End the previous incarnation and begin the next."""
         self.shared.incarnation = order.epoch
+        voted = None if self.incarnation is None else self.incarnation.voted
         if self.incarnation is not None:
             self.incarnation.end()
         self.shared.peers_at = 0
@@ -687,7 +710,7 @@ class Worker(Process):
         self.shared.snapshot_due = order.forks
         self._stop_copying()
         copies, self._copies = self._copies, CopiedState()
-        self.incarnation = WorkerIncarnation(self, order, copies)
+        self.incarnation = WorkerIncarnation(self, order, copies, voted)
         self.incarnation_began.set()
 
     def _stop_copying(self) -> None:
