@@ -34,6 +34,7 @@ _BEFORE_DIGEST: Final = struct.Struct(">2sBBHHQII")
 _HEADER: Final = struct.Struct(">2sBBHHQIIQ")
 _DIGEST: Final = struct.Struct(">Q")
 _DIGESTED_BYTES: Final = _BEFORE_DIGEST.size
+_OPCODE_AT: Final = 3
 assert _HEADER.size == frame_header_bytes == 32
 assert _DIGESTED_BYTES == 24
 
@@ -52,6 +53,7 @@ _FIRST_CAPACITY: Final = 16 * 1024
 _CAPACITY_GROWN: Final = 512 * 1024
 
 _hasher: Final = xxhash.xxh3_64
+_one_shot: Final = xxhash.xxh3_64_intdigest
 
 
 class Frame(NamedTuple):
@@ -68,19 +70,20 @@ def frame_head(frame: Frame) -> bytes:
     """Return the header and meta of the frame; `frame.payload` follows on the wire, so it is not copied.
     Raises LocalProtocolError if a limit is exceeded.
     """
-    meta, payload = frame.meta, frame.payload
-    if len(meta) > meta_bytes_max or len(payload) > payload_bytes_max:
+    opcode, request_id, meta, payload, flags = frame
+    meta_bytes, payload_bytes = len(meta), len(payload)
+    if meta_bytes > meta_bytes_max or payload_bytes > payload_bytes_max:
         raise LocalProtocolError(
             f"a frame carries at most {meta_bytes_max} bytes of meta and {payload_bytes_max} of payload:"
-            f" {len(meta)} and {len(payload)}"
+            f" {meta_bytes} and {payload_bytes}"
         )
     head = _BEFORE_DIGEST.pack(
-        MAGIC, PROTOCOL_VERSION, frame.opcode, frame.flags, 0, frame.request_id, len(meta), len(payload)
+        MAGIC, PROTOCOL_VERSION, opcode, flags, 0, request_id, meta_bytes, payload_bytes
     )
-    digest = _hasher(head)
-    digest.update(meta)
-    if payload:
-        digest.update(payload)
+    if not payload_bytes:
+        return head + _DIGEST.pack(_one_shot(head + meta)) + meta
+    digest = _hasher(head + meta)
+    digest.update(payload)
     return head + _DIGEST.pack(digest.intdigest()) + meta
 
 
@@ -211,6 +214,21 @@ class FrameDecoder:
             bytes(payload) if self._copy else payload,
             flags,
         )
+
+    def next_run(self, opcode: int, count_max: int) -> list[Frame]:
+        """Return the whole frames of one opcode at the front of the buffer, `count_max` at most: what as many
+        calls of `next_frame` would return. Raises as that, after the frames before the error were returned.
+        """
+        run: list[Frame] = []
+        try:
+            while self._end - self._start >= frame_header_bytes and len(run) < count_max:
+                if self._buffer[self._start + _OPCODE_AT] != opcode or (frame := self.next_frame()) is None:
+                    break
+                run.append(frame)
+        except RemoteProtocolError:
+            if not run:
+                raise
+        return run  # the next call raises again
 
     def _check_magic(self, start: int, held: int) -> None:
         """Check the magic of an incomplete header: a peer of another protocol may never send 32 bytes."""

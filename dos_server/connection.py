@@ -450,29 +450,32 @@ class ServerConnection:
         decoder, owner, session = self._inflow.decoder, self._owner, self.session
         before = decoder.buffered
         try:
-            while (wanted := self.wanted()) and (frame := self._next_frame()) is not None:
-                if frame.opcode in _LONG_ANSWERS and not owner.may_answer(session, frame):
+            while wanted := self.wanted():
+                if self._deferred is None and (run := decoder.next_run(_APPEND, _RUN_FRAMES_MAX)):
+                    owner.received_appends(session, run)
+                    if not decoder.buffered:  # the usual small append: whether more is wanted is asked later
+                        break
+                elif (frame := self._next_frame()) is None:
+                    break
+                elif frame.opcode in _LONG_ANSWERS and not owner.may_answer(session, frame):
                     self._deferred, wanted = frame._replace(payload=bytes(frame.payload)), False
                     break
-                if frame.opcode != _APPEND:
+                else:
                     owner.received(session, frame)
                     if not self._welcome and owner.is_welcome(session):
                         self._welcome = True
                         self._inflow.welcome()
-                else:
-                    self._pass_appends(frame)
-                    if not decoder.buffered:  # the usual small append: whether more is wanted is asked later
-                        break
                 if decoder.buffered and clock() >= until:
                     over = True
                     break
         except RemoteProtocolError as error:
             owner.bad_frame(session, error)
             return Fed.ALL
-        anew = decoder.buffered < before
+        left = decoder.buffered
+        anew = left < before
         if anew:
             self._last_read = now
-        begun = wanted and not over and bool(decoder.buffered)
+        begun = wanted and not over and bool(left)
         self._clock.watch(now, begun=begun, anew=anew)
         if over:
             return Fed.YIELDED
@@ -481,23 +484,6 @@ class ServerConnection:
     def _next_frame(self) -> Frame | None:
         held, self._deferred = self._deferred, None
         return held if isinstance(held, Frame) else self._inflow.decoder.next_frame()
-
-    def _pass_appends(self, frame: Frame) -> None:
-        """Pass on a run of consecutive appends in one call, then the frame that follows it, or what decoding
-        raises.
-        """
-        decoder, owner, session = self._inflow.decoder, self._owner, self.session
-        run: list[Frame] = []
-        following: Frame | None = frame
-        try:
-            while following is not None and following.opcode == _APPEND:
-                run.append(following)
-                more = decoder.buffered and len(run) < _RUN_FRAMES_MAX
-                following = decoder.next_frame() if more else None
-        finally:
-            owner.received_appends(session, run)
-        if following is not None:
-            owner.received(session, following)
 
     def _feed_version0(self, inlet: wire0.Inlet, now: float, until: float) -> Fed:
         owner, session = self._owner, self.session

@@ -67,7 +67,7 @@ class ServerFigures(Collector):
     # --- from the event loop --------------------------------------------------------------------------------
 
     def count(self, perform: Perform) -> dict[type[Any], Callable[[Any], Any]]:
-        send, write = perform[v.Send], perform[v.Write]
+        send, send_acks, write = perform[v.Send], perform[v.SendAcks], perform[v.WriteMany]
 
         def counted_send(effect: v.Send) -> Any:
             message = effect.message
@@ -79,12 +79,16 @@ class ServerFigures(Collector):
                 self._refusals[ErrorCode(message.code).name] += 1
             return send(effect)
 
-        def counted_write(effect: v.Write) -> Any:
-            self._writes += 1
-            self._written_bytes += sum(map(len, effect.buffers))
+        def counted_acks(effect: v.SendAcks) -> Any:
+            self._acknowledgements += len(effect.acks)
+            return send_acks(effect)
+
+        def counted_writes(effect: v.WriteMany) -> Any:
+            self._writes += len(effect.writes)
+            self._written_bytes += sum(len(data) for one in effect.writes for data in one.buffers)
             return write(effect)
 
-        return {**perform, v.Send: counted_send, v.Write: counted_write}
+        return {**perform, v.Send: counted_send, v.SendAcks: counted_acks, v.WriteMany: counted_writes}
 
     def publish(self, gauges: CoreGauges, connections: int) -> None:
         self._gauges, self._connections, self._at_s = gauges, connections, time.monotonic()

@@ -26,7 +26,7 @@ from dos_protocol.digests import Buffer
 from dos_protocol.errors import CorruptDataError
 from dos_server import side_files
 from dos_server.core.files.extent import HeaderFault, decode_header, object_seed
-from dos_server.core.files.log_record import HEADER_BYTES, LogEntry, log_seed
+from dos_server.core.files.log_record import HEADER_BYTES, LogEntry, encode_entry, log_seed
 from dos_server.core.files.log_replay import (
     NO_FILE,
     FileFacts,
@@ -300,7 +300,9 @@ def _replay(disk: Disk, files: LogFiles, found: list[FoundRecord], life: Life) -
 def append_record(
     log: LogTail, files: LogFiles, entries: Sequence[LogEntry], contents: Sequence[Buffer], now: float
 ) -> None:
-    slot, offset, record, seen_bytes, first_segment = log.next_record(entries, contents, now, reserved=True)
+    slot, offset, record, seen_bytes, first_segment = log.next_record(
+        entries, list(map(encode_entry, entries)), contents, now, reserved=True
+    )
     files.append(RecordPlace(slot, offset), record)
     files.see(memoryview(record)[:seen_bytes])
     log.segments.synced(first_segment)

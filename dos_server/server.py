@@ -229,19 +229,24 @@ class Writes:
     def sync_ended(self, directory: str, name: str) -> None:
         del self._syncs[directory, name]
 
-    def write(self, effect: v.Write) -> v.Written | None:
-        """Write now and return the result; None: a thread writes, and `on_result` gets the result."""
-        began = self._clock()
-        if self._is_slow(began):
-            buffers = [bytes(one) for one in effect.buffers]
-            self._waiting_bytes += sum(map(len, buffers))
-            self._threads.start(effect._replace(buffers=list(buffers)))
-            return None
-        failure = self._storage.write(effect)
-        ended = self._clock()
-        if ended - began > slow_disk_seconds:
-            self._slow_until = ended + slow_disk_seconds
-        return v.Written(effect.directory, effect.name, failure)
+    def write(self, effect: v.WriteMany) -> v.WrittenMany:
+        """Write now, and return the results. From the first write on that finds the disk slow, threads write
+        one by one, and `on_result` gets the result of each.
+        """
+        failures, began = list[v.DiskFailure](), self._clock()
+        is_slow = self._is_slow(began)
+        for one in effect.writes:
+            if is_slow:
+                buffers = [bytes(each) for each in one.buffers]
+                self._waiting_bytes += sum(map(len, buffers))
+                self._threads.start(one._replace(buffers=list(buffers)))
+                continue
+            failures.append(self._storage.write(one))
+            ended = self._clock()
+            if ended - began > slow_disk_seconds:
+                is_slow, self._slow_until = True, ended + slow_disk_seconds
+            began = ended
+        return v.WrittenMany(effect.writes, failures)
 
     def _is_slow(self, now: float) -> bool:
         if now < self._slow_until or self._waiting_bytes:
@@ -250,13 +255,12 @@ class Writes:
             return now - began > slow_disk_seconds
         return False
 
-    def _work(self, effect: v.Write) -> tuple[v.Write, v.Written]:
-        return effect, v.Written(effect.directory, effect.name, self._storage.write(effect))
+    def _work(self, effect: v.Write) -> v.WrittenMany:
+        return v.WrittenMany([effect], [self._storage.write(effect)])
 
-    def _ended(self, done: tuple[v.Write, v.Written]) -> None:
-        effect, written = done
-        self._waiting_bytes -= sum(map(len, effect.buffers))
-        self._on_result(written)
+    def _ended(self, done: v.WrittenMany) -> None:
+        self._waiting_bytes -= sum(map(len, done.writes[0].buffers))
+        self._on_result(done)
 
     def close(self) -> None:
         self._threads.close()
@@ -535,9 +539,10 @@ class ObjectServer:
         storage = self._storage
         return {
             v.Send: self._send,
+            v.SendAcks: self._send_acks,
             v.CloseSession: self._close_session,
             v.ForgetDirectory: lambda one: storage.forget(one.directory),
-            v.Write: self._writes.write,
+            v.WriteMany: self._writes.write,
             v.Sync: self._sync_threads.submit,
             v.WriteLog: self._write_log,
             v.Halt: lambda one: self._halt(one.reason),
@@ -704,15 +709,12 @@ class ObjectServer:
             one.resume()
 
     def _feed_one(self, event: v.Event) -> None:
-        now, perform = self._now(), self._perform
-        events: deque[v.Event] = deque()
-        following: v.Event | None = event
-        while following is not None:
+        now, perform, events = self._now(), self._perform, [event]
+        for following in events:  # which grow meanwhile
             for effect in self._core.handle(following, now):
                 answer = perform[type(effect)](effect)
                 if answer is not None:
                     events.append(answer)
-            following = events.popleft() if events else None
 
     async def _ticker(self) -> None:
         while True:
@@ -751,6 +753,13 @@ class ObjectServer:
         if connection is not None:
             connection.send(m.encode(effect.message, effect.request_id))
             self._to_flush[effect.session] = connection
+
+    def _send_acks(self, effect: v.SendAcks) -> None:
+        for session, ack in effect.acks:
+            connection = self._connections.get(session)
+            if connection is not None:
+                connection.send(m.encode(ack))
+                self._to_flush[session] = connection
 
     def _send_bytes(self, effect: v.SendBytes) -> None:
         connection = self._connections.get(effect.session)

@@ -194,10 +194,15 @@ class LogTail:
         return padded(HEADER_BYTES + table_bytes + self.before_bytes + content_bytes)
 
     def next_record(
-        self, entries: Sequence[LogEntry], contents: Sequence[Buffer], now: float, *, reserved: bool
+        self,
+        entries: Sequence[LogEntry],
+        own: Sequence[bytes],
+        contents: Sequence[Buffer],
+        now: float,
+        *,
+        reserved: bool,
     ) -> NextRecord:
-        """Return the next record; `has_room` has returned True."""
-        own = list(map(encode_entry, entries))
+        """Return the next record; `has_room` has returned True. `own`: the entries, encoded."""
         table_bytes = sum(map(len, own))
         size = self._size(table_bytes, sum(map(len, contents)))
         room = self.segments.place(size, self.sequence, now, reserved=reserved)
@@ -221,6 +226,7 @@ class Pending(NamedTuple):
     """
 
     entry: LogEntry
+    encoded: bytes
     content: Buffer
     state: ObjectState | None = None
     then: Then | None = None
@@ -266,7 +272,7 @@ class GroupLog:
         if count > log_small_bytes_max or state.written - state.synced > log_small_bytes_max:
             state.direct_until = now + log_direct_seconds
             return False
-        return self._has_room(entry_bytes(state.directory, state.name), count)
+        return self._has_room(entry_bytes(state.names), count)
 
     def add_extents(self, state: ObjectState, position: int, data: Buffer) -> None:
         count, end = len(data), state.written
@@ -275,7 +281,7 @@ class GroupLog:
         else:
             entry = LogEntry(EntryKind.CREATED, state.directory, state.name, state.root, 0, end, 0)
         state.covered, state.entry_covered = end, True
-        self._add(Pending(entry, data, state))
+        self._add(Pending(entry, encode_entry(entry, state.names), data, state))
 
     def holds(self, key: Key) -> bool:
         """Return whether a start could replay an entry of this object, or of this directory's claim."""
@@ -302,10 +308,11 @@ class GroupLog:
         return self._add_reserved(entry, data, then)
 
     def _add_reserved(self, entry: LogEntry, content: Buffer, then: Then) -> bool:
-        if not self._has_room(entry_bytes(entry.directory, entry.name), len(content), reserved=True):
+        encoded = encode_entry(entry)
+        if not self._has_room(len(encoded), len(content), reserved=True):
             return False
         self._reserved = True
-        self._add(Pending(entry, content, then=then))
+        self._add(Pending(entry, encoded, content, then=then))
         return True
 
     def gone(self, key: Key) -> None:
@@ -329,7 +336,7 @@ class GroupLog:
     def _add(self, one: Pending) -> None:
         self._pending.append(one)
         self._content_bytes += len(one.content)
-        self._table_bytes += entry_bytes(one.entry.directory, one.entry.name)
+        self._table_bytes += len(one.encoded)
 
     def write_next(self, now: float) -> None:
         """Order the next record, if entries wait and none is being written. Called once for each event."""
@@ -341,9 +348,10 @@ class GroupLog:
     def _write(self, now: float) -> None:
         pending, self._pending, self._content_bytes, self._table_bytes = self._pending, [], 0, 0
         reserved, self._reserved = self._reserved, False
-        entries, contents = [one.entry for one in pending], [one.content for one in pending]
+        entries, own = [one.entry for one in pending], [one.encoded for one in pending]
+        contents = [one.content for one in pending]
         slot, offset, record, seen_bytes, self._first_segment = self._tail.next_record(
-            entries, contents, now, reserved=reserved
+            entries, own, contents, now, reserved=reserved
         )
         self._in_flight, self._used_at = pending, now
         objects = self._due_checks([one.state for one in pending if one.state is not None], now)
@@ -364,7 +372,7 @@ class GroupLog:
         # Only now may released slots be overwritten: if this record were lost, the one before it would still
         # count their segments as live, and a start would miss them.
         self._segments.synced(self._first_segment)
-        for entry, _, state, then in done:
+        for entry, _, _, state, then in done:
             if then is not None:
                 then()
             # Not acknowledged: nobody would find these bytes by name.

@@ -30,7 +30,8 @@ from dos_protocol.errors import ErrorCode
 from dos_protocol.limits import object_bytes_max
 from dos_protocol.messages import Append, ObjectInfo, RepairChunk
 from dos_server.core.access import RequestRefusal
-from dos_server.core.files.extent import AcceptedBytes, build_extents, link_after, object_seed
+from dos_server.core.files.extent import AcceptedBytes, build_extents, link_after, object_seed, small_extent
+from dos_server.core.files.log_record import names_of
 from dos_server.core.files.records import ObjectMark
 from dos_server.core.files.recovery import RecoveredObject
 from dos_server.core.files.scan import SparseIndex
@@ -60,6 +61,7 @@ class WriteBatch(NamedTuple):
     data: bytes | None
 
 
+_SMALL_PAYLOAD_BYTES: Final = log_small_bytes_max - extent_header_bytes
 _end_of: Final = attrgetter("end")
 _end_of_digest: Final = itemgetter(0)
 
@@ -68,6 +70,7 @@ class ObjectState:
     """The state of one object in memory. Fields named `*_bytes` are file positions or counts; sizes are
     logical.
 
+    `names`: as in entries of the group log.
     `appender`: the version 0 session that streams to it; no other session may append. `link`: of the next
     extent to be written. `corrupt_from`: logical offset where damage begins. `tail_damaged`: any byte may be
     damaged, so no size is reported. `uncut_bytes`: of a torn tail whose copy found no space; `judging`: it is
@@ -97,6 +100,7 @@ class ObjectState:
         "link",
         "name",
         "named_until",
+        "names",
         "pieces",
         "poisoned",
         "removing",
@@ -128,6 +132,7 @@ class ObjectState:
     ) -> None:
         self.directory = directory
         self.name = name
+        self.names = names_of(directory, name)
         self.seed = object_seed(directory, name)
         self.fold = found.fold if found else PrefixDigest()
         self.index = found.index if found else SparseIndex()
@@ -266,25 +271,30 @@ class ObjectState:
         """
         if self.batch is not None or not self.unwritten_tickets or self.poisoned:
             return None
-        position, link, starts, buffers = self.file_bytes, self.link, [], []
+        at, link, starts, buffers = self.file_bytes, self.link, [], list[Buffer]()
+        position, data = at, None
         # `durable` in the headers proves to a later start that what is below was acknowledged: if it is gone
         # then, that is damage and not a torn tail.
-        for header, parts in build_extents(
-            self.pieces, seed=self.seed, epoch=epoch, durable=self.synced, link=link
-        ):
-            starts.append((header.offset, position, header.link))
-            position += extent_header_bytes + header.payload_bytes
-            link = link_after(parts[0])
-            buffers += parts
-        data = None
-        if for_log and position - self.file_bytes <= log_small_bytes_max:
-            data = b"".join(buffers)  # copied: the log needs it after the receive buffer is reused
+        if for_log and len(self.pieces) == 1 and len(self.pieces[0].data) <= _SMALL_PAYLOAD_BYTES:
+            (piece,) = self.pieces
+            data = small_extent(piece, seed=self.seed, epoch=epoch, durable=self.synced, link=link)
+            starts.append((piece.offset, at, link))
+            position, link = at + len(data), link_after(data)
+        else:
+            for header, parts in build_extents(
+                self.pieces, seed=self.seed, epoch=epoch, durable=self.synced, link=link
+            ):
+                starts.append((header.offset, position, header.link))
+                position += extent_header_bytes + header.payload_bytes
+                link = link_after(parts[0])
+                buffers += parts
+            if for_log and position - at <= log_small_bytes_max:
+                data = b"".join(buffers)  # copied: the log needs it after the receive buffer is reused
+        if data is not None:
             buffers = [data]
-        tickets, at = self.unwritten_tickets, self.file_bytes
-        self.batch = WriteBatch(self.accepted, position, link, starts, self.fold, tickets, at, data)
-        self.unwritten_tickets = 0
-        self.pieces = []
-        return Write(self.directory, self.name, self.file_bytes, buffers, not self.exists)
+        tickets, self.unwritten_tickets, self.pieces = self.unwritten_tickets, 0, []
+        self.batch = WriteBatch(self.fold.size, position, link, starts, self.fold, tickets, at, data)
+        return Write(self.directory, self.name, at, buffers, not self.exists)
 
     def wrote(self) -> WriteBatch:
         batch = self._take_batch()
@@ -359,8 +369,10 @@ class ObjectState:
     def _settle(self, upto: int) -> list[PendingAppend]:
         if upto <= self.synced and not self.tickets:
             return []
-        self.synced = max(self.synced, upto)
-        self.covered = max(self.covered, self.synced)
+        if upto > self.synced:
+            self.synced = upto
+        if self.synced > self.covered:
+            self.covered = self.synced
         covered = bisect_right(self.digests, self.synced, key=_end_of_digest)
         if covered:
             self.synced_digest = self.digests[covered - 1][1]

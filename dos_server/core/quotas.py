@@ -243,14 +243,11 @@ class Quotas:
         return None
 
     def room_bytes(self, directory: str) -> int:
-        return min(
-            (
-                rule.quota.bytes_max - rule.bytes
-                for rule in self._of(directory)
-                if rule.quota.bytes_max is not None
-            ),
-            default=_ENOUGH,
-        )
+        room = _ENOUGH
+        for rule in self._of(directory):
+            if rule.quota.bytes_max is not None:
+                room = min(room, rule.quota.bytes_max - rule.bytes)
+        return room
 
     # Connections and requests
 
@@ -280,9 +277,10 @@ class Quotas:
                 rule.refused["requests"] += rule.allowance <= 0 and not waited
 
     def must_wait(self, directory: str | None, now: float) -> bool:
+        if not self._rules or directory is None:
+            return False
         return any(
-            rule.quota.requests_per_s is not None and rule.refill(now) <= 0
-            for rule in (self._of(directory) if directory is not None else ())
+            rule.quota.requests_per_s is not None and rule.refill(now) <= 0 for rule in self._of(directory)
         )
 
     def wants_tick(self, now: float) -> bool:

@@ -27,7 +27,7 @@ from dos_server.core.directory_state import LoadState, Session
 from dos_server.core.group_log import GroupLog, LogTail
 from dos_server.core.object_state import ObjectState
 from dos_server.core.quotas import QuotaGauge, Quotas
-from dos_server.core.requests.appends import Appends, take_run
+from dos_server.core.requests.appends import Appends, take_entries
 from dos_server.core.requests.claims import Claims
 from dos_server.core.requests.greetings import Greetings
 from dos_server.core.requests.reads import Reads
@@ -130,7 +130,7 @@ class ServerCore:
             v.ObjectLoaded: self._tails.object_loaded,
             v.LogDue: self._log_due,
             v.LogSynced: self._log_synced,
-            v.Written: self._written,
+            v.WrittenMany: self._written,
             v.SyncBegins: appends.sync_begins,
             v.Synced: self._synced,
             v.GotData: reads.got_data,
@@ -185,7 +185,7 @@ class ServerCore:
             return self._version0.may_read(session)
         return one is None or not (
             one.opening
-            or one.unsynced_bytes >= self._tables.in_flight.bytes_max
+            or (one.unsynced_bytes and one.unsynced_bytes >= self._tables.in_flight.bytes_max)
             or one.pending >= requests_in_flight_max
             or one.reading >= reads_queued_of_one_max
             or one.deferred
@@ -270,12 +270,11 @@ class ServerCore:
 
     def _received_appends(self, event: v.ReceivedAppends) -> None:
         number, frames = event
-        session = self._tables.sessions.get(number)
-        index = 0
-        while session is not None and index < len(frames):
-            if not (session.closed or session.leaving or session.opening or session.deferred):
-                index = take_run(self._tables, session, frames, index)
-            if index < len(frames):
+        session, index, count = self._tables.sessions.get(number), 0, len(frames)
+        while session is not None and index < count:
+            if not (session.leaving or session.opening or session.deferred):
+                index = take_entries(self._tables, session, frames, index)
+            if index < count:
                 self._received(v.Received(number, frames[index]))
                 index += 1
 
@@ -332,9 +331,10 @@ class ServerCore:
     def _effect_done(self, event: v.EffectDone) -> None:
         self._on_done[type(event.effect)](event.effect, event.failure)
 
-    def _written(self, event: v.Written) -> None:
+    def _written(self, event: v.WrittenMany) -> None:
         self._appends.written(event)
-        self._version0.progress(event.directory, event.name)
+        for write in event.writes if self._version0.waits else ():
+            self._version0.progress(write.directory, write.name)
 
     def _log_due(self, event: v.LogDue) -> None:
         del event
@@ -344,6 +344,7 @@ class ServerCore:
     def _log_synced(self, event: v.LogSynced) -> None:
         assert self._tables.log is not None
         self._tables.log.synced(event.gone)
+        self._appends.send_acks()
 
     def _gone(self, state: ObjectState) -> None:
         self._appends.gone(state)
@@ -351,7 +352,8 @@ class ServerCore:
 
     def _logged(self, state: ObjectState, end: int) -> None:
         self._appends.logged(state, end)
-        self._version0.progress(state.directory, state.name)
+        if self._version0.waits:
+            self._version0.progress(state.directory, state.name)
 
     def _synced(self, event: v.Synced) -> None:
         self._appends.synced(event)

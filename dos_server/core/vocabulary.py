@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dos_protocol.digests import Buffer
 from dos_protocol.frames import Frame
-from dos_protocol.messages import Message
+from dos_protocol.messages import DurabilityAck, Message
 from dos_server.core.access import Tokens
 from dos_server.core.files.records import ClaimRecord, ObjectMark
 from dos_server.core.files.recovery import RecoveredObject
@@ -303,12 +303,11 @@ class EffectDone(NamedTuple):
     failure: DiskFailure
 
 
-class Written(NamedTuple):
-    """`Write` finished."""
+class WrittenMany(NamedTuple):
+    """The first writes of a `WriteMany` finished, all or some. `failures`: of each of them."""
 
-    directory: str
-    name: str
-    failure: DiskFailure
+    writes: "Sequence[Write]"
+    failures: Sequence[DiskFailure]
 
 
 class SyncBegins(NamedTuple):
@@ -387,6 +386,12 @@ class Send(NamedTuple):
     request_id: int = 0
 
 
+class SendAcks(NamedTuple):
+    """Send durability acks, each to a session, as `Send` does."""
+
+    acks: Sequence[tuple[int, DurabilityAck]]
+
+
 class CloseSession(NamedTuple):
     """Close the connection after everything before this effect has been sent."""
 
@@ -401,13 +406,21 @@ class WriteClaim(NamedTuple):
 
 
 class Write(NamedTuple):
-    """Write the buffers at a position of the object's file, all or nothing. `create` makes the file."""
+    """Write the buffers at a position of the object's file, all or nothing. `create` makes the file. It is a
+    part of `WriteMany`.
+    """
 
     directory: str
     name: str
     position: int
     buffers: list[Buffer]
     create: bool
+
+
+class WriteMany(NamedTuple):
+    """Make writes of several objects. Each succeeds or fails alone; `WrittenMany` reports each once."""
+
+    writes: Sequence[Write]
 
 
 class Sync(NamedTuple):

@@ -4,6 +4,9 @@ Whatever bytes arrive, the decoder gives whole frames or one named error, and ne
 """
 
 import struct
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice, pairwise
 
 import pytest
 from hypothesis import given
@@ -17,11 +20,78 @@ from tests.dos_protocol.strategies import messages, u16, u64
 from tests.specifications.wire import META_SPECS, PAYLOADS, EntriesSpec, FrameSpec, build_frame
 
 
-def drain(decoder: FrameDecoder) -> list[Frame]:
-    frames = []
+def one_by_one(decoder: FrameDecoder) -> Iterator[Frame]:
     while (frame := decoder.next_frame()) is not None:
-        frames.append(frame)
-    return frames
+        yield frame
+
+
+def in_runs(decoder: FrameDecoder, opcode: int, count_max: int) -> Iterator[Frame]:
+    """As a server reads: runs of one opcode, and single frames between them."""
+    while run := decoder.next_run(opcode, count_max) or list(islice(one_by_one(decoder), 1)):
+        assert len(run) <= count_max
+        yield from run
+
+
+def read_in_parts(
+    parts: list[bytes], drained: Callable[[FrameDecoder], Iterator[Frame]], payload_max: int
+) -> tuple[list[Frame], str, int]:
+    """Return the frames in the bytes, the error that ends them or "", and what the decoder still needs."""
+    decoder, frames = FrameDecoder(payload_max=payload_max), list[Frame]()
+    try:
+        for part in parts:
+            decoder.receive(part)
+            frames.extend(drained(decoder))
+    except RemoteProtocolError as error:
+        return frames, str(error), 0
+    return frames, "", decoder.needed
+
+
+_APPENDS = st.builds(
+    m.Append,
+    name=st.sampled_from(["o", "another"]),
+    expected_size=u64,
+    prefix_digest=u64,
+    payload=st.binary(max_size=100),
+)
+
+
+@given(
+    sent=st.lists(
+        st.tuples(st.one_of(_APPENDS, _APPENDS, messages), u64, st.sampled_from([0, 0, 0, 7])), max_size=8
+    ),
+    damage=st.none() | st.tuples(st.integers(min_value=0), st.integers(1, 255)),
+    cuts=st.lists(st.integers(min_value=0), max_size=6),
+    count_max=st.sampled_from([1, 2, 256]),
+    payload_max=st.sampled_from([50, payload_bytes_max]),
+)
+def test_a_run_has_the_frames_that_single_reads_return_whatever_the_bytes_and_their_division(
+    sent: list[tuple[m.Message, int, int]],
+    damage: tuple[int, int] | None,
+    cuts: list[int],
+    count_max: int,
+    payload_max: int,
+) -> None:
+    data = bytearray(
+        b"".join(encode_frame(m.encode(one, at)._replace(flags=flags)) for one, at, flags in sent)
+    )
+    if damage is not None and data:
+        data[damage[0] % len(data)] ^= damage[1]
+    ends = sorted(cut % (len(data) + 1) for cut in cuts)
+    parts = [bytes(data[a:b]) for a, b in pairwise([0, *ends, len(data)])]
+    runs = partial(in_runs, opcode=int(m.Opcode.APPEND), count_max=count_max)
+    assert read_in_parts(parts, runs, payload_max) == read_in_parts(parts, one_by_one, payload_max)
+
+
+def test_a_run_ends_before_a_frame_with_a_changed_byte_which_the_single_read_refuses() -> None:
+    data = encode_frame(m.encode(m.Append("o", 5, 6, b"bytes")))
+    for place in range(len(data)):
+        decoder, changed = FrameDecoder(), bytearray(data)
+        changed[place] ^= 1
+        decoder.receive(data + changed)
+        assert len(decoder.next_run(int(m.Opcode.APPEND), 256)) == 1
+        decoder.receive(bytes(payload_bytes_max))  # a changed length may ask for more
+        with pytest.raises(RemoteProtocolError):
+            decoder.next_frame()
 
 
 def header(**changes: int | bytes) -> bytes:
@@ -44,7 +114,7 @@ def header(**changes: int | bytes) -> bytes:
 def test_a_message_survives_the_wire(message: m.Message, request_id: int) -> None:
     decoder = FrameDecoder()
     decoder.receive(encode_frame(m.encode(message, request_id)))
-    (frame,) = drain(decoder)
+    (frame,) = one_by_one(decoder)
     assert frame.request_id == request_id
     assert m.decode(frame) == message
 
@@ -99,7 +169,7 @@ def test_any_split_of_the_bytes_gives_the_same_frames(batch: list[m.Message], da
     got = []
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         decoder.receive(stream[start:end])
-        got += [m.decode(frame) for frame in drain(decoder)]
+        got += [m.decode(frame) for frame in list(one_by_one(decoder))]
     assert got == batch
     assert decoder.buffered == 0
 
@@ -110,7 +180,7 @@ def test_a_truncated_frame_is_no_frame_and_no_error(message: m.Message, data: st
     cut = data.draw(st.integers(0, len(stream) - 1))
     decoder = FrameDecoder()
     decoder.receive(stream[:cut])
-    assert drain(decoder) == []
+    assert list(one_by_one(decoder)) == []
     assert decoder.buffered == cut
 
 
@@ -122,7 +192,9 @@ def test_a_flipped_bit_is_a_named_error_or_waits_for_more(message: m.Message, da
     decoder = FrameDecoder()
     decoder.receive(stream)
     try:
-        assert drain(decoder) == []  # a longer length: never a frame, and the server's time-out ends it
+        assert (
+            list(one_by_one(decoder)) == []
+        )  # a longer length: never a frame, and the server's time-out ends it
     except RemoteProtocolError as error:
         assert error.code in {  # noqa: PT017 - not raising is allowed too
             ErrorCode.BAD_FRAME,
@@ -138,7 +210,7 @@ def test_garbage_is_a_named_error_and_never_another_exception(garbage: bytes, wh
         decoder = FrameDecoder()
         decoder.receive(stream)
         try:
-            drain(decoder)
+            list(one_by_one(decoder))
         except RemoteProtocolError:
             with pytest.raises(RemoteProtocolError):
                 decoder.next_frame()

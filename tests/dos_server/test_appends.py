@@ -1,6 +1,8 @@
 """Appends in the core, event by event on the fake disk: what is acknowledged when, and what is refused."""
 
-from typing import NamedTuple
+import errno
+from functools import partial
+from typing import Final, NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,10 +12,14 @@ from dos_protocol.digests import PrefixDigest, prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.frames import Frame
 from dos_server.core import vocabulary as v
-from dos_server.core.requests.appends import take_run
+from dos_server.core.quotas import Quota
+from dos_server.core.requests.appends import take_entries
 from dos_server.limits import extent_payload_bytes_max
-from tests.dos_server.core_requests import W1, append, claimed, code_of, to_claim, writing
+from tests.dos_server.core_requests import W1, W2, append, claimed, code_of, to_claim, writing
 from tests.support.core_harness import Harness
+
+_SLOT_BYTES: Final = 1 << 20
+"""Of a group log."""
 
 
 def test_nothing_is_reported_before_the_sync_has_ended() -> None:
@@ -186,10 +192,17 @@ def frames_of(many: list[AppendSpec], folds: dict[str, PrefixDigest]) -> list[Fr
 
 
 def lived(
-    batches: list[list[AppendSpec]], *, runs: bool, claim: bool, reserve_bytes: int
+    batches: list[list[AppendSpec]],
+    *,
+    runs: bool,
+    claim: bool,
+    log: bool,
+    reserve_bytes: int,
+    quota_bytes: int,
 ) -> tuple[object, ...]:
     """What a server tells and holds after the batches."""
-    server = Harness(reserve_bytes=reserve_bytes)
+    quotas = (Quota("dir", bytes_max=quota_bytes),) if quota_bytes else None
+    server = Harness(reserve_bytes=reserve_bytes, slot_bytes=_SLOT_BYTES * log, quotas=quotas)
     server.event(v.SpaceSeen(4_000_000, 8_000_000, server.core.room_bytes))
     session = server.connect()
     server.ask(session, m.ChangeDirectory("dir", claim=claim, epoch=1, writer_id=b"w" * 16))
@@ -213,20 +226,107 @@ def lived(
         },
         (at_end.unsynced_bytes, at_end.unsynced_appends, at_end.wrote, session in server.closed),
         server.core.room_bytes,
+        server.core._tables.quotas.usage_of("dir"),
     )
 
 
 @given(
     batches=st.lists(st.lists(append_specs, max_size=12), max_size=4),
     claim=st.booleans(),
+    log=st.booleans(),
     reserve_bytes=st.sampled_from([0, 3_900_000, 3_989_000]),
+    quota_bytes=st.sampled_from([0, 0, 250, 70_000]),
 )
-def test_a_run_ends_as_its_appends_one_by_one(
-    batches: list[list[AppendSpec]], claim: bool, reserve_bytes: int
+def test_the_appends_of_a_read_end_as_one_by_one(
+    batches: list[list[AppendSpec]], claim: bool, log: bool, reserve_bytes: int, quota_bytes: int
 ) -> None:
-    assert lived(batches, runs=True, claim=claim, reserve_bytes=reserve_bytes) == lived(
-        batches, runs=False, claim=claim, reserve_bytes=reserve_bytes
+    lived_so = partial(
+        lived, batches, claim=claim, log=log, reserve_bytes=reserve_bytes, quota_bytes=quota_bytes
     )
+    assert lived_so(runs=True) == lived_so(runs=False)
+
+
+def test_a_refused_append_among_others_of_a_read_is_answered_and_the_others_are_accepted() -> None:
+    """A server that left it out in silence would let its writer wait for ever."""
+    server, session = writing(b"one")
+    server.ask(session, append(b"", b"uno", "p"))
+    read = [
+        append(b"one", b"two"),
+        append(b"one", b"bad"),
+        append(b"onetwo", b"!"),
+        append(b"uno", b"?", "p"),
+    ]
+    server.event(v.ReceivedAppends(session, [m.encode(one, 50 + at) for at, one in enumerate(read)]))
+    server.event(v.BatchEnded())
+    server.settle()
+    assert [(at, code_of(one)) for at, one in server.heard[session] if at >= 50] == [
+        (51, ErrorCode.SIZE_MISMATCH)
+    ]
+    assert [server.ask(session, m.Stat(name)).info.synced for name in ("o", "p")] == [7, 4]
+
+
+# --- A round: writes, one record of the group log, acks ----------------------------------------------------
+
+
+def with_log() -> tuple[Harness, int]:
+    server = Harness(slot_bytes=_SLOT_BYTES)
+    return server, claimed(server)
+
+
+def append_all(server: Harness, session: int, appends: list[m.Append]) -> None:
+    """All of them in one round."""
+    for one in appends:
+        server.send(session, one, ends_batch=False)
+    server.event(v.BatchEnded())
+
+
+def test_no_append_of_a_round_is_acknowledged_before_the_record_is_synced() -> None:
+    # EVIDENCE-OF: P-1
+    server, session = with_log()
+    append_all(server, session, [append(b"", b"1", name) for name in "abc"])
+    (pending,) = server.pending
+    assert isinstance(pending[0], v.WriteLog), "one record has them all"
+    assert not server.unasked(session, m.DurabilityAck)
+    assert server.ask_now(session, m.Stat("a")).info.synced == 0
+    server.finish()
+    assert server.unasked(session, m.DurabilityAck) == [m.DurabilityAck(name, 1, 1) for name in "abc"]
+
+
+def test_a_writer_that_is_superseded_while_the_record_is_synced_gets_no_acks() -> None:
+    server, session = with_log()
+    append_all(server, session, [append(b"", b"1", name) for name in "abc"])
+    newer = server.connect()
+    claim = server.send(newer, to_claim(2, W2))
+    server.settle()
+    assert not server.unasked(session, m.DurabilityAck), (
+        "it would count for sizes that the newer one has not read"
+    )
+    assert [one.synced for one in server.answer(newer, claim).entries] == [1, 1, 1]
+
+
+def test_of_the_writes_of_a_round_each_succeeds_or_fails_alone() -> None:
+    # EVIDENCE-OF: P-8
+    server, session = with_log()
+    append_all(server, session, [append(b"", b"1", name) for name in "abc"])
+    server.settle()
+    server.disk.fail_at("write", "d/dir/b", errno.ENOSPC)
+    append_all(server, session, [append(b"1", b"2", name) for name in "abc"])
+    server.settle()
+    refused = [code_of(one) for _, one in server.heard[session] if isinstance(one, m.Error)]
+    assert refused == [ErrorCode.NO_SPACE]
+    assert [server.ask(session, m.Stat(name)).info.synced for name in "abc"] == [2, 1, 2]
+    # as if it had never been: its bytes and its digest are gone, too
+    append_all(server, session, [append(b"1", b"3", "b")])
+    server.settle()
+    assert server.ask(session, m.Get("b", 0, 10)).payload == b"13"
+
+
+def test_a_session_that_quits_gets_the_acks_of_the_round_before_the_end() -> None:
+    server, session = with_log()
+    append_all(server, session, [append(b"", b"1", name) for name in "ab"])
+    server.send(session, m.Quit())
+    server.settle()
+    assert [type(one) for _, one in server.heard[session]][-3:] == [m.DurabilityAck, m.DurabilityAck, m.Bye]
 
 
 def test_a_run_is_taken_at_once_up_to_what_does_not_fit_it() -> None:
@@ -238,11 +338,15 @@ def test_a_run_is_taken_at_once_up_to_what_does_not_fit_it() -> None:
     server.event(v.ReceivedAppends(session, frames_of([right], folds)))
     server.event(v.BatchEnded())
     server.settle()
-    frames = frames_of([right] * 5 + [AppendSpec("p", 100, 0, False), right], folds)
+    other, new = AppendSpec("p", 100, 0, False), AppendSpec("q", 100, 0, False)
+    server.event(v.ReceivedAppends(session, frames_of([other], folds)))
+    server.event(v.BatchEnded())
+    server.settle()
+    frames = frames_of([right] * 3 + [other, right, new, right], folds)
     one = server.core._tables.sessions[session]
-    assert take_run(server.core._tables, one, frames, 0) == 5
+    assert take_entries(server.core._tables, one, frames, 0) == 5
     assert one.unsynced_appends == 5
-    assert take_run(server.core._tables, one, frames, 5) == 5
+    assert take_entries(server.core._tables, one, frames, 5) == 5
 
 
 def test_a_run_never_takes_for_one_object_what_is_for_another_with_the_same_content() -> None:

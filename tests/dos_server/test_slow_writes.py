@@ -4,6 +4,7 @@ import errno
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from dos_protocol.errors import ErrorCode
 from dos_protocol.frames import Frame
 from dos_server.core import vocabulary as v
 from dos_server.limits import slow_disk_seconds
+from dos_server.server import Writes
 from tests.dos_server.core_requests import claimed, to_claim
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
@@ -37,6 +39,44 @@ def send(server: Harness, session: int, content: bytes, payload: bytes, name: st
     server.event(v.BatchEnded())
     buffer[:] = b"\xee" * len(buffer)
     return request_id
+
+
+class _Shell:
+    """The storage, clock and threads of `Writes`: each write takes so many seconds, and no thread ends."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self._seconds = seconds
+        self._now = 0.0
+        self.written: list[v.Write] = []
+        self.in_threads: list[v.Write] = []
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def workers(self, *_: object) -> "_Shell":
+        return self
+
+    def start(self, write: v.Write) -> None:
+        self.in_threads.append(write)
+
+    def write(self, write: v.Write) -> v.DiskFailure:
+        self._now += self._seconds[len(self.written)]
+        self.written.append(write)
+        return v.DiskFailure.NONE
+
+
+def test_from_the_write_on_that_takes_long_the_others_of_a_round_are_made_by_threads() -> None:
+    """Made in the loop, each of them would stop the server for as long."""
+    shell: Any = _Shell([0.0, slow_disk_seconds * 1.1])
+    writes = Writes(shell, lambda _: None, shell, shell)
+    buffer = bytearray(b"bytes")
+    many = [v.Write("dir", f"o{number}", 0, [memoryview(buffer)], create=True) for number in range(4)]
+    assert writes.write(v.WriteMany(many)) == v.WrittenMany(many, [v.DiskFailure.NONE] * 2)
+    buffer[:] = b"other"  # as the receive buffer is used again
+    assert shell.written == many[:2]
+    assert [(one.name, one.buffers) for one in shell.in_threads] == [("o2", [b"bytes"]), ("o3", [b"bytes"])]
+    assert writes.write(v.WriteMany(many)) == v.WrittenMany(many, []), "it is slow"
+    assert len(shell.in_threads) == 6
 
 
 def work(server: Harness, kind: type[v.Write | v.Sync]) -> int:

@@ -124,14 +124,19 @@ class Machine:
             return
         server = self.host.server
         assert server is not None
-        send = server._perform[v.Send]
+        send, send_acks = server._perform[v.Send], server._perform[v.SendAcks]
         core = server._core
 
         def recording_send(effect: v.Send) -> Any:
-            self._record_reported(core, effect)
+            self._record_reported(core, effect.session, effect.message)
             return send(effect)
 
-        server._perform[v.Send] = recording_send
+        def recording_acks(effect: v.SendAcks) -> Any:
+            for session, ack in effect.acks:
+                self._record_reported(core, session, ack)
+            return send_acks(effect)
+
+        server._perform[v.Send], server._perform[v.SendAcks] = recording_send, recording_acks
         self._watch_removals(server._perform)
         self._watch_records(server._perform)
         self._note(self.name, "is up")
@@ -170,16 +175,15 @@ class Machine:
         kept = self._file("store")
         return decode_store_record(kept) if kept is not None else None
 
-    def _record_reported(self, core: Any, effect: v.Send) -> None:
+    def _record_reported(self, core: Any, session: int, message: m.Message) -> None:
         """Record the sizes that a message reports as synced."""
-        message = effect.message
         if isinstance(message, m.DurabilityAck):
             infos: tuple[tuple[str, int], ...] = ((message.name, message.synced),)
         elif isinstance(message, m.DirectoryOpened):
             infos = tuple((info.name, info.synced) for info in message.entries if not info.corrupt)
         else:
             return
-        directory = core._tables.sessions[effect.session].directory
+        directory = core._tables.sessions[session].directory
         if directory is None:  # its connection has ended, so the message is dropped
             return
         self.acknowledged += isinstance(message, m.DurabilityAck) and directory != DIRECTORY

@@ -9,7 +9,7 @@ meanwhile is covered.
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -132,6 +132,10 @@ class Harness:
                 events.append(v.LogDue())
 
     def _perform(self, effect: v.Effect) -> v.Event | None:
+        if isinstance(effect, v.SendAcks):
+            for session, ack in effect.acks:
+                self._hear(session, ack)
+            return None
         if isinstance(effect, v.ScrubLater):
             self.scrub_due = self.now + effect.seconds
             return None
@@ -157,12 +161,11 @@ class Harness:
         storage = self.storage
         match effect:
             case v.Send(session, message, request_id):
-                if session not in self.closed:
-                    self.heard[session].append((request_id, m.decode(m.encode(message, request_id))))
+                self._hear(session, message, request_id)
             case v.CloseSession(session):
                 self.closed.add(session)
-            case v.Write():
-                return self._write(effect)
+            case v.WriteMany(writes):
+                return self._write(writes)
             case v.SetMark(directory, mark):
                 storage.set_mark(directory, mark)
             case v.ForgetDirectory(directory):
@@ -182,16 +185,20 @@ class Harness:
                 self.pending.append((effect, partial(storage.perform, effect)))
         return None
 
-    def _write(self, effect: v.Write) -> v.Event | None:
-        copied = effect._replace(buffers=[bytes(one) for one in effect.buffers])
+    def _hear(self, session: int, message: m.Message, request_id: int = 0) -> None:
+        if session not in self.closed:
+            self.heard[session].append((request_id, m.decode(m.encode(message, request_id))))
 
-        def work() -> v.Event:
-            return v.Written(copied.directory, copied.name, self.storage.write(copied))
-
+    def _write(self, writes: Sequence[v.Write]) -> v.Event | None:
         if not self.slow_writes:
-            return work()
-        self.pending.append((copied, work))
+            return v.WrittenMany(writes, [self.storage.write(one) for one in writes])
+        for one in writes:
+            copied = one._replace(buffers=[bytes(each) for each in one.buffers])
+            self.pending.append((copied, partial(self._write_one, copied)))
         return None
+
+    def _write_one(self, write: v.Write) -> v.Event:
+        return v.WrittenMany([write], [self.storage.write(write)])
 
     def _look_then_report(self, effect: v.ScrubRead) -> Callable[[], v.Event | None]:
         """A late read of the scrub: its result is reported when it is finished a second time."""

@@ -59,6 +59,7 @@ _FIRST_WORD: Final = int.from_bytes(MAGIC + bytes((VERSION, 0, 0, 0, 0, 0)), "bi
 _DIGEST: Final = struct.Struct(">Q")
 _DIGESTED_BYTES: Final = _BEFORE_DIGEST.size
 _PIECES_MANY: Final = 8
+_one_shot: Final = xxhash.xxh3_64_intdigest
 _LINK: Final = struct.Struct(">I")
 _LINK_AT: Final = extent_header_bytes - _LINK.size
 _LINK_MAX: Final = 0xFFFF_FFFF
@@ -174,7 +175,7 @@ def steps_in(data: bytes, seed: int) -> Iterator[Step]:
     headers.
     """
     at, last = 0, len(data) - extent_header_bytes
-    unpack, digest_of = _STEP.unpack_from, xxhash.xxh3_64_intdigest
+    unpack, digest_of = _STEP.unpack_from, _one_shot
     while at <= last:
         word, count, link, offset, epoch, durable, digest = unpack(data, at)
         if digest_of(data[at : at + _DIGESTED_BYTES], seed) != digest or word != _FIRST_WORD:
@@ -183,6 +184,15 @@ def steps_in(data: bytes, seed: int) -> Iterator[Step]:
             return
         yield count, link, offset, epoch, durable, digest & _LINK_MAX
         at += extent_header_bytes + count
+
+
+def small_extent(piece: AcceptedBytes, *, seed: int, epoch: int, durable: int, link: int) -> bytes:
+    """Return the one extent that `build_extents` yields for a piece, as one byte string."""
+    offset, prefix_digest, data = piece
+    head = _BEFORE_DIGEST.pack(
+        MAGIC, VERSION, 0, 0, 0, len(data), link, offset, epoch, durable, _one_shot(data), prefix_digest
+    )
+    return b"".join((head, _DIGEST.pack(_one_shot(head, seed)), data))
 
 
 def build_extents(

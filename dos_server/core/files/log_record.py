@@ -132,15 +132,20 @@ def padded(count: int) -> int:
     return -(-count // log_align_bytes) * log_align_bytes
 
 
-def encode_entry(entry: LogEntry) -> bytes:
+def names_of(directory: str, name: str) -> bytes:
+    """Return the end of each entry of an object or claim."""
+    return (directory + name).encode("ascii")
+
+
+def encode_entry(entry: LogEntry, names: bytes | None = None) -> bytes:
+    """Return the bytes of an entry. `names`: what `names_of` returns for it, if that is at hand."""
     kind, directory, name, root, position, end, content_bytes = entry
-    names = (directory + name).encode("ascii")
     head = _ENTRY.pack(kind, len(directory), len(name), 0, root, position, end, content_bytes)
-    return head + names
+    return head + (names or names_of(directory, name))
 
 
-def entry_bytes(directory: str, name: str) -> int:
-    return _ENTRY.size + len(directory) + len(name)
+def entry_bytes(names: bytes) -> int:
+    return _ENTRY.size + len(names)
 
 
 def encode_record(

@@ -1,12 +1,11 @@
 """Appends: from the request to the durability ack, and the disk's reports about them.
 
-For a *run* of appends to one object, the checks that are the same for all are made once; per append only
-size, digest and space are checked. An append that fails any check ends the run and is handled alone.
+Of the appends that were read at once, the checks that are the same for all are made once; per append only
+size, digest and space are checked. The first one that fails a check is handled alone, before those after it.
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -15,7 +14,6 @@ from dos_protocol.digests import Buffer
 from dos_protocol.errors import ErrorCode
 from dos_protocol.frames import Frame
 from dos_protocol.limits import object_bytes_max
-from dos_protocol.messages import SessionState
 from dos_server.core import vocabulary as v
 from dos_server.core.access import Right
 from dos_server.core.directory_state import DirectoryState, Session
@@ -25,7 +23,6 @@ from dos_server.core.requests.reads import Reads
 from dos_server.core.tables import REFUSALS, Tables
 from dos_server.limits import extent_header_bytes, extent_payload_bytes_max, watermark_seconds_max
 
-_session_of: Final = attrgetter("session")
 _bytes_of: Final = attrgetter("bytes")
 
 
@@ -36,6 +33,7 @@ class Appends:
         self._tables = tables
         self._claims = claims
         self._reads = reads
+        self._acks: list[tuple[int, m.DurabilityAck]] = []
 
     def append(self, session: Session, request: m.Append, request_id: int) -> None:
         directory = self._tables.directory_of(session, request_id)
@@ -79,53 +77,62 @@ class Appends:
         touched = self._tables.touched
         if touched:
             self._tables.touched = {}
-            for state, directory in touched.items():
-                self._write_and_sync(directory, state)
+            self._write_and_sync(touched)
 
-    def _write_and_sync(self, directory: DirectoryState, state: ObjectState) -> None:
+    def _write_and_sync(self, touched: Mapping[ObjectState, DirectoryState]) -> None:
+        """Order the writes and the syncs that are due."""
+        effects, for_log = self._tables.effects, self._tables.log is not None
         # The epoch of the stored claim, not of a held claim whose file is not stored yet: after a crash the
         # extent would carry a higher epoch than the claim file, which counts as damage.
-        write = state.next_write(directory.stored.epoch, for_log=self._tables.log is not None)
-        if write is not None:
-            self._tables.effects.append(write)
-        sync = state.next_sync()
-        if sync is not None:
-            self._tables.effects.append(sync)
+        writes = [
+            write
+            for state, directory in touched.items()
+            if (write := state.next_write(directory.stored.epoch, for_log=for_log)) is not None
+        ]
+        if writes:
+            effects.append(v.WriteMany(writes))
+        effects += [sync for state in touched if (sync := state.next_sync()) is not None]
 
-    def written(self, event: v.Written) -> None:
-        """Handle the end of a write: start the next write and the sync, or refuse or poison if it failed."""
-        directory = self._tables.directories[event.directory]
-        state = directory.objects[event.name]
-        if state.poisoned:  # a sync failed during this write
-            state.forget_write()
-        elif event.failure is v.DiskFailure.NONE:
-            begin, batch = state.written, state.wrote()
-            if not directory.exists:
-                self._claims.now_exists(directory)
-            log = self._tables.log
-            data, now = batch.data, self._tables.now
-            if log is not None and data is not None and log.takes(state, begin, len(data), now):
-                log.add_extents(state, batch.position, data)
-            if state.tickets:
-                self._tables.unacknowledged.setdefault(state, now + watermark_seconds_max)
-            if state.unwritten_tickets or state.needs_direct_sync:
-                self._write_and_sync(directory, state)
-        elif event.failure is not v.DiskFailure.FAILED:
-            refused = state.undo_write()
-            self._tables.quotas.add(directory.name, -sum(map(_bytes_of, refused)), -(not state.exists))
-            if not state.exists:
-                del directory.objects[event.name]
-            why = (
-                "no space for"
-                if event.failure is v.DiskFailure.NO_SPACE
-                else "the server currently cannot write"
-            )
-            text = f"{why} {event.name}; nothing was written"
-            self._refuse_tickets(refused, REFUSALS[event.failure], text)
-        else:
-            state.forget_write()
-            self._poison(state)
-        self._claims.grant_if_ready(directory)
+    def written(self, event: v.WrittenMany) -> None:
+        """Handle the end of writes: start the next write and the sync of the object, or refuse or poison what
+        failed.
+        """
+        tables, due = self._tables, dict[ObjectState, DirectoryState]()
+        for write, failure in zip(event.writes, event.failures, strict=False):
+            directory = tables.directories[write.directory]
+            state = directory.objects[write.name]
+            if state.poisoned:  # a sync failed during this write
+                state.forget_write()
+            elif failure is v.DiskFailure.NONE:
+                self._wrote(directory, state)
+                if state.unwritten_tickets or state.needs_direct_sync:
+                    due[state] = directory
+            elif failure is not v.DiskFailure.FAILED:
+                self._undo_write(directory, state, failure)
+            else:
+                state.forget_write()
+                self._poison(state)
+            self._claims.grant_if_ready(directory)
+        self._write_and_sync(due)
+
+    def _wrote(self, directory: DirectoryState, state: ObjectState) -> None:
+        begin, batch = state.written, state.wrote()
+        if not directory.exists:
+            self._claims.now_exists(directory)
+        log, data, now = self._tables.log, batch.data, self._tables.now
+        if log is not None and data is not None and log.takes(state, begin, len(data), now):
+            log.add_extents(state, batch.position, data)
+        if state.tickets:
+            self._tables.unacknowledged.setdefault(state, now + watermark_seconds_max)
+
+    def _undo_write(self, directory: DirectoryState, state: ObjectState, failure: v.DiskFailure) -> None:
+        refused = state.undo_write()
+        self._tables.quotas.add(directory.name, -sum(map(_bytes_of, refused)), -(not state.exists))
+        if not state.exists:
+            del directory.objects[state.name]
+        full = failure is v.DiskFailure.NO_SPACE
+        why = "no space for" if full else "the server currently cannot write"
+        self._refuse_tickets(refused, REFUSALS[failure], f"{why} {state.name}; nothing was written")
 
     def sync_begins(self, event: v.SyncBegins) -> None:
         state = self._tables.find(event.directory, event.name)
@@ -155,6 +162,7 @@ class Appends:
             # The mark before the ack: a start takes missing bytes below the mark for damage, not a torn tail.
             self._tables.effects.append(v.SetMark(directory.name, state.mark))
             self._settled(directory, state, settled)
+            self.send_acks()
             sync = state.next_sync()
             if sync is not None:
                 self._tables.effects.append(sync)
@@ -164,6 +172,7 @@ class Appends:
         self._claims.grant_if_ready(directory)
 
     def logged(self, state: ObjectState, end: int) -> None:
+        """Settle an object up to a size that a record has; `send_acks` follows the last one of the record."""
         directory = self._tables.directories[state.directory]
         if not state.poisoned:
             self._settled(directory, state, state.was_logged(end))
@@ -188,26 +197,33 @@ class Appends:
             text = f"{state.name} is damaged from offset {state.corrupt_from} on"
             self._refuse_tickets(settled, ErrorCode.CORRUPT, text, state.corrupt_from)
         else:
-            self._acknowledge(directory, state, settled)
+            acknowledged = False
+            if settled:
+                # They are of one session: `refuses_session` lets no other one append while they wait.
+                first, last = settled[0], settled[-1]
+                session = self._release(first.session, last.end - first.end + first.bytes, len(settled))
+                if session is not None and self.may_receive_acks(session, directory):
+                    acknowledged = True
+                    if session.version:  # version 0 reads the sizes from the object
+                        ack = m.DurabilityAck(state.name, state.written, state.synced)
+                        self._acks.append((session.number, ack))
+            if acknowledged or not state.tickets:
+                self._tables.unacknowledged.pop(state, None)
         self._reads.wake(state)
 
-    def _acknowledge(
-        self, directory: DirectoryState, state: ObjectState, settled: Sequence[PendingAppend]
-    ) -> None:
-        for number, group in [(settled[0].session, settled)] if len(settled) == 1 else _by_session(settled):
-            session = self._release(number, sum(map(_bytes_of, group)), len(group))
-            if session is not None and self.may_receive_acks(session, directory):
-                self.send_ack(state, session)
-        if not state.tickets:
-            self._tables.unacknowledged.pop(state, None)
+    def send_acks(self) -> None:
+        """Send the acks of what was settled. Before anything else is done: a session that quits gets them."""
+        if self._acks:
+            self._tables.effects.append(v.SendAcks(self._acks))
+            self._acks = []
 
     def may_receive_acks(self, session: Session, directory: DirectoryState) -> bool:
         """Return whether the session may receive durability acks of the directory."""
-        if session.closed or session.directory != directory.name:
+        if session.directory != directory.name:  # also of a session that is closed
             return False
         # From a held claim on, an older writer gets no ack: its taker-over has read sizes that lack these
         # bytes (R3).
-        return directory.holder is session if directory.claimed else True
+        return directory.holder is session or not directory.claimed
 
     def send_ack(self, state: ObjectState, session: Session) -> None:
         self._tables.unacknowledged.pop(state, None)
@@ -257,12 +273,7 @@ class Appends:
                 self.send_ack(state, session)
 
 
-def _by_session(settled: Sequence[PendingAppend]) -> Iterator[tuple[int, Sequence[PendingAppend]]]:
-    for number, group in groupby(settled, _session_of):
-        yield number, list(group)
-
-
-# --- Runs of appends ---------------------------------------------------------------------------------------
+# --- The appends of a read ---------------------------------------------------------------------------------
 
 
 _SIZE_AND_DIGEST: Final = struct.Struct(">QQ")
@@ -270,48 +281,53 @@ _NAME_AT: Final = _SIZE_AND_DIGEST.size
 """Offset of the name's length in the meta of an APPEND, as `dos_protocol.messages` lays it out."""
 
 
-def take_run(tables: Tables, session: Session, frames: Sequence[Frame], start: int) -> int:
-    """Accept APPEND frames from index `start` on until one fails a check. Return the index of that one."""
+def take_entries(tables: Tables, session: Session, frames: Sequence[Frame], start: int) -> int:
+    """Accept APPEND frames of any objects from index `start` on. Return the index of the first that fails a
+    check.
+    """
+    # A session that is closed or has not greeted is in none.
     directory = tables.directories.get(session.directory) if session.directory else None
-    if directory is None or session.state is SessionState.NEW:
+    if directory is None:
         return start
-    # As for a single append: a superseded writer must get no byte of a run in (R2).
-    if directory.claimed and directory.holder is not session:
+    # As for a single append: a superseded writer must get no byte in (R2).
+    if directory.holder is not session and directory.claimed:
         return start
     if not session.access.may(Right.APPEND, directory.name):
         return start
-    meta = frames[start].meta
-    named = meta[_NAME_AT:]
-    if not named or len(named) != 1 + named[0]:
-        return start
-    state = directory.objects.get(named[1:].decode("latin-1"))
-    if state is None or not state.exists or refuses_session(state, session.number) is not None:
-        return start
-    fold, space, number = state.fold_to_change(), tables.space, session.number
-    began_at, costs, index = fold.size, 0, start
-    end = min(object_bytes_max, began_at + tables.quotas.room_bytes(directory.name))
+    number, objects, touched, space = session.number, directory.objects, tables.touched, tables.space
+    room_bytes = tables.quotas.room_bytes(directory.name)
+    accepted_bytes, costs, index, named = 0, 0, start, b""
+    state: ObjectState | None = None
     for index in range(start, len(frames)):
         _, request_id, meta, data, _ = frames[index]
+        if meta[_NAME_AT:] != named:
+            named = meta[_NAME_AT:]
+            if len(named) != 1 + named[0]:
+                break
+            state = objects.get(named[1:].decode("latin-1"))
+            if state is not None and (not state.exists or refuses_session(state, number) is not None):
+                state = None
         count = len(data)
-        if meta[_NAME_AT:] != named or not 0 < count <= extent_payload_bytes_max:
+        if state is None or not 0 < count <= extent_payload_bytes_max:
             break
+        fold = state.fold
         size, digest = _SIZE_AND_DIGEST.unpack_from(meta)
-        if size != fold.size or digest != fold.value or size + count > end:
+        if size != fold.size or digest != fold.value or size + count > object_bytes_max:
             break
-        costs += count + extent_header_bytes
-        if not space.has_room(costs):
-            costs -= count + extent_header_bytes
+        cost = costs + count + extent_header_bytes
+        if accepted_bytes + count > room_bytes or not space.has_room(cost):
             break
         state.accept(data, number, request_id)
+        touched[state] = directory
+        accepted_bytes, costs = accepted_bytes + count, cost
     else:
         index = len(frames)
     if index > start:
         space.take(costs)
-        tables.quotas.add(directory.name, fold.size - began_at)
+        tables.quotas.add(directory.name, accepted_bytes)
         tables.quotas.spend(directory.name, index - start, tables.now)
         session.wrote = True
         tables.in_flight.appended(number, tables.now)
-        session.unsynced_bytes += fold.size - began_at
+        session.unsynced_bytes += accepted_bytes
         session.unsynced_appends += index - start
-        tables.touched[state] = directory
     return index

@@ -128,6 +128,8 @@ class Reads:
             self.end_waiting(state, ErrorCode.CORRUPT, text, state.corrupt_from)
 
     def wake(self, state: ObjectState) -> None:
+        if not state.waiters:
+            return
         waiters = self._tables.waiting.take_of_object(state)
         if waiters:
             now = self._tables.find(state.directory, state.name) or state

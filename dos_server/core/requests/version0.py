@@ -570,10 +570,13 @@ class V0Service:
         else:
             self._answers.refuse(one, text)
 
+    @property
+    def waits(self) -> bool:
+        """Whether a session waits for bytes to be written or synced, which `progress` reports."""
+        return bool(self._answers.waiting)
+
     def progress(self, directory: str, name: str) -> None:
         self.translate_messages()
-        if not self._answers.waiting:
-            return
         state = self._tables.find(directory, name)
         for one in list(self._answers.waiting.get(state, ())) if state is not None else ():
             if isinstance(one.request, wire.V0Sync):

@@ -10,7 +10,7 @@ from random import Random
 
 from dos_server.core import vocabulary as v
 from dos_server.core.files.extent import fresh_root
-from dos_server.core.files.log_record import EntryKind, LogEntry, entry_bytes
+from dos_server.core.files.log_record import EntryKind, LogEntry, encode_entry
 from dos_server.core.files.records import OBJECTS, ClaimRecord, ObjectMark, encode_claim
 from dos_server.core.group_log import LogTail
 from dos_server.core.object_state import ObjectState
@@ -164,7 +164,7 @@ class SmallServer:
 
     def _record(self, entries: list[LogEntry], contents: list[bytes]) -> bool:
         reserved = any(one.kind is not EntryKind.EXTENTS for one in entries)
-        table_bytes = sum(entry_bytes(one.directory, one.name) for one in entries)
+        table_bytes = sum(len(encode_entry(one)) for one in entries)
         if not self.log.has_room(table_bytes, sum(map(len, contents)), reserved=reserved):
             return False
         append_record(self.log, self.files, entries, contents, self.now)

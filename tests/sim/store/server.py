@@ -304,10 +304,10 @@ class Server(Process):
 
     def _perform(self, effect: v.Effect) -> v.Event | None:
         match effect:  # the frequent ones first, and without attribute patterns, which are slow
-            case v.Send() | v.SendBytes() | v.CloseSession():
+            case v.Send() | v.SendAcks() | v.SendBytes() | v.CloseSession():
                 self._answer(effect)
-            case v.Write():
-                return v.Written(effect.directory, effect.name, self.storage.write(effect))
+            case v.WriteMany():
+                return v.WrittenMany(effect.writes, [self.storage.write(one) for one in effect.writes])
             case v.Sync():
                 self._at_disk(self.machine.speed.other_s, self._begin_sync, effect)
             case v.WriteLog():
@@ -334,10 +334,13 @@ class Server(Process):
                 self._at_disk(self.machine.speed.other_s, self._report, work)
         return None
 
-    def _answer(self, effect: v.Send | v.SendBytes | v.CloseSession) -> None:
+    def _answer(self, effect: v.Send | v.SendAcks | v.SendBytes | v.CloseSession) -> None:
         match effect:
             case v.Send(session, message, request_id):
                 self._send(session, message, request_id)
+            case v.SendAcks(acks):
+                for session, ack in acks:
+                    self._send(session, ack, 0)
             case v.SendBytes(session, data):
                 if session in self.sessions:
                     self.sessions[session].send_bytes(bytes(data))
