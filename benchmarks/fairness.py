@@ -29,13 +29,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from load import percentile, run_apart
+from load import run_apart
 from load_sessions import DosSession, Watermarks, dos_login
 from yardsticks import raise_at_sigterm, running_dos
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from dos_bench.core.figures import percentile  # noqa: E402
 from dos_protocol import messages as m  # noqa: E402
 from dos_protocol.digests import PrefixDigest  # noqa: E402
 from dos_protocol.frames import encode_frame, frame_head  # noqa: E402
@@ -192,7 +193,7 @@ def measure(folder: Path, case: str, where: str, seconds: float) -> dict[str, fl
                 prepare(target.address, case)
             stack.enter_context(greedy(work, target.address))
         times = run_apart(polite, one.address, seconds)
-    return {"p50_ms": 1_000 * percentile(times, 0.5), "p99_ms": 1_000 * percentile(times, 0.99)}
+    return {f"p{part}_ms": 1_000 * percentile(sorted(times), part / 100) for part in (50, 99)}
 
 
 def main() -> None:

@@ -34,12 +34,6 @@ class Load:
         return self.requests / self.seconds
 
 
-def percentile(times: Sequence[float], part: float) -> float:
-    """Return the time that `part` of the times do not exceed."""
-    ordered = sorted(times)
-    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
-
-
 def warm_up(session: Session) -> None:
     """Complete the first request, so that the figures do not include the creation of the object."""
     session.sock.sendall(session.requests[0])

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import load
-from load import Load, percentile, run_apart
+from load import Load, run_apart
 from load_sessions import ClaimSession, DosSession, RedisSession
 from streams import durable_stream, get_object, version0_stream
 from yardsticks import (
@@ -35,6 +35,8 @@ from yardsticks import (
     running_dos,
     running_redis,
 )
+
+from dos_bench.core.figures import percentile
 
 KIB: Final = 1024
 STREAM_BYTES: Final = 512 << 20
@@ -215,8 +217,7 @@ def _writers(kind: SessionType, address: Address, folder: str, count: int, each:
 def _timed(done: Load) -> Figures:
     figures = {"rate": done.rate, "busy": done.busy}
     if done.times_s:
-        figures["p50_ms"] = 1_000 * percentile(done.times_s, 0.5)
-        figures["p99_ms"] = 1_000 * percentile(done.times_s, 0.99)
+        figures |= {f"p{part}_ms": 1_000 * percentile(sorted(done.times_s), part / 100) for part in (50, 99)}
     return figures
 
 

@@ -234,6 +234,7 @@ def _print(value: dict[str, Any], result: BenchResult) -> None:
     )
     if away := conditions["unavailable_meanwhile"]:
         print(f"unavailable for a time: {', '.join(away)}: the figures include that")
+    print(f"the journal that is recovered has {count_text(conditions['journal_bytes'])} of records")
     print_table(COLUMNS, [_cells(row) for row in result.rows])
     print(
         f"read back and compared: {result.records:,} records, {count_text(result.bytes)}: no difference\n"
@@ -248,7 +249,9 @@ def _print(value: dict[str, Any], result: BenchResult) -> None:
 
 def _cells(row: BenchRow) -> list[str | None]:
     size = None if row.record_bytes is None else count_text(row.record_bytes).replace(".0 ", " ")
-    rate = None if row.bytes_per_s is None else f"{row.bytes_per_s / 1e6:,.1f}"
+    rate = (
+        None if row.bytes_per_s is None else f"{row.bytes_per_s / 1e6:,.{2 if row.bytes_per_s < 1e7 else 0}f}"
+    )
     per_s = None if row.per_s is None else f"{row.per_s:,.0f}"
     times = [None if one is None else f"{one:,.2f}" for one in (row.p50_ms, row.p99_ms, row.max_ms)]
     writers = None if row.writers is None else str(row.writers)

@@ -110,6 +110,7 @@ class Bench:
                 await self._recoveries(result.rows)
             await self._compare(result)
             nursery.cancel_scope.cancel()
+        result.conditions["journal_bytes"] = self._journal.size
         result.conditions["unavailable_meanwhile"] = sorted(away)
         return result
 
@@ -233,10 +234,11 @@ class Bench:
         chain, seconds = self._journal, RECOVERY * self._request.seconds
         await self._write_journal(1.0, seconds / 2)
         until_s = time.perf_counter() + seconds / 2
-        found = list[list[float]]()
+        found, replayed = list[list[float]](), 0
         # The first one is the warm-up.
         while len(found) < 2 or (len(found) <= RECOVERIES_MAX and time.perf_counter() < until_s):
             self.phase = f"measuring recoveries of a journal, {len(found)} so far"
+            replayed += chain.count if found else 0
             times = [time.perf_counter()]
             async with self._taken_journal(times) as writer:
                 await writer.wait_synced(self._append_record(writer))
@@ -246,10 +248,10 @@ class Bench:
             ("take-over", 0, 1),
             ("replay", 1, 2),
             ("first append", 2, 3),
-            ("all", 0, 3),
+            ("in all", 0, 3),
         ):
             spans = [one[last] - one[first] for one in found[1:]]
-            meter = AppendMeter.of(spans, chain.count * len(spans) if what == "replay" else 0)
+            meter = AppendMeter.of(spans, replayed if what == "replay" else 0)
             size = JOURNAL_BYTES if what == "replay" else None
             rows.append(row_of_times(f"recovery: {what}", meter, record_bytes=size))
 

@@ -1,6 +1,7 @@
 """`dos bench` as a user runs it: on real servers, some of which are killed, full, in use, or wrong."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -11,14 +12,16 @@ from typing import Any, Final
 import pytest
 import trio
 
-from dos_bench import measuring
-from dos_client import ObjectWriter, connect, init_store
-from dos_server.testing import threaded_server, threaded_store
+from dos_bench import BenchRefusedError, measuring, visiting
+from dos_bench.cli import COLUMNS
+from dos_client import ObjectWriter, Store, connect, init_store, open_store
+from dos_client.cli.kit import tool_writer_id
+from dos_server.testing import memory_store, threaded_server, threaded_store
 from tests.support.certificates import Certificates, certificates
 from tests.support.dos_command import dos
-from tests.support.servers import ServerProcess, three_servers, url_of
+from tests.support.servers import ServerProcess, one_server, three_servers, url_of
 
-__all__ = ["certificates", "three_servers"]
+__all__ = ["certificates", "one_server", "three_servers"]
 pytestmark = pytest.mark.timeout(180)
 LITTLE: Final = ("--seconds", "0.5", "--bytes", "4MiB", "--sizes", "100B,1KiB", "--writers", "1,3")
 ROWS: Final = 2 * 2 + 3 + 4
@@ -64,6 +67,8 @@ def test_a_store_is_measured_compared_and_emptied_and_again(store: str) -> None:
     assert again.returncode == 0, again.stderr
     assert "read back and compared" in again.stdout
     assert "durable when it is synced on 2 of 3" in again.stdout
+    (header,) = (line for line in again.stdout.splitlines() if line.startswith(" what "))
+    assert [name.removeprefix("#") for name in COLUMNS] == re.split(r"  +", header.strip())
     assert_empty(store)
 
 
@@ -149,18 +154,53 @@ def test_a_store_in_use_is_refused_unless_that_is_confirmed() -> None:
         assert not any(found.values())
 
 
+async def write_once(url: str, directory: str, writer_id: bytes) -> None:
+    async with connect(url) as store, await store.claim(directory, 1, writer_id) as claim:
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"x"))
+
+
 def test_objects_of_a_command_are_not_in_use_and_those_with_the_names_of_a_bench_are_not_touched() -> None:
     with threaded_server() as server:
         assert dos("append", f"{server.url}/notes/x", __file__).returncode == 0
         assert dos("bench", server.url, *LITTLE).returncode == 0
-        for directory in ("dos-bench.w0007", "other.w0000"):
-            assert dos("append", f"{server.url}/{directory}/x", __file__).returncode == 0
-        for words in (("--clean",), ("--writers", "9"), ("--prefix", "other")):
+        assert dos("append", f"{server.url}/other.w0000/x", __file__).returncode == 0
+        trio.run(write_once, server.url, "dos-bench.w0007", tool_writer_id(b"append"))
+        for words, problem in (
+            (("--clean",), "dos-bench.w0007 is claimed by another program or command (epoch 1)"),
+            (("--writers", "9"), "dos-bench.w0007 is claimed by another program or command (epoch 1)"),
+            (("--prefix", "other"), "other.w0000 holds objects and no bench has claimed it"),
+        ):
             refused = dos("bench", server.url, *LITTLE[:-2], *words)
             assert refused.returncode != 0, words
-            assert "no bench has claimed it" in refused.stderr or "another program" in refused.stderr
+            assert problem in refused.stderr
         found = contents(server.url)
         assert (found["notes"], found["dos-bench.w0007"], found["other.w0000"]) == ({"x"}, {"x"}, {"x"})
+
+
+@pytest.mark.trio
+async def test_bytes_that_arrive_between_two_looks_are_seen(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.abc.Clock
+) -> None:
+    """Its claim is a command's, and nothing is in flight when the store is read."""
+    real = visiting._look
+    async with (
+        memory_store() as servers,
+        open_store(servers.url) as store,
+        await store.claim("notes", 1, tool_writer_id(b"append")) as claim,
+    ):
+        writer = claim.open_object("x")
+
+        async def look(store: Store) -> Any:
+            seen = await real(store)
+            await writer.wait_synced(writer.append(b"x"))
+            return seen
+
+        with monkeypatch.context() as patch:
+            patch.setattr(visiting, "_look", look)
+            with pytest.raises(BenchRefusedError, match="in use: bytes move in notes"):
+                await visiting.refuse_if_in_use(store)
+        await visiting.refuse_if_in_use(store)
 
 
 def begun(url: str, *words: str) -> subprocess.Popen[str]:
@@ -193,7 +233,7 @@ def test_a_member_that_is_killed_meanwhile_is_named_and_its_copies_are_deleted_l
         out, err = process.communicate()
     assert process.returncode == 1, err
     assert f"unavailable for a time: {killed.location}" in out
-    assert "recovery: all" in out
+    assert "recovery: in all" in out
     assert "no difference" in out
     assert f"{killed.location} may still hold copies in dos-bench.*" in err
     assert f"run: dos bench {store} --clean" in err
@@ -202,6 +242,24 @@ def test_a_member_that_is_killed_meanwhile_is_named_and_its_copies_are_deleted_l
     assert (done.returncode, done.stdout) == (0, "nothing of a bench is left\n"), done.stderr
     assert_empty(store)
     assert_empty(killed.url)
+
+
+@pytest.mark.process
+@pytest.mark.long
+def test_a_store_that_is_gone_ends_it_with_what_is_left_and_the_command_that_deletes_it(
+    one_server: ServerProcess,
+) -> None:
+    with begun(one_server.url, "--seconds", "60", "--writers", "3") as process:
+        one_server.kill()
+        out, err = process.communicate()
+    assert (process.returncode, out) == (3, ""), err
+    assert "was acknowledged for 1" in err
+    assert "not everything of a bench is deleted" in err
+    assert f"run: dos bench {one_server.url} --clean" in err
+    one_server.restart()
+    assert any(contents(one_server.url).values())
+    assert dos("bench", one_server.url, "--clean").returncode == 0
+    assert_empty(one_server.url)
 
 
 @pytest.mark.process
