@@ -5,7 +5,16 @@ benchmarks/local_recovery_region.py KEYS WORKERS local|global ROUNDS [--rate]
 A region of local workers over three servers counts KEYS keys, and writes 1,000 generated rows per second.
 A worker is killed (SIGKILL) ROUNDS times, after a first time that is not counted. The gap of a part of the
 output: the longest time around the kill in which nothing new was in it. Prints one line of JSON: for each
-round the gap of the lost worker's part, and the longest of the others'.
+round the gap of the lost worker's part, the longest of the others', and the timeline of that one by phase:
+
+before    until the kill: the others wait for the next step anyway
+notice    until the coordinator counts the worker as lost
+gather    until another process has joined
+claim     until that process holds the claim of the worker's directory
+open      until its chains are open
+load      until it is linked with its peers, and has read the state that its first steps need
+start     until it is started, and its take-over is reported
+steps     until the others have new output: it makes the steps of its chain again, and those that follow
 
 With --rate nobody is killed: the keys are counted twelve times from their files, as fast as possible, and
 the line has the rows per second from the first checkpoint to the end.
@@ -21,7 +30,7 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -52,12 +61,19 @@ def graph_of(folder: Path) -> Graph:
     return graph
 
 
+class Gap(NamedTuple):
+    """A time in which a part of the output did not grow."""
+
+    seconds: float
+    ended: float
+
+
 class Gaps(threading.Thread):
-    """Watches the parts of an output. `longest_s`: part -> the longest time in which it did not grow."""
+    """Watches the parts of an output. `longest`: part -> its longest gap."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(daemon=True)
-        self.longest_s: dict[str, float] = {}
+        self.longest: dict[str, Gap] = {}
         self._folder = folder
         self._over = threading.Event()
 
@@ -71,7 +87,8 @@ class Gaps(threading.Thread):
                 if size > largest:  # a part that is cut back shows nothing new until it has grown again
                     sizes[path.name] = (size, now)
                 else:
-                    self.longest_s[path.name] = max(self.longest_s.get(path.name, 0.0), now - at)
+                    gap = Gap(now - at, now)
+                    self.longest[path.name] = max(self.longest.get(path.name, gap), gap)
 
     def end(self) -> None:
         self._over.set()
@@ -84,22 +101,22 @@ def lose(region: RegionHandle, events: Events, worker: int, folder: Path) -> dic
     gaps = Gaps(folder)
     gaps.start()
     time.sleep(0.5)
-    quiet_s = max(gaps.longest_s.values(), default=0.0)
+    quiet_s = max((gap.seconds for gap in gaps.longest.values()), default=0.0)
     killed = time.perf_counter()
     os.kill(region.status.workers[worker].pid, signal.SIGKILL)
-    _, reset = wait(lambda: events.of(ResetReport, killed))[0]
+    reported, reset = wait(lambda: events.of(ResetReport, killed))[0]
     noticed = events.of(WorkerLost, killed)[0][0]
     time.sleep(AFTER_S)
     gaps.end()
-    others = [gap for name, gap in gaps.longest_s.items() if f"{worker:04d}" not in name]
-    lost = [gap for name, gap in gaps.longest_s.items() if f"{worker:04d}" in name]
+    others = max(gap for name, gap in gaps.longest.items() if f"{worker:04d}" not in name)
+    lost = max(gap for name, gap in gaps.longest.items() if f"{worker:04d}" in name)
+    phases_s = {"before": killed - (others.ended - others.seconds), "notice": noticed - killed}
+    phases_s |= {**reset.phases_s, "steps": others.ended - reported}
     return {
-        "lost_s": round(max(lost), 3),
-        "others_s": round(max(others), 3),
+        "lost_s": round(lost.seconds, 3),
+        "others_s": round(others.seconds, 3),
         "quiet_s": round(quiet_s, 3),
-        "noticed_s": round(noticed - killed, 3),
-        "reset_s": round(reset.seconds, 3),
-        "phases_s": {name: round(seconds, 3) for name, seconds in reset.phases_s.items()},
+        "phases_s": {name: round(seconds, 3) for name, seconds in phases_s.items()},
         "term": reset.term,
     }
 
