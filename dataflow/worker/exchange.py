@@ -90,6 +90,8 @@ class Exchange:
         """Something may be sent, or a peer has another term."""
         self._outgoing: dict[int, tuple[Link, trio.CancelScope]] = {}
         """The links that this worker dialled, by peer."""
+        self._dialling: dict[int, trio.CancelScope] = {}
+        """Peer -> the attempt to open a link to it again, or the wait before it."""
         self._incoming: dict[int, int] = {}
         """Peer -> the number of the link on which it sends now."""
         self._numbers = 0
@@ -116,6 +118,8 @@ class Exchange:
         self._incoming.pop(order.peer, None)
         if order.peer in self._outgoing:
             self._outgoing[order.peer][1].cancel()
+        elif order.peer in self._dialling:
+            self._dialling[order.peer].cancel()  # it dials a process that is lost, or waits to do so
         self._wake()
 
     def held(self, message: PeerHeld) -> None:
@@ -156,7 +160,7 @@ class Exchange:
 
     async def _keep_sending(self, peer: int, link: Link) -> None:
         while True:
-            reason = "its term is over"
+            reason, term = "its term is over", self._peers.terms[peer]
             try:
                 # Inside, because a link may break at the moment in which a view cancels the scope.
                 with trio.CancelScope() as scope:
@@ -170,23 +174,30 @@ class Exchange:
             finally:
                 self._peers.disconnected(peer)
                 del self._outgoing[peer]
-                with trio.CancelScope(shield=True), trio.move_on_after(1):
-                    await link.aclose()
+                await _close(link)
             if not self._local:
                 raise PeerLostError(peer, reason)
             logger.info("worker %d opens the link to worker %d again: %s", self._spec.worker, peer, reason)
-            link = await self._dial_again(peer, reason)
+            link = await self._dial_again(peer, term, reason)
 
-    async def _dial_again(self, peer: int, reason: str) -> Link:
-        """Dial until a process of the peer answers. After a while, report on the one that does not."""
-        since, term = trio.current_time(), self._peers.terms[peer]
+    async def _dial_again(self, peer: int, term: int, reason: str) -> Link:
+        """Dial until a process of the peer answers. After a while, report on the one that does not. term: of
+        the process whose link has ended.
+        """
+        since = trio.current_time()
         while True:
-            if self._peers.terms[peer] == term:
-                await trio.sleep(limits.peer_redial_s)
-            else:
-                since, term = trio.current_time(), self._peers.terms[peer]
-            with suppress(PeerLostError):
-                return await self._dial(peer, limits.peer_resume_s)
+            pause_s = limits.peer_redial_s
+            if self._peers.terms[peer] != term:  # another process waits for this link
+                since, term, pause_s = trio.current_time(), self._peers.terms[peer], 0.0
+            link: Link | None = None
+            with trio.CancelScope() as scope, suppress(PeerLostError):
+                self._dialling[peer] = scope
+                await trio.sleep(pause_s)
+                link = await self._dial(peer, limits.peer_resume_s)
+            if link is not None and not scope.cancel_called:
+                return link
+            if link is not None:
+                await _close(link)
             if trio.current_time() > since + limits.peer_resume_s and self._peers.terms[peer] == term:
                 self._suspect(peer, f"the link to it cannot be opened again ({reason})")
 
@@ -353,6 +364,11 @@ class Exchange:
         self._shared.peers_at = max(self._shared.peers_at, self._peers.peers_at)
         if for_circuit is not None:
             self._inbox.call(self._peers.term, CircuitIncarnation.arrived, for_circuit)
+
+
+async def _close(link: Link) -> None:
+    with trio.CancelScope(shield=True), trio.move_on_after(1):
+        await link.aclose()
 
 
 async def dial_peer(spec: WorkerSpec, worker: int, peer: Peer, hello: LinkHello, timeout_s: float) -> Link:

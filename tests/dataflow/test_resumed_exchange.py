@@ -80,15 +80,20 @@ class Network:
     def __init__(self) -> None:
         self.links: list[DialledLink] = []
         self.answers = True
+        self.silent_port = 0
+        """Where nobody answers any more."""
+        self.on_link: Callable[[DialledLink], None] = lambda _: None
+        """Called with each link, before the dialler has it."""
 
     async def dial(
         self, spec: Any, worker: int, peer: Peer, hello: LinkHello, timeout_s: float
     ) -> DialledLink:
-        del spec, peer, timeout_s
-        if not self.answers:
+        del spec, timeout_s
+        if not self.answers or peer.port == self.silent_port:
             await trio.sleep(0.1)
             raise PeerLostError(worker, "nobody answers", unreachable=True)
         self.links.append(DialledLink(hello))
+        self.on_link(self.links[-1])
         return self.links[-1]
 
 
@@ -178,6 +183,51 @@ async def test_a_view_opens_the_link_to_the_new_process_even_if_the_old_one_brea
         assert network.links[-1].hello.to_term == 8
         assert steps_of(network.links[-1]) == [1]
         assert not nursery.cancel_scope.cancel_called
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.15], ids=["at once", "in the pause", "in the attempt"])
+async def test_a_view_ends_the_attempts_to_reach_the_lost_process_and_opens_the_link_at_once(
+    network: Network, autojump_clock: MockClock, after_s: float
+) -> None:
+    """The survivors' output stands still until then."""
+    del autojump_clock
+    exchange = exchange_of_0()
+    async with trio.open_nursery() as nursery:
+        await exchange.dial_all(nursery)
+        exchange.send(ended(1))
+        await wait_all_tasks_blocked()
+        network.silent_port = 2
+        network.links[0].break_now()
+        await trio.sleep(after_s)
+        exchange.view(view(term=8))
+        await wait_all_tasks_blocked()  # no time passes
+        assert [(link.hello.to_term, steps_of(link)) for link in network.links] == [(7, [1]), (8, [1])]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_link_that_opens_at_the_moment_of_a_view_is_given_up(
+    network: Network, autojump_clock: MockClock
+) -> None:
+    """It reaches the lost process, which may live and never answer."""
+    del autojump_clock
+    exchange = exchange_of_0()
+    async with trio.open_nursery() as nursery:
+        await exchange.dial_all(nursery)
+        exchange.send(ended(1))
+        await wait_all_tasks_blocked()
+
+        def seen(link: DialledLink) -> None:
+            if link.hello.to_term == 7:
+                exchange.view(view(term=8))
+
+        network.on_link = seen
+        network.links[0].break_now()
+        await trio.sleep(1.0)
+        assert [(link.hello.to_term, link.closed) for link in network.links] == [
+            *((7, True), (7, True), (8, False)),
+        ]
+        assert steps_of(network.links[-1]) == [1]
         nursery.cancel_scope.cancel()
 
 
