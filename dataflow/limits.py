@@ -197,6 +197,12 @@ peer_silence_poll_s: Final = 0.5
 peer_resume_s: Final = 1.0
 """Local recovery: a link that cannot be opened again for this long is reported to the coordinator."""
 peer_redial_s: Final = 0.1
+take_over_steps_ahead: Final = 1_024
+take_over_bytes_ahead: Final = 64 * MIB
+"""Local recovery: how far a worker that takes another one over makes steps ahead of those that it has run,
+because its peers wait for its rows. Bytes: read of its input, and received from peers. As many of its stored
+state, which it does not need for that, may wait to be restored.
+"""
 ping_s: Final = 0.1
 pings_missed_max: Final = 3
 """Local recovery: a worker reports the next one after so many pings without an answer."""

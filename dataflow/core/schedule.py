@@ -7,6 +7,10 @@ independently:
 
 Of all stages that can run, the highest runs first, so rows leave memory early and a waiting worker never
 delays its peers.
+
+Local recovery: a worker that has taken another one over is behind its peers, which wait for its rows and not
+for its state. So it makes the steps that it *owes* them further ahead: those of its chain, and those that a
+peer has ended. If it can also run steps, it runs two for each that it owes, so it is not behind for long.
 """
 
 from collections import defaultdict
@@ -49,6 +53,8 @@ class Barrier(NamedTuple):
 
 NO_CHECKPOINT = Barrier()
 
+_RUNS_PER_OWED_STEP: Final = 2
+
 
 @dataclass(slots=True)
 class Schedule:
@@ -59,6 +65,8 @@ class Schedule:
     last_checkpoint: int
     replay_until: int
     steps_ahead: int
+    owed_ahead: int = 0
+    """How many steps it may be ahead with a step that it owes; 0 unless it takes a worker over."""
     produced: int = field(init=False)
     done: list[int] = field(init=False)
     """done[k] is the last step that stage k has run, for k >= 1; done[0] equals `produced`."""
@@ -72,6 +80,8 @@ class Schedule:
     """The final checkpoint has been taken: nothing follows."""
     checkpoints: dict[int, Barrier] = field(default_factory=dict)
     """Step -> its checkpoint, from stage 1 until the last stage has run it."""
+    owes_from: int = 0
+    """When this step is consumed, a step that is owed comes first."""
 
     def __post_init__(self) -> None:
         self.produced = self.first_step - 1
@@ -92,21 +102,37 @@ class Schedule:
             self.wanted, self.wanted_from = Barrier(checkpoint, final), step
 
     def next_action(
-        self, is_complete: Callable[[int, int], bool], *, input_waits: bool, room: bool, peers_at: int
+        self,
+        is_complete: Callable[[int, int], bool],
+        *,
+        input_waits: bool,
+        room: bool,
+        peers_at: int,
+        has_memory: bool = True,
     ) -> Action:
         """Return what to do now. is_complete: whether all senders ended a step on a channel. input_waits: a
         source has more. room: the store accepts more data. peers_at: the highest step that any peer has
-        ended.
+        ended. has_memory: for further steps that are owed.
         """
         # A step is made only for input, a recorded division, a checkpoint, or a peer that has ended it and
         # waits for this worker: an idle region makes none. After the final checkpoint nothing may be
         # produced.
-        for stage in range(len(self.plan.stages) - 1, 0, -1):
+        owed = has_memory and self._owes(peers_at)
+        first = owed and self.consumed >= self.owes_from
+        for stage in () if first else range(len(self.plan.stages) - 1, 0, -1):
             step = self.done[stage] + 1
             receives = self.plan.stages[stage].receives
             if self.done[stage - 1] >= step and all(is_complete(channel, step) for channel in receives):
                 return RunStage(stage, step)
+        if owed:
+            return Produce(self.produced + 1, replay=self.replaying)
         return self._maybe_produce(input_waits=input_waits, room=room, peers_at=peers_at)
+
+    def _owes(self, peers_at: int) -> bool:
+        """Whether peers wait for the next step of a worker that is behind."""
+        ahead = self.produced - self.consumed
+        waited_for = self.replaying or peers_at > self.produced
+        return waited_for and not self.ended and self.steps_ahead <= ahead < self.owed_ahead
 
     @property
     def replaying(self) -> bool:
@@ -135,6 +161,7 @@ class Schedule:
         # earlier one: a peer may have sent the request first.
         self.produced += 1
         self.done[0] = self.produced
+        self.owes_from = self.consumed + _RUNS_PER_OWED_STEP
         if recorded is not None:
             if self.wanted.checkpoint <= recorded.checkpoint:
                 self.wanted = NO_CHECKPOINT  # the checkpoint was attached before this process began

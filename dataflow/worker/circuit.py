@@ -446,6 +446,7 @@ class Circuit:
         # A stateless operator has counters at most, which are stored under its name.
         self._uids = {name: name for name in graph.specs} | stored_under(graph.operators, uids)
         self._names = {uid: name for name, uid in self._uids.items()}
+        self._stages_of = {node.name: node.stage for node in graph.plan.nodes}
         self._workers, self._by_batches, self._scratch = workers, bool(graph.fed_by_batches), scratch
         self.sources: dict[str, SourceReader] = {}
         self.sinks: dict[str, SinkWriter] = {}
@@ -700,10 +701,13 @@ class Circuit:
                 with self.calling(node.name, "its start"):
                     self._operators[node.name].open_ahead()
 
-    def restored(self) -> None:
-        """Start the operators, upstream first, after all state is restored. Raises OperatorError."""
+    def restored(self, first_stage: int = 0, last_stage: int | None = None) -> None:
+        """Start the operators of these stages, upstream first, after their state is restored. Raises
+        OperatorError.
+        """
         for node in self.graph.plan.nodes:
-            if node.name in self._operators:
+            within = node.stage >= first_stage and (last_stage is None or node.stage <= last_stage)
+            if within and node.name in self._operators:
                 with self.calling(node.name, "its start"):
                     self._operators[node.name].restored()
 
@@ -784,6 +788,10 @@ class Circuit:
                 table.parts_restored(share)
             if isinstance(table, WatermarkTable) and self.owner_of(name) in own_time:
                 table.restart()  # it follows from the watermarks of the splits, which move alone
+
+    def stage_of(self, table: str) -> int:
+        """Return the stage of the operator of a table in `stateful`."""
+        return self._stages_of[self.owner_of(table)]
 
     def owner_of(self, table: str) -> str:
         """Return the operator of a table in `stateful`."""

@@ -9,6 +9,7 @@ collects what a checkpoint contains.
 import logging
 import queue
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -116,6 +117,8 @@ class RestoreCircuit:
     """If the layout is another one than in the checkpoint: what this worker has to do."""
     local: bool = False
     """Whether the region has local recovery."""
+    takes_over: bool = False
+    """Whether this worker alone begins at the checkpoint: the others wait for the rows of its steps."""
     completes: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)
     """Workers whose output this one completes -> what the checkpoint stores of their sinks."""
     owner: OutputIdentity | None = None
@@ -606,7 +609,16 @@ class CircuitIncarnation:
         workers = len(order.layout.workers)
         last_checkpoint = order.checkpoint if order.change is None else order.change.checkpoint
         first, ahead = order.step + 1, min(worker_limits.steps_ahead, graph.plan.steps_ahead_max)
-        self._schedule = Schedule(graph.plan, first, last_checkpoint, order.step, ahead)
+        # A stage that reads a broadcast table cannot be ahead of the step that changes the table.
+        self._owes = order.takes_over and graph.plan.steps_ahead_max > 1
+        owed_ahead = limits.take_over_steps_ahead if self._owes else 0
+        self._schedule = Schedule(graph.plan, first, last_checkpoint, order.step, ahead, owed_ahead)
+        self._later_blocks: deque[tuple[int, str, bytes]] = deque()
+        """Stored blocks of later stages that are not restored yet: a step that is owed does not need them."""
+        self._is_loaded = False
+        """Whether all stages have their state."""
+        self._bytes_ahead: dict[int, int] = {}
+        """Step -> the bytes read for it here, and received."""
         self._divisions: dict[int, Division] = {}
         self._positions: dict[int, dict[str, dict[str, SplitPosition]]] = {}
         self._split_times: dict[int, dict[str, dict[str, SplitPosition]]] = {}
@@ -729,7 +741,11 @@ class CircuitIncarnation:
         """Restore one stored block of an operator's state. Blocks arrive oldest first. part: it is of a
         worker of the former layout, and what belongs to this worker now is taken over. Answers `BlockLoaded`.
         """
-        if part is None:
+        if self._owes and table in self._circuit.stateful and self._circuit.stage_of(table) > 0:
+            self._later_blocks.append((checkpoint, table, data))
+            while sum(len(block) for _, _, block in self._later_blocks) > limits.take_over_bytes_ahead:
+                load_block(self._circuit, *self._later_blocks.popleft())
+        elif part is None:
             load_block(self._circuit, checkpoint, table, data)
         elif (decoded := decoded_block(self._circuit, checkpoint, table, data)) is not None:
             assert self._change is not None
@@ -748,11 +764,28 @@ class CircuitIncarnation:
             if handover.sources is not None:
                 self._circuit.begin_directory(name, handover, log, self._me.scratch)
             self._circuit.hand_directory(name, OperatorDirectory(handover.path, log, self._me.scratch))
-        self._circuit.restored()
-        self._shared.operators = self._circuit.counters()  # no step may follow to report them
+        if self._owes:
+            self._circuit.restored(last_stage=0)
+        else:
+            self._all_loaded()
         self._post(StateLoaded(self.number))
         if self._change is not None:
             self._take_first_checkpoint(self._change)
+
+    def _load_next(self) -> bool:
+        """Restore one of the blocks that wait, and after the last one all stages. Return whether any did."""
+        if self._is_loaded:
+            return False
+        if self._later_blocks:
+            load_block(self._circuit, *self._later_blocks.popleft())
+        else:
+            self._all_loaded()
+        return True
+
+    def _all_loaded(self) -> None:
+        self._circuit.restored(1 if self._owes else 0)
+        self._shared.operators = self._circuit.counters()  # no step may follow to report them
+        self._is_loaded = True
 
     def _take_first_checkpoint(self, change: LayoutChange) -> None:
         """Take the first checkpoint of a layout, or of a line of history, before any step."""
@@ -840,6 +873,7 @@ class CircuitIncarnation:
         alignment = self._aligned.get(frame.channel)
         if alignment is None:
             raise RemoteProtocolError(f"worker {frame.sender} sent on unknown channel {frame.channel}")
+        self._note_ahead(frame.step, len(frame.payload))
         if frame.type is FrameType.DATA:
             alignment.data(frame.sender, frame.step, frame.seq, (frame.sender, frame.payload))
         elif frame.type is FrameType.WATERMARK:
@@ -858,14 +892,17 @@ class CircuitIncarnation:
             input_waits=self._input_waits(),
             room=self._shared.room,
             peers_at=self._shared.peers_at,
+            has_memory=sum(self._bytes_ahead.values()) < limits.take_over_bytes_ahead,
         )
         begin, rows = self._clock.seconds(), self._circuit.rows_handled
         if isinstance(action, Produce):
             if action.replay and not self._reading.can_replay(self._divisions[action.step]):
-                return False
+                return self._load_next()
             self._produce(action)
         elif isinstance(action, RunStage):
             self._run_stage(action)
+        elif self._load_next():
+            return True
         else:
             self._note_exhausted()  # an idle input may have been closed meanwhile
             if any(self._circuit.ask_sources("the input", lambda reader: reader.take_report()).values()):
@@ -893,7 +930,7 @@ class CircuitIncarnation:
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _is_complete(self, channel: int, step: int) -> bool:
-        if self._waits_for_durable(step):
+        if not self._is_loaded or self._waits_for_durable(step):
             return False
         alignment = self._aligned[channel]
         return alignment.step == step and not alignment.missing()
@@ -903,8 +940,12 @@ class CircuitIncarnation:
         # that is taken over could take other input in this step.
         return (self._at_most_once or self._local) and step > self._durable
 
+    def _note_ahead(self, step: int, size: int) -> None:
+        if self._owes:
+            self._bytes_ahead[step] = self._bytes_ahead.get(step, 0) + size
+
     def _produce(self, action: Produce) -> None:
-        step = action.step
+        step, before = action.step, self._shared.bytes_in
         recorded = self._divisions.pop(step) if action.replay else None
         time_ms = self._wall_ms() if recorded is None else recorded.time_ms
         self._circuit.time.step_begins(time_ms)
@@ -912,6 +953,7 @@ class CircuitIncarnation:
             self._reading.replay(step, recorded, dropped=self._at_most_once)
         elif not self._schedule.paused:
             self._reading.fill(step)
+        self._note_ahead(step, self._shared.bytes_in - before)
         # The division ends before the sources do: what they emit now belongs to this step in a replay, too.
         taken, now = self._reading.take_division(recorded)
         sends = self._circuit.end_sources(step, now)
@@ -923,6 +965,8 @@ class CircuitIncarnation:
         self._split_times[step] = self._circuit.time.positions()
         marked = Barrier(*recorded.mark[:2]) if self._local and recorded is not None else None
         barrier = self._schedule.step_produced(marked)
+        for alignment in self._aligned.values() if self._owes else ():
+            alignment.produced(step)
         frames = self._sending.end_step(0, step, sends, barrier)
         # Rows of a batch are not on record before its checkpoint: a reset has them sent again.
         sources = None if action.replay or self._fed else taken
@@ -1026,6 +1070,7 @@ class CircuitIncarnation:
     def _step_over(self, step: int) -> None:
         self._note_exhausted()
         positions, split_times = self._positions.pop(step), self._split_times.pop(step)
+        self._bytes_ahead.pop(step, None)
         del self._waits_since[step]
         barrier = self._schedule.forget(step)
         self._shared.rows_out += self._circuit.take_rows_out()

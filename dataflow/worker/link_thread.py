@@ -4,6 +4,9 @@ It runs on trio, without user code or long computation. Orders of the coordinato
 arrival; an incarnation is ended before the next one begins. A restore claims the worker's directory, opens
 the chains, sends the state to the circuit and dials every peer; only after all of this it sends RESTORED. Any
 failure ends the incarnation and is reported once.
+
+Local recovery: a worker that takes another one over has read all of its state then, and restores the part
+that its peers do not wait for while it makes the first steps.
 """
 
 import logging
@@ -452,6 +455,7 @@ class LinkIncarnation:
             buffers,
             change,
             local,
+            order.takes_over,
             completes,
             owner,
             order.uids,

@@ -39,8 +39,8 @@ PLAN = make_plan(
 )
 
 
-def schedule(*, first: int = 1, replay_until: int = 0) -> Schedule:
-    return Schedule(PLAN, first, 0, replay_until, 2)
+def schedule(*, first: int = 1, replay_until: int = 0, owed_ahead: int = 0) -> Schedule:
+    return Schedule(PLAN, first, 0, replay_until, 2, owed_ahead)
 
 
 def following(
@@ -64,6 +64,47 @@ def test_sources_run_ahead_by_two_steps_and_then_wait() -> None:
     assert following(one) == Produce(2, replay=False)
     one.step_produced()
     assert following(one) == Wait("step 1 is not complete")
+
+
+def test_a_worker_that_takes_over_makes_recorded_steps_and_those_that_peers_have_ended_up_to_a_limit() -> (
+    None
+):
+    one = schedule(replay_until=4, owed_ahead=6)
+    for step in range(1, 7):
+        assert following(one, peers_at=5 + step // 6) == Produce(step, replay=step <= 4)
+        one.step_produced()
+    assert following(one, peers_at=9) == Wait("step 1 is not complete")
+
+
+def test_a_worker_that_takes_over_makes_no_other_step_further_ahead() -> None:
+    """For input of its own it waits until it has run the steps before, as any worker does."""
+    one = schedule(replay_until=3, owed_ahead=6)
+    for _ in range(3):
+        one.step_produced()
+    assert following(one, peers_at=3) == Wait("step 1 is not complete")
+
+
+def test_a_worker_that_is_behind_runs_two_steps_for_each_that_it_owes() -> None:
+    one = schedule(replay_until=8, owed_ahead=100)
+    every = {(channel, step) for channel in (0, 1) for step in range(1, 100)}
+    assert isinstance(following(one), Produce)
+    for _ in range(8):
+        one.step_produced()
+    made, ran = [], []
+    while one.consumed < one.produced - 1:
+        action = following(one, every, peers_at=1_000)
+        if isinstance(action, Produce):
+            made.append(action.step)
+            one.step_produced()
+        else:
+            assert isinstance(action, RunStage)
+            if action.stage == 1:
+                one.step_aligned(action.step, Barrier())
+            if one.stage_done(*action):
+                ran.append(action.step)
+                one.forget(action.step)
+    assert one.owed_ahead > len(made) > 4, "the peers did not wait for all of it"
+    assert len(ran) >= 2 * len(made)
 
 
 def test_the_highest_stage_that_can_run_runs_first() -> None:

@@ -186,6 +186,17 @@ _ALL = (
         LocalSetup(losses=2, may_be_lost=(0, 1), ahead=1),
     ),
     local(
+        "local-owed",
+        "2 workers, 3 steps, one at a time or as many as are owed; 1 is lost",
+        LocalSetup(steps=3, ahead=1, owed=3),
+    ),
+    local(
+        "local-owed-checkpoint",
+        "2 workers, 3 steps, one at a time or as many as are owed, a checkpoint; 1 is lost",
+        LocalSetup(steps=3, checkpoints=1, ahead=1, owed=3),
+        by_hand=True,
+    ),
+    local(
         "local-roomy",
         "2 workers, 2 steps, a checkpoint; 1 is lost",
         LocalSetup(checkpoints=1),
@@ -292,6 +303,7 @@ LOSSES = {
     "appends_are_settled": "local-checkpoint",
     "full_takes_no_input": "local-checkpoint",
     "remade_is_retained": "local-twice",
+    "run_after_load": "local",
     "claim_is_checked": "gateways",
     "answers_after_the_quorum": "gateways",
     "refusals_are_answers": "gateways-read",

@@ -11,7 +11,8 @@ appends the votes to the manifest, in two steps, and then everything before the 
     a take-over      the coordinator raises the term of the index; another process continues at the last
                      committed checkpoint; each of the others connects to it at any later time (VIEW), and
                      sends again what it retained; the new process makes the steps of its chain again, and
-                     divides further ones anew
+                     divides further ones anew, both perhaps before it has loaded its state, without which it
+                     runs none
 
 Two connections of one pair of workers are in no order: what a newer one brings may come first.
 
@@ -47,13 +48,16 @@ class LocalRules(NamedTuple):
     """Steps are purged when a checkpoint after them is committed; without it, when all have run them."""
     remade_is_retained: bool = True
     """A step that is made again is retained like any other."""
+    run_after_load: bool = True
+    """A new process runs steps once it has its state; without it, when it has their frames."""
     full_takes_no_input: bool = True
     """A worker whose retained steps reach their bound divides steps without input; without it, none."""
 
 
 class LocalSetup(NamedTuple):
     """The size of the model. retained_max: how many steps a worker retains before it is full. ahead: how many
-    it divides before it has run them. may_be_lost: the workers that may be lost.
+    it divides before it has run them. owed: how many it divides before that if the others have divided them,
+    after it has taken a worker over. may_be_lost: the workers that may be lost.
     """
 
     workers: int = 2
@@ -62,6 +66,7 @@ class LocalSetup(NamedTuple):
     checkpoints: int = 0
     retained_max: int = 9
     ahead: int = 2
+    owed: int = 0
     may_be_lost: tuple[int, ...] = (1,)
 
 
@@ -110,6 +115,8 @@ class Worker(NamedTuple):
     purged: int = 0
     remade: bool = True
     """The steps of its chain are made again."""
+    loaded: bool = True
+    """It has the state of its base."""
     again: int = 0
     """The last step that this life has made again, and not divided."""
 

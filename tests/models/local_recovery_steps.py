@@ -104,8 +104,10 @@ class LocalRecovery:
         one = state.workers[index]
         if state.requested > max(one.asked, one.voted):
             yield ("is asked", index, state.requested), self._with(state, index, asked=state.requested)
-        if one.remade and len(one.produced) < min(self.setup.steps, len(one.ran) + self.setup.ahead):
+        if one.remade and len(one.produced) < min(self.setup.steps, self._ahead_of(state, one)):
             yield from self._divides(state, index)
+        if not one.loaded:
+            yield ("loads its state", index), self._with(state, index, loaded=True)
         if one.tail:
             chain = (*one.chain, one.tail[0])
             synced = self._with(state, index, chain=chain, tail=one.tail[1:])
@@ -115,11 +117,21 @@ class LocalRecovery:
         for other in self.all:
             if other != index and state.workers[other].up and one.views[other] < state.workers[other].term:
                 yield ("connects to", index, other), self._view(state, index, other)
-        if one.remade and (used := self._next_inputs(one, index)) is not None:
+        may_run = one.remade and (one.loaded or not self.rules.run_after_load)
+        if may_run and (used := self._next_inputs(one, index)) is not None:
             yield ("runs", index, len(one.ran) + 1), self._ran(state, index, used)
         purged = self._purgeable(state)
         if purged > one.purged:
             yield ("purges", index, purged), self._with(state, index, purged=purged)
+
+    def _ahead_of(self, state: LocalState, one: Worker) -> int:
+        """Return the last step that a worker may divide now."""
+        owed = len(one.produced) + 1 if one.term > 1 and self._is_owed(state, one) else 0
+        return max(len(one.ran) + self.setup.ahead, min(owed, len(one.ran) + self.setup.owed))
+
+    def _is_owed(self, state: LocalState, one: Worker) -> bool:
+        """Whether another worker has divided the next step of this one."""
+        return any(len(other.produced) > len(one.produced) for other in state.workers)
 
     def _divides(self, state: LocalState, index: int) -> Iterator[tuple[Step, LocalState]]:
         one = state.workers[index]
@@ -172,6 +184,8 @@ class LocalRecovery:
             shown = (*shown, inputs)
         elif shown[step - 1] != inputs:
             wrong = f"worker {index} uses another input of step {step} than was used before"
+        if not one.loaded:
+            wrong = f"worker {index} runs step {step} on a state that it has not loaded"
         ran = (*one.ran, inputs)
         held = tuple((*of[: step - 1], None, *of[step:]) for of in one.held)
         mark = max(division.mark for division in used)
@@ -267,6 +281,7 @@ class LocalRecovery:
             voted=base.number,
             purged=base.step,
             remade=False,
+            loaded=False,
             again=len(before.chain),
         )
         return state._replace(workers=(*state.workers[:index], new, *state.workers[index + 1 :]))

@@ -28,7 +28,7 @@ from checkpoint.core.coordination.vocabulary import CheckpointAppended, Manifest
 from checkpoint.core.links.barrier import Alignment
 from checkpoint.core.links.frames import FrameType
 from checkpoint.core.records.consumers import need_of
-from checkpoint.core.records.divisions import NO_MARK, Division
+from checkpoint.core.records.divisions import Division
 from checkpoint.core.records.lines import needs_original
 from checkpoint.core.records.manifest import Checkpoint, Examination
 from dataflow.core.peer_links import Held, PeerLinks, Records, Sent
@@ -285,6 +285,17 @@ def a_step_runs_before_its_divisions_are_durable() -> Planted:
 
 
 @planted("local_recovery")
+def a_step_runs_before_the_state_is_restored() -> Planted:
+    original = CircuitIncarnation._is_complete
+
+    def is_complete(self: CircuitIncarnation, channel: int, step: int) -> bool:
+        with mock.patch.object(self, "_is_loaded", new=True):
+            return original(self, channel, step)
+
+    return mock.patch.object(CircuitIncarnation, "_is_complete", is_complete)
+
+
+@planted("local_recovery")
 def what_was_not_used_is_kept() -> Planted:
     return mock.patch.object(Alignment, "restart", lambda self, sender: self.step - 1)
 
@@ -301,12 +312,7 @@ def steps_are_purged_when_a_checkpoint_is_voted() -> Planted:
     return mock.patch.object(ResumedLinks, "announce", announce)
 
 
-@planted("local_recovery", [1112])
-def marks_are_not_in_the_chain() -> Planted:
-    return mock.patch.object(Journals, "_mark_of", return_value=NO_MARK)
-
-
-@planted("local_recovery", [244])
+@planted("local_recovery", [99])
 def marks_of_former_incarnations_count() -> Planted:
     """A checkpoint that was given up gets its number again."""
     return mock.patch.object(Journals, "_marks", lambda self, divisions: tuple(divisions))

@@ -41,8 +41,8 @@ class _SenderStep(Generic[T]):
 
 class Alignment(Generic[T]):
     """The frames that have arrived on one channel from each sender. Each step below `step` was returned once,
-    in order; nothing is kept at or above `step + steps_ahead_max`. After an error it must not be used again:
-    the region resets.
+    in order; nothing is kept at or above `step + steps_ahead_max`, or the step of `produced` plus that.
+    After an error it must not be used again: the region resets.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Alignment(Generic[T]):
         self.last_checkpoint = last_checkpoint
         self._senders = senders
         self._ahead_max = steps_ahead_max
+        self._produced = 0
         self._steps: dict[int, list[_SenderStep[T]]] = {}
 
     def data(self, sender: int, step: int, seq: int, item: T) -> None:
@@ -72,6 +73,12 @@ class Alignment(Generic[T]):
         entry.ended = True
         entry.checkpoint = checkpoint
         entry.final = final
+
+    def produced(self, step: int) -> None:
+        """Note that this worker, which is behind its senders, has produced a step: they send those after it
+        (local recovery).
+        """
+        self._produced = step
 
     # It sends them again: kept, its batches would count twice.
     def restart(self, sender: int) -> int:
@@ -112,7 +119,7 @@ class Alignment(Generic[T]):
             raise RemoteProtocolError(
                 f"sender {sender} sent a frame for step {step}, which is over; step {self.step} is next"
             )
-        if step >= self.step + self._ahead_max:
+        if step >= max(self.step, self._produced) + self._ahead_max:
             raise RemoteProtocolError(
                 f"sender {sender} is at step {step}, at least {self._ahead_max} ahead of step {self.step}"
             )

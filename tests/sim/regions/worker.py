@@ -323,6 +323,7 @@ class WorkerIncarnation:
                 dict(feeds.buffers),
                 change,
                 order.is_local,
+                order.takes_over,
                 self._left_before() if change is None else change.completes,
                 voted=is_of_vote(order, self._voted),
             )
