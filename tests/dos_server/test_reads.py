@@ -95,6 +95,23 @@ def test_a_get_reads_little_more_than_its_extents(append_bytes: int, start: int,
     assert sum(content_reads) <= 1.7 * needed + 4 * append_bytes + 64 * KIB, content_reads
 
 
+def test_a_get_that_continues_the_last_one_costs_one_read() -> None:
+    content = random.Random(3).randbytes(3 * MIB)
+    file, extent, reads = file_of(content, 64 * KIB), ExtentStart(0, 0), 0
+
+    def read(position: int, count: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        return file[position : position + count]
+
+    for start in range(0, 3 * MIB, MIB):
+        part = read_part(read, SEED, extent, start, start + MIB)
+        assert part.data == content[start : start + MIB]
+        assert part.after is not None
+        extent = part.after
+    assert reads == 3
+
+
 @pytest.mark.parametrize("wrong", [-100, -1, 1, 100, 1_000])
 def test_an_extent_that_begins_at_another_offset_than_the_index_has_is_damage(wrong: int) -> None:
     content = random.Random(4).randbytes(1_000)

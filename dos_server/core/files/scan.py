@@ -201,24 +201,27 @@ def read_part(
     """
     if start >= end:
         return VerifiedContent(b"", None)
-    # before the start only headers are read; from there on, as much as is needed in one read
-    first = next(walk(ReadWindow(read, _HEADER_WINDOW_BYTES), seed, extent, start))
-    window = ReadWindow(read, end - first.header.offset + _SOME_HEADERS_BYTES)
+    # Before the start only headers are read, unless that would be little beside what is asked for: a GET that
+    # continues the last one begins with its extent, and costs one read.
+    if start - extent.offset > min(end - start, extent_payload_bytes_max):
+        first = next(walk(ReadWindow(read, _HEADER_WINDOW_BYTES), seed, extent, start))
+        extent = ExtentStart(first.header.offset, first.position, first.header.link)
+    window = ReadWindow(read, end - extent.offset + _SOME_HEADERS_BYTES)
     parts: list[memoryview] = []
-    for located in walk(
-        window, seed, ExtentStart(first.header.offset, first.position, first.header.link), start
-    ):
-        payload = payload_of(window, located)
+    for located in walk(window, seed, extent, start):
         header = located.header
+        payload = payload_of(window, located)
         if payload is None:
             raise DamagedExtentError(header.offset, "the payload digest does not match")
-        parts.append(payload[max(start - header.offset, 0) : end - header.offset])
-        if header.end >= end or len(parts) == extents_max:
-            after = ExtentStart(header.end, located.after, located.link_after)
-            if header.end > end:
-                after = ExtentStart(header.offset, located.position, header.link)
-            return VerifiedContent(b"".join(parts), after)
-        window.ahead_bytes = end - header.end + _SOME_HEADERS_BYTES
+        offset, after = header.offset, header.end
+        is_whole = offset >= start and after <= end
+        parts.append(payload if is_whole else payload[max(start - offset, 0) : end - offset])
+        if after >= end or len(parts) == extents_max:
+            following = ExtentStart(after, located.after, located.link_after)
+            if after > end:
+                following = ExtentStart(offset, located.position, header.link)
+            return VerifiedContent(b"".join(parts), following)
+        window.ahead_bytes = end - after + _SOME_HEADERS_BYTES
     raise AssertionError("a walk ends with its last extent or an error")
 
 
