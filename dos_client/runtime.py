@@ -4,33 +4,30 @@ trio run, so the same code runs in memory and on virtual time (`dos_server.testi
 
 import random
 import secrets
-from collections.abc import Awaitable, Sequence
-from types import TracebackType
-from typing import Final, Generic, Protocol, Self, TypeVar
+from collections.abc import Sequence
+from typing import Final, Generic, Protocol, TypeVar
 
 import trio
 
+from dos_client.rounds import ClientRounds, rounds_of_run
 from dos_protocol.arguments import address_text
 from dos_protocol.digests import Buffer
-from dos_tls import connect_tls, tls_of_environment
+from dos_tls import tls_of_environment
+from dos_tls.sockets import connect_encrypted, detached
 
 T = TypeVar("T")
 
 
-class ClientStream(Protocol):
-    """One end of a connection, a context manager that closes it. Errors are OSError; `recv_into` returns 0 at
-    the end.
+class ClientSocket(Protocol):
+    """One end of a connection. Errors are OSError; a call that would block raises BlockingIOError.
+    `recv_into` returns 0 at the end.
     """
 
-    def recv_into(self, buffer: memoryview, /) -> Awaitable[int]: ...
+    def recv_into(self, buffer: memoryview, /) -> int: ...
 
-    def sendmsg(self, buffers: Sequence[Buffer], /) -> Awaitable[int]: ...
+    def sendmsg(self, buffers: Sequence[Buffer], /) -> int: ...
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
+    def close(self) -> None: ...
 
 
 class ClientRuntime(Protocol):
@@ -41,8 +38,8 @@ class ClientRuntime(Protocol):
         """Return random bytes for an identity that is used only once."""
         ...
 
-    async def connect(self, host: str, port: int) -> ClientStream:
-        """Open a connection. Raises OSError, TlsError."""
+    async def connect(self, host: str, port: int) -> tuple[ClientSocket, ClientRounds]:
+        """Open a connection, and return it with the rounds that serve it. Raises OSError, TlsError."""
         ...
 
 
@@ -53,10 +50,12 @@ class RealClientRuntime:
     def fresh_id(self, size: int) -> bytes:
         return secrets.token_bytes(size)
 
-    async def connect(self, host: str, port: int) -> ClientStream:
+    async def connect(self, host: str, port: int) -> tuple[ClientSocket, ClientRounds]:
         tls = tls_of_environment()
         sock = (await trio.open_tcp_stream(host, port)).socket
-        return sock if tls is None else await connect_tls(sock, tls, address_text(host, port), name=host)
+        if tls is None:
+            return detached(sock), rounds_of_run()
+        return await connect_encrypted(sock, tls, address_text(host, port), name=host), rounds_of_run()
 
 
 class RunScoped(Generic[T]):

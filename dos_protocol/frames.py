@@ -38,6 +38,15 @@ _OPCODE_AT: Final = 3
 assert _HEADER.size == frame_header_bytes == 32
 assert _DIGESTED_BYTES == 24
 
+DURABILITY_ACK: Final = 131
+_ACK: Final = struct.Struct(">QQIIQQQB")
+"""A durability ack up to its name: the first 8 bytes of the header as one number, request id, bytes of meta
+and of payload, digest; received, synced, bytes of the name.
+"""
+_ACK_FIRST: Final = int.from_bytes(MAGIC + bytes((PROTOCOL_VERSION, DURABILITY_ACK, 0, 0, 0, 0)), "big")
+_ACK_META_BYTES: Final = _ACK.size - frame_header_bytes
+"""Bytes of the meta of an ack without its name."""
+
 _OTHER_PROTOCOLS: Final = {
     b"HT": "an HTTP response",
     b"GE": "an HTTP request",
@@ -229,6 +238,29 @@ class FrameDecoder:
             if not run:
                 raise
         return run  # the next call raises again
+
+    def next_acks(self) -> list[tuple[str, int, int]]:
+        """Return name, received and synced of the durability acks at the front, the most frequent frames of a
+        server. Every other frame, an invalid one too, is left to `next_frame`.
+        """
+        acks: list[tuple[str, int, int]] = []
+        start, end, buffer = self._start, self._end, self._buffer
+        while end - start >= _ACK.size and self._failure is None:
+            first, _, meta_bytes, payload_bytes, digest, received, synced, name_bytes = _ACK.unpack_from(
+                buffer, start
+            )
+            stop = start + frame_header_bytes + meta_bytes
+            is_ack = first == _ACK_FIRST and meta_bytes == _ACK_META_BYTES + name_bytes and not payload_bytes
+            if not is_ack or stop > end:
+                break
+            meta = buffer[start + frame_header_bytes : stop]
+            if _one_shot(buffer[start : start + _DIGESTED_BYTES] + meta) != digest:
+                break
+            acks.append((meta[_ACK_META_BYTES:].decode("latin-1"), received, synced))
+            start = stop
+        if acks:
+            self._start, self._needed = start, frame_header_bytes
+        return acks
 
     def _check_magic(self, start: int, held: int) -> None:
         """Check the magic of an incomplete header: a peer of another protocol may never send 32 bytes."""

@@ -31,7 +31,7 @@ from dos_protocol.errors import (
     RefusedError,
     RemoteProtocolError,
 )
-from dos_protocol.frames import Frame
+from dos_protocol.frames import DURABILITY_ACK, Frame
 from dos_protocol.limits import id_bytes, u64_max
 from dos_protocol.names import NO_ID, check_id, printable
 
@@ -560,6 +560,7 @@ _APPEND_OPCODE: Final = int(Opcode.APPEND)
 _DURABILITY_ACK: Final = struct.Struct(">QQB")
 _DURABILITY_ACK_OPCODE: Final = int(Opcode.DURABILITY_ACK)
 assert _ENTRY.size == 25
+assert _DURABILITY_ACK_OPCODE == DURABILITY_ACK
 assert len(_PLANS_BY_CLASS) == len(TABLE) == len(Opcode)
 
 

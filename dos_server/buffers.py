@@ -36,7 +36,7 @@ from dos_server.limits import (
     outgoing_total_bytes_max,
     send_seconds_max,
 )
-from dos_server.ports import Socket
+from dos_tls.readiness import Socket
 
 
 class OutgoingAccount:

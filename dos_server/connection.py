@@ -36,10 +36,11 @@ from dos_server.limits import (
     stalled_seconds_max,
     version0_silence_seconds_max,
 )
-from dos_server.ports import Listener, Rounds, Socket
+from dos_server.ports import Listener
 from dos_server.tls_sockets import TlsSocket
 from dos_server.turns import ConnectionCost, Turns
 from dos_tls import TlsError
+from dos_tls.readiness import Rounds, Socket
 
 # --- Sockets -----------------------------------------------------------------------------------------------
 

@@ -56,12 +56,13 @@ from dos_server.limits import (
     sync_threads_max,
     write_threads_max,
 )
-from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Rounds, Socket, Workers
+from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Workers
 from dos_server.storage import Storage
 from dos_server.tls_sockets import TlsPeers
 from dos_server.turns import OncePerRound, Turns
 from dos_server.watched_files import WatchedQuotas, WatchedTokens
 from dos_tls import LogLimit, ServerContext, TlsError, TlsTruncatedError
+from dos_tls.readiness import Rounds, Socket
 
 # --- The audit log -----------------------------------------------------------------------------------------
 

@@ -23,13 +23,14 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import trio
 
-from dos_client.runtime import ClientRuntime, ClientStream, replace_runtime, runtime
+from dos_client.rounds import ClientRounds
+from dos_client.runtime import ClientRuntime, ClientSocket, replace_runtime, runtime
 from dos_protocol.limits import id_bytes
 from dos_protocol.store_record import Member, StoreRecord
 from dos_server.memory.disk import MemoryDisk
-from dos_server.memory.host import Loopback, MemoryHost, MemoryPorts
+from dos_server.memory.host import Loopback, MemoryHost, MemoryPorts, MemoryRounds
 from dos_server.memory.network import MemoryNetwork, MemoryTimers
-from dos_server.ports import Readiness
+from dos_server.ports import OPERATING_SYSTEM
 
 _PORT: Final = 9999
 _LOOPBACK: Final = "127.0.0"
@@ -119,15 +120,16 @@ class _InMemory:
         self.network = network
         self.rng = rng
         self.outside = outside
+        self.rounds = ClientRounds(MemoryRounds())
         self.hosts = count(1)
         self.users = 0
 
     def fresh_id(self, size: int) -> bytes:
         return self.rng.randbytes(size)
 
-    async def connect(self, host: str, port: int) -> ClientStream:
+    async def connect(self, host: str, port: int) -> tuple[ClientSocket, ClientRounds]:
         if host.endswith(".memory"):
-            return await self.network.connect(host, port)
+            return (await self.network.connect(host, port)).socket, self.rounds
         return await self.outside.connect(host, port)
 
 
@@ -299,7 +301,7 @@ class _Thread:
         loopback, timers = Loopback(), MemoryTimers()
 
         def make_ports() -> MemoryPorts:
-            return MemoryPorts(timers, ids=rng, make_rounds=lambda _: Readiness())
+            return MemoryPorts(timers, ids=rng, make_rounds=lambda _: OPERATING_SYSTEM.rounds())
 
         names = [f"{_LOOPBACK}.{number + 1}" for number in range(members)]
         try:

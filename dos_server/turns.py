@@ -15,7 +15,7 @@ from itertools import zip_longest
 from typing import Protocol
 
 from dos_server.limits import many_waiting, round_bytes_max, round_seconds, turn_memory_seconds, turn_seconds
-from dos_server.ports import Call, Rounds
+from dos_tls.readiness import Call, Rounds
 
 
 class OncePerRound:

@@ -5,6 +5,8 @@ The standard library's `ssl` does all cryptography. Nothing here runs unless TLS
     core         which files an end uses, what a failure means; pure
     contexts     the settings as contexts of `ssl`, read again when a file changes; when they expire
     streams      TLS over bytes in memory, and over a socket of trio
+    readiness    sockets in rounds, also without TLS: one task serves all that are ready
+    sockets      TLS as a socket that does not block, for rounds
     files        files on stable storage, also without TLS; warns of secrets that everyone can read
     authority    `dos tls`: makes an authority and its certificates
 """

@@ -165,8 +165,7 @@ class TlsStream(trio.abc.Stream):
     """
 
     def __init__(self, sock: trio.socket.SocketType, engine: TlsEngine) -> None:
-        self.socket = sock
-        self._engine = engine
+        self.socket, self.engine = sock, engine
         self._flushing, self._shaking = trio.Lock(), trio.Lock()
         self._whole = True
         self._closed = False
@@ -176,7 +175,7 @@ class TlsStream(trio.abc.Stream):
         """Complete the handshake; nothing if it is complete."""
         async with self._shaking:
             try:
-                while not self._engine.handshake():
+                while not self.engine.handshake():
                     await self._flush()
                     await self._take()
             except TlsError:
@@ -190,7 +189,7 @@ class TlsStream(trio.abc.Stream):
         await self._ready()
         # It sends nothing: two ends that both wait until they can send would never read. What TLS itself
         # has to answer, such as to a change of keys, is sent before the next data.
-        while (count := self._engine.read_into(buffer)) is None:
+        while (count := self.engine.read_into(buffer)) is None:
             await self._take()
         return count
 
@@ -237,8 +236,8 @@ class TlsStream(trio.abc.Stream):
         self._closed = True
         if self._whole:
             with suppress(OSError):
-                self._engine.end()
-                os.write(self.socket.fileno(), self._engine.take_outgoing())
+                self.engine.end()
+                os.write(self.socket.fileno(), self.engine.take_outgoing())
         self.socket.close()
 
     async def aclose(self) -> None:
@@ -256,17 +255,17 @@ class TlsStream(trio.abc.Stream):
     async def _ready(self) -> None:
         if self._closed:
             raise trio.ClosedResourceError("this stream was closed")
-        if not self._engine.established:
+        if not self.engine.established:
             await self.handshake()
 
     async def _take(self) -> None:
         if not len(self._received):
             self._received = memoryview(bytearray(RECEIVE_BYTES))
         count = await self.socket.recv_into(self._received)
-        self._engine.received(self._received[:count])
+        self.engine.received(self._received[:count])
 
     async def _send(self, data: Buffer) -> None:
-        self._engine.write(data)
+        self.engine.write(data)
         await self._flush()
 
     async def _flush(self) -> None:
@@ -278,7 +277,7 @@ class TlsStream(trio.abc.Stream):
         try:
             if not self._whole:
                 raise trio.BrokenResourceError("a send was cancelled within a record")
-            data = memoryview(self._engine.take_outgoing())
+            data = memoryview(self.engine.take_outgoing())
             self._whole = not len(data)  # stays False if cancelled or failed: half a record may be sent
             while len(data):
                 data = data[await self.socket.send(data) :]

@@ -1,9 +1,10 @@
 """The bytes of one object that its writer still has in memory, divided into the chunks that are sent. Pure.
 
 Each *chunk* is one APPEND on the wire and carries the prefix digest before it. All members receive the same
-chunks with the same request ids, so a frame is encoded once. A chunk ends at multiples of 64 KiB (the block
-of the digest) or 256 KiB, or where a sender had nothing more to send. So a chunk that starts at a block
-boundary is never far away, and the digest of any prefix within the window can be computed from it.
+chunks with the same request ids, so a frame is encoded once, a small one together with its bytes. A chunk
+ends at multiples of 64 KiB (the block of the digest) or 256 KiB, or where a sender had nothing more to send.
+So a chunk that starts at a block boundary is never far away, and the digest of any prefix within the window
+can be computed from it.
 
 `trim` drops bytes that every member that keeps up has, and bytes beyond a bound that a quorum has. It never
 drops bytes that no quorum has.
@@ -17,11 +18,12 @@ from dos_client.limits import (
     append_times_max,
     append_times_step_s,
     chunk_bytes_max,
+    joined_frame_bytes_max,
     milestone_bytes,
     milestones_max,
 )
 from dos_protocol.digests import Buffer, PrefixDigest
-from dos_protocol.frames import frame_head
+from dos_protocol.frames import encode_frame, frame_head
 from dos_protocol.limits import digest_block_bytes, object_bytes_max
 from dos_protocol.messages import Append, encode
 
@@ -35,25 +37,28 @@ if object_bytes_max >= 1 << _TAG_SHIFT:
 
 
 class Chunk:
-    __slots__ = ("digest", "end", "head", "payload", "start")
+    __slots__ = ("digest", "end", "frame", "payload", "start")
 
     def __init__(self, start: int, digest: int, payload: bytes) -> None:
         self.start = start
         self.end = start + len(payload)
         self.digest = digest
         self.payload = payload
-        self.head: bytes | None = None
+        self.frame: tuple[bytes, ...] = ()
 
 
 def append_id(tag: int, end: int) -> int:
     return APPEND_IDS | tag << _TAG_SHIFT | end
 
 
-def append_head(name: str, tag: int, chunk: Chunk) -> bytes:
-    if chunk.head is None:
+def append_frame(name: str, tag: int, chunk: Chunk) -> tuple[bytes, ...]:
+    """Return the buffers of the chunk's APPEND. It is encoded once, and is the same for all members."""
+    if not chunk.frame:
         message = Append(name, chunk.start, chunk.digest, chunk.payload)
-        chunk.head = frame_head(encode(message, append_id(tag, chunk.end)))
-    return chunk.head
+        frame = encode(message, append_id(tag, chunk.end))
+        small = len(chunk.payload) <= joined_frame_bytes_max
+        chunk.frame = (encode_frame(frame),) if small else (frame_head(frame), chunk.payload)
+    return chunk.frame
 
 
 def tag_of(request_id: int) -> int | None:

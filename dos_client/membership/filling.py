@@ -18,7 +18,7 @@ from dos_client import randomness
 from dos_client.core.agreement import DirectoryView
 from dos_client.core.claim import climb
 from dos_client.core.logs import longest
-from dos_client.core.window import Chunk, append_head
+from dos_client.core.window import Chunk, append_frame
 from dos_client.errors import QuorumUnavailableError, ReplacementError
 from dos_client.limits import (
     catch_up_chunk_bytes,
@@ -324,7 +324,7 @@ class _Copy:
         return min(catch_up_chunk_bytes, max(0, self._goal.synced - offset))
 
     async def put(self, chunk: Chunk) -> None:
-        self._connection.post(append_head(self._name, 1, chunk), chunk.payload)
+        self._connection.post(*append_frame(self._name, 1, chunk))
         self._sent = chunk.end
         self._count()
 

@@ -52,6 +52,7 @@ class RecordLog:
         self.last = record
 
     async def write(self, log: StoreLog[Entry], entry: Entry) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()  # an entry that is appended is sent in any case
         writer = self._writer_of(log)
         await writer.wait_synced(writer.append(log.encode(entry)))
 

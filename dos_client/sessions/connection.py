@@ -3,10 +3,10 @@
 Callers decide what an answer means. Nothing is sent twice or retried here, except the greeting of a server
 that has no place for one more connection. OSError becomes the client's errors only here.
 
-- The *reader* fills the decoder and passes each frame to its waiter.
-- The *writer* collects the bytes to send in one system call: posted requests first, then what `feed`
-  supplies. So an append needs no task switch of its own.
-- The *watch* sends PING when the peer is silent, and ends the session if it stays silent.
+- Sockets are read and written in `rounds`: frames that have arrived are passed to their waiters. The bytes to
+  send are sent in one system call: posted requests first, then what `feed` supplies. So an append needs no
+  task switch of its own.
+- The *watch* is a task that sends PING when the peer is silent, and ends the session if it stays silent.
 
 The first failure ends the session for all: every waiter gets a BrokenConnectionError with the cause.
 """
@@ -17,6 +17,8 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager
+from contextvars import copy_context
+from functools import partial
 from itertools import count
 from typing import Final, NamedTuple, TypeVar
 
@@ -36,7 +38,8 @@ from dos_client.limits import (
     silence_ping_s,
 )
 from dos_client.randomness import backoff_s
-from dos_client.runtime import ClientStream, runtime
+from dos_client.rounds import ClientRounds
+from dos_client.runtime import ClientSocket, runtime
 from dos_client.urls import split_address
 from dos_protocol import messages as m
 from dos_protocol.digests import Buffer
@@ -56,6 +59,7 @@ from dos_protocol.messages import NO_DIGEST, Message, decode, encode, refused
 from dos_protocol.names import NO_ID, is_name
 from dos_protocol.store_record import StoreRecord, decode_store_record, encode_store_record
 from dos_tls import TlsBusyError, TlsError
+from dos_tls.sockets import EncryptedSocket
 
 Answer = TypeVar("Answer")
 
@@ -177,7 +181,20 @@ _DURABILITY_ACK: Final = int(m.Opcode.DURABILITY_ACK)
 _ERROR: Final = int(m.Opcode.ERROR)
 _quit_timeout_s: Final = 0.2
 
-Feed = Callable[[list[Buffer]], None]
+Feed = Callable[[list[Buffer]], bool]
+
+
+def _drop(buffers: list[Buffer], count: int) -> None:
+    """Remove so many bytes from the front."""
+    whole = 0
+    for buffer in buffers:
+        if count < len(buffer):
+            break
+        count -= len(buffer)
+        whole += 1
+    del buffers[:whole]
+    if count:
+        buffers[0] = memoryview(buffers[0])[count:]
 
 
 def _no_durability_ack(_: m.DurabilityAck) -> None:
@@ -199,12 +216,12 @@ class _Slot:
 
 
 class Connection(Requests):
-    """A live session, made by `open_connection`. `feed(buffers)` appends more to send whenever the socket
-    accepts it. `on_durability_ack`, `on_append_refused(tag, error)`: called from the reader; they must not
-    block.
+    """A live session, made by `open_connection`. `feed(buffers)` appends more to send, and returns whether it
+    has still more for the next turn. `on_durability_ack`, `on_append_refused(tag, error)`: called in rounds.
+    An error of these three ends the session.
     """
 
-    def __init__(self, sock: ClientStream, address: str) -> None:
+    def __init__(self, sock: ClientSocket, rounds: ClientRounds, address: str) -> None:
         self.address = address
         self.welcome: m.Welcome
         self.record: StoreRecord | None = None
@@ -212,17 +229,28 @@ class Connection(Requests):
         self.on_durability_ack: Callable[[m.DurabilityAck], None] = _no_durability_ack
         self.on_append_refused: Callable[[int, RefusedError], None] = _no_refusal
         self.failure: DosError | None = None
-        self._sock = sock
+        self._sock, self._rounds = sock, rounds
+        self._tls = sock if isinstance(sock, EncryptedSocket) else None
+        self._decoder = FrameDecoder()
         self._outbox: list[Buffer] = []
-        self._parked = trio.lowlevel.ParkingLot()
-        self._sending = False
-        self._sent = trio.Event()
+        self._unsent: list[Buffer] = []
+        """What the socket did not accept yet. Nothing of the outbox or of `feed` is sent before it."""
+        self._sent = trio.lowlevel.ParkingLot()
         self._pending: dict[int, _Slot] = {}
         self._owed: set[int] = set()
         self._next_id = 1
         self._broken = trio.Event()
         self._received_at = trio.current_time()
         self._quitting = False
+        # tasks that a callback starts belong to the opener of the session
+        in_context = copy_context().run
+        self._call_ready = partial(in_context, self._ready)  # type: ignore[call-arg] # each call has it
+        self._call_read = partial(self._call_ready, readable=True)
+        self._call_flush = partial(in_context, self._flush)
+        self._readiness = rounds.join()
+        self._watch_socket()
+        if self._tls is not None and self._tls.holds_input:
+            self._readiness.soon(self._call_read)
 
     @property
     def server_id(self) -> bytes:
@@ -239,17 +267,17 @@ class Connection(Requests):
         return self.failure
 
     def wake(self) -> None:
-        self._parked.unpark_all()
+        self._rounds.send_soon(self._call_flush)
 
     def post(self, *buffers: Buffer) -> None:
         """Send buffers after those already posted. Never blocks; the caller limits how much it posts."""
         self._outbox += buffers
-        self._parked.unpark_all()
+        self.wake()
 
     async def wait_sent(self) -> None:
         """Wait until the kernel has all that was posted, and it is in no memory here, or until the end."""
-        while (self._outbox or self._sending) and self.failure is None:
-            await self._sent.wait()
+        while (self._outbox or self._unsent) and self.failure is None:
+            await self._sent.park()
 
     def fail(self, error: DosError) -> None:
         if self.failure is None:
@@ -257,10 +285,10 @@ class Connection(Requests):
                 ClosedError(f"the session with {self.address} was closed") if self._quitting else error
             )
             self._broken.set()
-            self._sent.set()
+            self._sent.unpark_all()
             for slot in self._pending.values():
                 slot.event.set()
-            self._parked.unpark_all()
+            self._watch_socket()
 
     async def request(self, message: Message, timeout_s: float | None = None) -> Message:
         """Send a request and wait for its answer. Raises RefusedError, and BrokenConnectionError if the
@@ -268,6 +296,7 @@ class Connection(Requests):
         """
         if self.failure is not None:
             raise fresh_failure(self.failure)
+        await trio.lowlevel.checkpoint_if_cancelled()  # the rounds would send it although its caller is gone
         timeout_s = self.answer_timeout_s if timeout_s is None else timeout_s
         request_id, self._next_id = self._next_id, self._next_id + 1
         frame = encode(message, request_id)
@@ -301,59 +330,88 @@ class Connection(Requests):
         if self.welcome.store_record:
             self.record = decode_store_record(self.welcome.store_record, f"store record of {self.address}")
 
-    async def _write(self) -> None:
+    # In rounds
+
+    def _watch_socket(self) -> None:
+        """Be called when the socket is ready. A session that failed is not: its socket will be closed."""
+        alive = self.failure is None
+        writing = alive and bool(self._unsent)
+        self._readiness.watch(self._sock, self._call_ready, reading=alive, writing=writing)
+
+    def _ready(self, *, readable: bool) -> None:
         try:
-            while self.failure is None:
-                buffers, self._outbox = self._outbox, []
-                self._sending = bool(buffers)
-                if self.feed is not None:
-                    self.feed(buffers)
-                if buffers:
-                    await self._send(buffers)
-                    self._was_sent()
-                else:
-                    await self._parked.park()
-        except OSError as error:
-            self.fail(broken(self.address, error))
+            if self._unsent:
+                self._send()
+            if readable and self.failure is None:
+                self._receive()
+        except Exception as error:
+            self._end_with(error)
 
-    def _was_sent(self) -> None:
-        if self._sending:
-            self._sending = False
-            self._sent.set()
-            self._sent = trio.Event()
-
-    async def _send(self, buffers: list[Buffer]) -> None:
-        index = 0
-        while index < len(buffers):
-            batch = buffers[index : index + send_batch_buffers]
-            sent = await self._sock.sendmsg(batch)
-            for buffer in batch:
-                if sent < len(buffer):
-                    break
-                sent -= len(buffer)
-                index += 1
-            if sent:
-                buffers[index] = memoryview(buffers[index])[sent:]
-
-    async def _read(self) -> None:
-        decoder = FrameDecoder()
+    def _flush(self) -> None:
         try:
-            while self.failure is None:
-                count = await self._sock.recv_into(decoder.writable())
-                if not count:
-                    raise BrokenConnectionError(f"{self.address} closed the connection")
-                self._received_at = trio.current_time()
-                decoder.wrote(count)
-                while (frame := decoder.next_frame()) is not None:
-                    self._dispatch(frame)
-        except OSError as error:
-            self.fail(broken(self.address, error))
-        except RemoteProtocolError as error:
-            text = str(error.args[0])
-            named = text if self.address in text else f"{self.address}: {text}"
-            self.fail(RemoteProtocolError(named, code=error.code, request_id=error.request_id))
-        except DosError as error:
-            self.fail(error)
+            if not self._unsent:  # otherwise the socket reports when it accepts more
+                self._send()
+        except Exception as error:
+            self._end_with(error)
+
+    def _send(self) -> None:
+        """Send the rest of an earlier turn, or the posted bytes and one supply of `feed`. More waits for the
+        next turn, so that other sessions have theirs.
+        """
+        if self.failure is not None:
+            return
+        unsent, more = self._unsent, True
+        if not unsent:
+            unsent, self._outbox = self._outbox, []
+            more = self.feed is not None and self.feed(unsent)
+        was_blocked, self._unsent = bool(self._unsent), unsent
+        try:
+            while unsent:
+                _drop(unsent, self._sock.sendmsg(unsent[:send_batch_buffers]))
+        except BlockingIOError:
+            more = False
+        if was_blocked is not bool(unsent):
+            self._watch_socket()
+        if more:
+            self.wake()
+        if self._sent and not unsent:
+            self._sent.unpark_all()
+
+    def _receive(self) -> None:
+        decoder = self._decoder
+        try:
+            count = self._sock.recv_into(decoder.writable())
+        except BlockingIOError:
+            return
+        if not count:
+            raise BrokenConnectionError(f"{self.address} closed the connection")
+        self._received_at = trio.current_time()
+        decoder.wrote(count)
+        while decoder.buffered:
+            for ack in decoder.next_acks():
+                self.on_durability_ack(m.DurabilityAck(*ack))
+            frame = decoder.next_frame()
+            if frame is None:
+                break
+            self._dispatch(frame)
+        if self._tls is not None and self._tls.holds_input:
+            self._readiness.soon(self._call_read)
+
+    def _end_with(self, error: Exception) -> None:
+        match error:
+            case RemoteProtocolError():
+                text = str(error.args[0])
+                named = text if self.address in text else f"{self.address}: {text}"
+                error = RemoteProtocolError(named, code=error.code, request_id=error.request_id)
+            case DosError():
+                pass
+            case OSError():
+                error = broken(self.address, error)
+            case _:
+                log.exception("a bug ends the session with %s", self.address)
+                bug = BrokenConnectionError(f"a bug ended the session with {self.address}: {error!r}")
+                bug.__cause__, error = error, bug
+        self.fail(error)
 
     def _dispatch(self, frame: Frame) -> None:
         if frame.opcode == _DURABILITY_ACK:
@@ -454,14 +512,14 @@ async def open_connection(
 
 
 async def _greeted(address: str, hello: m.Hello, nursery: trio.Nursery, sockets: ExitStack) -> Connection:
-    """Return a session after its HELLO. Its tasks are in the nursery, its socket in `sockets`."""
+    """Return a session after its HELLO. Its watch is in the nursery, its socket in `sockets`."""
     deadline = trio.current_time() + connect_timeout_s
     for attempt in count(1):
         try:
-            connection = Connection(sockets.enter_context(await dial(address)), address)
-            nursery.start_soon(connection._write)  # noqa: SLF001 - the session's tasks end with it
-            nursery.start_soon(connection._read)  # noqa: SLF001
-            nursery.start_soon(connection._watch)  # noqa: SLF001
+            sock, rounds = await dial(address)
+            sockets.callback(sock.close)
+            connection = Connection(sock, rounds, address)
+            nursery.start_soon(connection._watch)  # noqa: SLF001 - it ends with the session
             try:
                 await connection._hello(hello)  # noqa: SLF001
             except BaseException:
@@ -477,7 +535,7 @@ async def _greeted(address: str, hello: m.Hello, nursery: trio.Nursery, sockets:
     raise AssertionError("unreachable")
 
 
-async def dial(address: str) -> ClientStream:
+async def dial(address: str) -> tuple[ClientSocket, ClientRounds]:
     """Open a connection. Raises BrokenConnectionError, for example a TlsError."""
     if address.endswith(GONE_SUFFIX):
         raise BrokenConnectionError("its address belongs to the server that replaces it")
@@ -492,7 +550,7 @@ async def dial(address: str) -> ClientStream:
         ) from error
 
 
-async def connect(host: str, port: int) -> ClientStream:
+async def connect(host: str, port: int) -> tuple[ClientSocket, ClientRounds]:
     return await runtime().connect(host, port)
 
 

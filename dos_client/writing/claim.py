@@ -49,7 +49,7 @@ from dos_client.core.replica import (
     worst_text,
 )
 from dos_client.core.status import MemberStatus, WaitBegan, WaitEnded, WaitTracker, waiting_reason
-from dos_client.core.window import Chunk, SendWindow, append_head, milestone_range
+from dos_client.core.window import Chunk, SendWindow, append_frame, milestone_range
 from dos_client.errors import MissingDataError, QuorumUnavailableError
 from dos_client.file_token import FileToken
 from dos_client.limits import (
@@ -415,7 +415,8 @@ class Claim:
 
     def wake_links(self) -> None:
         for link in self._links.values():
-            link.copies.wake()
+            if link.copies.connection is not None:
+                link.copies.connection.wake()
 
     def seal(self, target: WriteTarget) -> None:
         target.on_complete = self._sealed
@@ -1098,7 +1099,7 @@ class MemberCopies:
 
     # The session's bytes
 
-    def _feed(self, buffers: list[Buffer]) -> None:
+    def _feed(self, buffers: list[Buffer]) -> bool:
         budget = send_batch_bytes
         for copy in list(self._active.values()):
             replica, window = copy.replica, copy.target.window
@@ -1114,13 +1115,13 @@ class MemberCopies:
                 budget -= self._take_chunks(copy, buffers, allowed)
                 # move it to the end, so that objects take turns
                 self._active[copy.target.name] = self._active.pop(copy.target.name)
+        return budget <= 0
 
     def _take_chunks(self, copy: ObjectCopy, buffers: list[Buffer], budget: int) -> int:
         target, replica, count = copy.target, copy.replica, 0
         assert target.window is not None
         for chunk in target.window.chunks_from(replica.sent):
-            buffers.append(append_head(target.name, target.tag, chunk))
-            buffers.append(chunk.payload)
+            buffers += append_frame(target.name, target.tag, chunk)
             replica.sent = chunk.end
             count += len(chunk.payload)
             if count >= budget:
@@ -1287,7 +1288,7 @@ class _CatchUp:
         if connection is None or self._replica.state is not ReplicaState.CATCH_UP:
             return
         self._copies.count_sent(len(chunk.payload), source)
-        connection.post(append_head(self._target.name, self._target.tag, chunk), chunk.payload)
+        connection.post(*append_frame(self._target.name, self._target.tag, chunk))
         self._replica.sent_to(chunk.end)
 
     def _differs(self, why: str, *, spoiled: bool = False) -> None:

@@ -6,6 +6,7 @@ digest of its range matches a known one.
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -107,14 +108,14 @@ class ObjectWriter:
         self._check_appended(size)
         while self._target.synced < size:
             self._claim.check()
-            await self._target.synced_waiters.add(size).wait()
+            await self._target.synced_waiters.wait(size)
 
     async def wait_received(self, size: int) -> None:
         """Wait until `received` is at least `size`. Raises as `wait_synced`."""
         self._check_appended(size)
         while self._target.received < size:
             self._claim.check()
-            await self._target.received_waiters.add(size).wait()
+            await self._target.received_waiters.wait(size)
 
     def _check_appended(self, size: int) -> None:
         """Reject a wait for bytes that were never appended, because it could never end. A size below 0 counts
@@ -146,27 +147,31 @@ _TRIM_STEP_BYTES = 1 << 20
 
 
 class Waiters:
+    """Tasks, each of which waits for a size."""
+
     __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[int, trio.Event]] = []
+        self._waiting: dict[trio.lowlevel.Task, int] = {}
 
-    def add(self, size: int) -> trio.Event:
-        """Return an event that is set once `wake` is called with at least `size`."""
-        event = trio.Event()
-        self._waiting.append((size, event))
-        return event
+    async def wait(self, size: int) -> None:
+        """Wait until `wake` is called with at least `size`, or `wake_all`."""
+        task = trio.lowlevel.current_task()
+        self._waiting[task] = size
 
-    def wake(self, size: int) -> None:
-        if self._waiting:
-            for _, event in (pair for pair in self._waiting if pair[0] <= size):
-                event.set()
-            self._waiting = [pair for pair in self._waiting if pair[0] > size]
+        def cancelled(_: object) -> trio.lowlevel.Abort:
+            del self._waiting[task]
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(cancelled)
+
+    def wake(self, size: float) -> None:
+        for task in [task for task, wanted in self._waiting.items() if wanted <= size]:
+            del self._waiting[task]
+            trio.lowlevel.reschedule(task)
 
     def wake_all(self) -> None:
-        for _, event in self._waiting:
-            event.set()
-        self._waiting.clear()
+        self.wake(math.inf)
 
 
 class WriteTarget:
@@ -252,7 +257,8 @@ class WriteTarget:
     def note(self, server_id: bytes, received: int, synced: int) -> None:
         self.sizes[server_id] = synced
         self.received_sizes[server_id] = received
-        self._recount()
+        if received > self.received or synced > self.synced:  # otherwise no quorum has more than before
+            self._recount()
         if self.traced is not None:
             self.traced(server_id, received, synced)
 

@@ -25,9 +25,10 @@ from dos_server.core.requests.scrub import NO_SCRUB, ScrubPlan
 from dos_server.embedded import listen_on
 from dos_server.memory.disk import MemoryDisk
 from dos_server.memory.network import MemoryListener, MemorySocket, MemoryTimers
-from dos_server.ports import Call, Listener, ReadyCall, Rounds, WorkerPool, Workers
+from dos_server.ports import Listener, WorkerPool, Workers
 from dos_server.server import ObjectServer
 from dos_server.storage import Storage
+from dos_tls.readiness import Call, ReadyCall, Rounds
 
 # --- The interfaces of `dos_server.ports` ------------------------------------------------------------------
 

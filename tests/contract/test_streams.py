@@ -13,7 +13,7 @@ import trio.testing
 
 from dos_server.memory.host import MemoryRounds
 from dos_server.memory.network import MemoryNetwork, MemoryStream, MemoryTimers
-from dos_server.ports import Readiness, Rounds
+from dos_tls.readiness import Readiness, Rounds
 
 KINDS = ["tcp", "memory", "memory in pieces", "memory, slow"]
 Ends = tuple[Any, Any, Rounds]

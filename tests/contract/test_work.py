@@ -9,7 +9,8 @@ import trio
 
 from dos_server.memory.host import MemoryPorts
 from dos_server.memory.network import MemoryTimers
-from dos_server.ports import OPERATING_SYSTEM, Ports, Readiness, Rounds
+from dos_server.ports import OPERATING_SYSTEM, Ports
+from dos_tls.readiness import Readiness, Rounds
 
 KINDS = ["threads", "memory", "memory, slow", "memory on epoll"]
 

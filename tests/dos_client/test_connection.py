@@ -13,7 +13,7 @@ import trio.testing
 
 from dos_client import QuorumUnavailableError, connect
 from dos_client.core.replica import ReplicaState
-from dos_client.core.window import Chunk, append_head
+from dos_client.core.window import Chunk, append_frame
 from dos_client.sessions.connection import Connection, dial, open_connection
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
@@ -73,7 +73,7 @@ async def test_what_was_posted_is_waited_for_until_the_kernel_has_it_or_the_sess
             size = 0
             for _ in range(64):  # more than sockets on the way can hold
                 data = bytes(1 << 18)
-                connection.post(append_head("x", 1, Chunk(size, prefix_digest(bytes(size)), data)), data)
+                connection.post(*append_frame("x", 1, Chunk(size, prefix_digest(bytes(size)), data)))
                 size += len(data)
             with trio.move_on_after(0.1) as scope:
                 await connection.wait_sent()
@@ -102,9 +102,9 @@ async def test_reading_and_refusals_leave_the_session_usable(alone: ThreadServer
         connection.on_durability_ack = take
         connection.on_append_refused = lambda tag, error: refused.append((tag, error))
         await connection.claim("d", 1, new_writer())
-        connection.post(append_head("x", 7, Chunk(0, 0, b"hello")), b"hello")
+        connection.post(*append_frame("x", 7, Chunk(0, 0, b"hello")))
         await synced.wait()
-        connection.post(append_head("x", 9, Chunk(3, 0, b"lo")), b"lo")
+        connection.post(*append_frame("x", 9, Chunk(3, 0, b"lo")))
         assert await connection.get("x", 1, 3) == b"ell"
         assert await connection.get("x", 5, 3) == b""
         (tag, error) = refused[0]
@@ -125,7 +125,7 @@ async def test_a_session_pages_through_names_and_waits_for_bytes(alone: ThreadSe
         writer.on_durability_ack = lambda _: None
         await writer.claim("d", 1, new_writer())
         for name in ("a1", "a2", "a3", "b"):
-            writer.post(append_head(name, 1, Chunk(0, 0, b"x")), b"x")
+            writer.post(*append_frame(name, 1, Chunk(0, 0, b"x")))
         await reader.open_directory("d")
         async with trio.open_nursery() as nursery:
 
@@ -137,7 +137,7 @@ async def test_a_session_pages_through_names_and_waits_for_bytes(alone: ThreadSe
                         got += (await reader.get_data("b", len(got), 100, wait_ms=60_000)).payload
                 assert got == b"xy"
 
-            writer.post(append_head("b", 1, Chunk(1, prefix_digest(b"x"), b"y")), b"y")
+            writer.post(*append_frame("b", 1, Chunk(1, prefix_digest(b"x"), b"y")))
         page = await reader.list_names("a", entries_max=2)
         assert ([info.name for info in page.entries], page.more) == (["a1", "a2"], True)
         page = await reader.list_names("a", "a2", entries_max=2)

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from dos_client import init_store, open_store
-from dos_client.core.window import Chunk, append_head
+from dos_client.core.window import Chunk, append_frame
 from dos_client.limits import window_bytes_max
 from dos_client.sessions.connection import open_connection
 from dos_protocol.errors import FencedError
@@ -150,7 +150,7 @@ async def put_behind_the_stores_back(server: ThreadServer, name: str, data: byte
         await connection.claim("d", 1, new_writer())
         connection.on_durability_ack = lambda mark: synced.set() if mark.synced == len(data) else None
         synced = trio.Event()
-        connection.post(append_head(name, 1, Chunk(0, 0, data)), data)
+        connection.post(*append_frame(name, 1, Chunk(0, 0, data)))
         await synced.wait()
 
 

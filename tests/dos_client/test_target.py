@@ -8,7 +8,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dos_client import init_store, open_store
 from dos_client.core.quorum import Quorums
@@ -17,7 +17,7 @@ from dos_client.core.window import (
     Chunk,
     Milestones,
     SendWindow,
-    append_head,
+    append_frame,
     milestone_range,
     tag_of,
 )
@@ -35,7 +35,7 @@ from dos_client.membership.replacing import add_spare, remove_spare
 from dos_client.writing.object_writer import Waiters, WriteTarget
 from dos_protocol.digests import prefix_digest
 from dos_protocol.frames import FrameDecoder
-from dos_protocol.limits import digest_block_bytes, frame_header_bytes
+from dos_protocol.limits import digest_block_bytes
 from dos_protocol.messages import Append, decode
 from dos_protocol.store_record import StoreRecord
 from dos_server.testing import MemoryServer, Servers, memory_server, memory_store
@@ -139,14 +139,49 @@ def test_the_quorum_watermark_never_goes_back(acks: list[tuple[bytes, int]]) -> 
     trio.run(run)
 
 
-def test_waiters_are_woken_when_their_size_is_reached() -> None:
-    waiters = Waiters()
-    low, high = waiters.add(5), waiters.add(9)
-    waiters.wake(5)
-    assert low.is_set()
-    assert not high.is_set()
-    waiters.wake_all()
-    assert high.is_set()
+REPORTS = st.lists(
+    st.tuples(st.sampled_from([A, B, C, J]), st.integers(0, 9), st.integers(0, 9)), max_size=30
+)
+
+
+@given(REPORTS, st.sampled_from([OLD, JOINING]))
+def test_each_report_of_a_member_counts_for_the_quorum(
+    reports: list[tuple[bytes, int, int]], quorums: Quorums
+) -> None:
+    # EVIDENCE-OF: P-5
+    async def run() -> None:
+        target = WriteTarget("x", 1, quorums, SendWindow(tail=bytes(20)))
+        received, synced = dict[bytes, int](), dict[bytes, int]()
+        for member, size, more in reports:
+            synced[member], received[member] = size, size + more
+            before = target.received, target.synced
+            target.note(member, received[member], synced[member])
+            assert target.received == max(before[0], quorums.watermark(received))
+            assert target.synced == max(before[1], quorums.watermark(synced))
+
+    trio.run(run)
+
+
+@pytest.mark.trio
+async def test_waiters_are_woken_when_their_size_is_reached() -> None:
+    waiters, woken = Waiters(), list[int]()
+
+    async def wait(size: int) -> None:
+        await waiters.wait(size)
+        woken.append(size)
+
+    async with trio.open_nursery() as nursery:
+        for size in (5, 9, 7):
+            nursery.start_soon(wait, size)
+        with trio.move_on_after(0):
+            await waiters.wait(6)  # a wait that was cancelled is woken no more
+        await wait_all_tasks_blocked()
+        waiters.wake(5)
+        waiters.wake(5)
+        await wait_all_tasks_blocked()
+        assert woken == [5]
+        waiters.wake_all()
+    assert sorted(woken) == [5, 7, 9]
 
 
 @pytest.mark.trio
@@ -367,13 +402,12 @@ def test_a_window_continues_from_a_block_boundary_and_a_tail(before: int, more: 
 @given(st.integers(0, (1 << 20) - 1), st.integers(0, 1 << 39), st.binary(min_size=1, max_size=99))
 def test_an_append_is_a_frame_whose_id_tells_the_object(tag: int, start: int, payload: bytes) -> None:
     chunk = Chunk(start, 77, payload)
-    head = append_head("name", tag, chunk)
-    assert append_head("name", tag, chunk) is head
+    buffers = append_frame("name", tag, chunk)
+    assert append_frame("name", tag, chunk) is buffers
     decoder = FrameDecoder()
-    decoder.receive(head + payload)
+    decoder.receive(b"".join(buffers))
     frame = decoder.next_frame()
     assert frame is not None
-    assert len(head) > frame_header_bytes
     assert tag_of(frame.request_id) == tag
     assert decode(frame) == Append("name", start, 77, payload)
     assert tag_of(5) is None
@@ -388,7 +422,7 @@ def test_many_small_appends_cost_little_more_than_their_bytes() -> None:
         for _ in range(20_000):
             window.append(record)
             for chunk in window.chunks_from(sent):  # one member takes each append as it comes
-                append_head("object", 1, chunk)
+                append_frame("object", 1, chunk)
                 sent = chunk.end
         after, _ = tracemalloc.get_traced_memory()
     finally:

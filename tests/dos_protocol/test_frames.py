@@ -174,6 +174,75 @@ def test_any_split_of_the_bytes_gives_the_same_frames(batch: list[m.Message], da
     assert decoder.buffered == 0
 
 
+names = st.text(st.characters(max_codepoint=255), max_size=255)
+acks = st.builds(m.DurabilityAck, names, u64, u64)
+ack_frames = st.builds(lambda one, number: encode_frame(m.encode(one, number)), acks, u64)
+other_frames = st.one_of(
+    st.builds(
+        lambda one, number, flags: encode_frame(m.encode(one, number)._replace(flags=flags)),
+        messages,
+        u64,
+        u16,
+    ),
+    st.builds(
+        lambda meta, payload: encode_frame(Frame(131, 0, meta, payload)),
+        st.binary(max_size=60),
+        st.binary(max_size=9),
+    ),
+    st.builds(
+        lambda data, at, bit: _flipped(data, at, bit), ack_frames, st.integers(0, 400), st.integers(0, 7)
+    ),
+    st.binary(max_size=70),
+)
+
+
+def _flipped(data: bytes, at: int, bit: int) -> bytes:
+    at %= len(data)
+    return data[:at] + bytes((data[at] ^ 1 << bit,)) + data[at + 1 :]
+
+
+def decoded(decoder: FrameDecoder, *, acks_at_once: bool) -> Iterator[m.Message | tuple[object, ...]]:
+    """Yield the messages in the buffer, then the error, if there is one."""
+    try:
+        while True:
+            if acks_at_once:
+                for ack in decoder.next_acks():
+                    yield m.DurabilityAck(*ack)
+            if (frame := decoder.next_frame()) is None:
+                return
+            yield m.decode(frame)
+    except RemoteProtocolError as error:
+        yield error.args, error.code, error.request_id
+
+
+@given(parts=st.lists(st.one_of(ack_frames, ack_frames, other_frames), max_size=9), data=st.data())
+def test_acks_taken_at_once_are_those_taken_one_by_one(parts: list[bytes], data: st.DataObject) -> None:
+    """Of any bytes, in any division into reads, and up to the same error."""
+    # EVIDENCE-OF: P-8
+    stream = b"".join(parts)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    at_once, by_one = FrameDecoder(), FrameDecoder()
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        for decoder in (at_once, by_one):
+            decoder.receive(stream[start:end])
+        wanted = list(decoded(by_one, acks_at_once=False))
+        assert list(decoded(at_once, acks_at_once=True)) == wanted
+        assert (at_once.buffered, at_once.needed) == (by_one.buffered, by_one.needed)
+        if wanted and isinstance(wanted[-1], tuple):
+            return
+
+
+def test_an_ack_counts_when_it_is_whole_even_if_the_buffer_still_has_an_equal_one() -> None:
+    # EVIDENCE-OF: P-8
+    data = encode_frame(m.encode(m.DurabilityAck("object", 9, 8)))
+    decoder = FrameDecoder()
+    for part, wanted in ((data, [("object", 9, 8)]), (data[:-1], []), (data[-1:], [("object", 9, 8)])):
+        decoder.writable()[: len(part)] = part
+        decoder.wrote(len(part))
+        assert decoder.next_acks() == wanted
+    assert decoder.buffered == 0
+
+
 @given(message=messages, data=st.data())
 def test_a_truncated_frame_is_no_frame_and_no_error(message: m.Message, data: st.DataObject) -> None:
     stream = encode_frame(m.encode(message))

@@ -47,10 +47,10 @@ from dos_server.limits import (
     turn_memory_seconds,
     turn_seconds,
 )
-from dos_server.ports import Readiness
 from dos_server.server import ObjectServer, PacedReads
 from dos_server.storage import Storage
 from dos_server.turns import ConnectionCost, Turns
+from dos_tls.readiness import Readiness
 from tests.dos_server.core_requests import to_claim
 from tests.dos_server.test_shell import serving
 from tests.support.core_harness import Harness

@@ -171,20 +171,12 @@ def silence_is_not_noticed() -> list[Patch]:
 
 @bug("O10")
 def connections_are_not_closed() -> list[Patch]:
-    class Kept:
-        def __init__(self, stream: Any) -> None:
-            self.recv_into, self.sendmsg = stream.recv_into, stream.sendmsg
-
-        def __enter__(self) -> "Kept":
-            return self
-
-        def __exit__(self, *of_error: object) -> None:
-            pass
-
     original = client_connection.dial
 
     async def dial(address: str) -> Any:
-        return Kept(await original(address))
+        sock, rounds = await original(address)
+        sock.close = lambda: None
+        return sock, rounds
 
     return [(client_connection, "dial", dial)]
 

@@ -5,18 +5,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from dos_client import connect
-from dos_client.runtime import ClientStream, runtime
+from dos_client.runtime import runtime
 from dos_protocol.frames import encode_frame
 from dos_protocol.limits import PROTOCOL_VERSION
 from dos_protocol.messages import ChangeDirectory, Get, Hello, encode
 from dos_protocol.names import NO_ID
+from dos_server.memory.network import MemorySocket, MemoryStream
 from dos_server.testing import MemoryServer
 
 APPENDS = 4
 
 
 @asynccontextmanager
-async def repeated_gets(server: MemoryServer, content: bytes, gets: int) -> AsyncIterator[ClientStream]:
+async def repeated_gets(server: MemoryServer, content: bytes, gets: int) -> AsyncIterator[MemoryStream]:
     """Store an object with that content, and yield a connection on which `gets` GETs of all of it were
     sent."""
     part = len(content) // APPENDS
@@ -25,7 +26,9 @@ async def repeated_gets(server: MemoryServer, content: bytes, gets: int) -> Asyn
         for begin in range(0, len(content), part):
             await writer.wait_synced(writer.append(content[begin : begin + part]))
     host, port = server.address.split(":")
-    with await runtime().connect(host, int(port)) as stream:
+    sock, _ = await runtime().connect(host, int(port))
+    assert isinstance(sock, MemorySocket)
+    with MemoryStream(sock) as stream:
         requests = [Hello(PROTOCOL_VERSION, b"", NO_ID, 0, "peer"), ChangeDirectory("d")]
         requests += [Get("o", 0, len(content))] * gets
         frames = [encode(one, number) for number, one in enumerate(requests, 1)]

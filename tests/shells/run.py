@@ -14,9 +14,11 @@ from typing import Any
 
 import trio
 
+from dos_client.rounds import ClientRounds
 from dos_client.runtime import replace_runtime
 from dos_protocol.store_record import Member, StoreRecord, claims_needed
-from dos_server.memory.network import MemoryNetwork, MemorySocket, MemoryStream, MemoryTimers
+from dos_server.memory.host import MemoryRounds
+from dos_server.memory.network import MemoryNetwork, MemorySocket, MemoryTimers
 from tests.shells import nemesis, oracles
 from tests.shells.clients import Client, Deaf, Reader, Repairer, Replacer, Writer
 from tests.shells.machines import Machine
@@ -49,12 +51,13 @@ class _MemoryRuntime:
     def __init__(self, network: MemoryNetwork, rng: Random) -> None:
         self.network = network
         self.rng = rng
+        self.rounds = ClientRounds(MemoryRounds(rng))
 
     def fresh_id(self, size: int) -> bytes:
         return self.rng.randbytes(size)
 
-    async def connect(self, host: str, port: int) -> MemoryStream:
-        return await self.network.connect(host, port)
+    async def connect(self, host: str, port: int) -> tuple[MemorySocket, ClientRounds]:
+        return (await self.network.connect(host, port)).socket, self.rounds
 
 
 class Cluster:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from dos_client.core.window import Chunk, append_head
+from dos_client.core.window import Chunk, append_frame
 from dos_client.sessions.connection import Connection, open_connection
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import BrokenConnectionError
@@ -44,7 +44,7 @@ async def before_a_server(tmp_path: Path) -> AsyncIterator[Proxy]:
 
 
 def send_append(connection: Connection, content: bytes, payload: bytes) -> None:
-    connection.post(append_head("x", 1, Chunk(len(content), prefix_digest(content), payload)), payload)
+    connection.post(*append_frame("x", 1, Chunk(len(content), prefix_digest(content), payload)))
 
 
 async def test_the_reply_to_the_nth_request_is_dropped_after_the_server_acted(tmp_path: Path) -> None:

@@ -1,26 +1,30 @@
-"""Sockets for guests: the connections of `network`, as trio's sockets appear to the sessions of `dos_client`.
+"""Sockets for guests: the connections of `network`, as sockets appear to the sessions of `dos_client`.
 
 Connections of the simulator carry whole frames. What a session writes is split into frames here, and what
 arrives is returned as bytes, as many as it reads at a time.
 """
 
+import errno
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import trio
 
+from dos_client.rounds import ClientRounds
 from dos_client.runtime import replace_runtime
 from dos_protocol.digests import Buffer
 from dos_protocol.frames import Frame, FrameDecoder, frame_head
+from dos_server.memory.host import MemoryRounds
 from tests.sim.engine.guest import Guest
 from tests.sim.engine.network import Network, Wire
 
 
 class SimSocket:
-    """One end of a connection, with the socket methods that `sessions.connection` uses."""
+    """One end of a connection, with what `sessions.connection` and `MemoryRounds` use of a socket."""
+
+    writable, broken = True, False
 
     def __init__(self, wire: Wire, call: Callable[[Callable[[], object]], None]) -> None:
         self._wire = wire
@@ -29,13 +33,16 @@ class SimSocket:
         self._came: deque[memoryview] = deque()
         self._over = False
         self._closed = False
-        self._more = trio.Event()
+        self.moved: Callable[[], None] | None = None
         wire.attach(self, dialler=True)
 
     # For the session
 
-    async def sendmsg(self, buffers: Sequence[Buffer]) -> int:
-        await trio.lowlevel.checkpoint()
+    @property
+    def readable(self) -> bool:
+        return bool(self._came) or self._over
+
+    def sendmsg(self, buffers: Sequence[Buffer]) -> int:
         sent = 0
         for buffer in buffers:
             sent += len(buffer)
@@ -49,13 +56,9 @@ class SimSocket:
                     self._wire.send(frame._replace(payload=bytes(frame.payload)), dialler=True)
         return sent
 
-    async def recv_into(self, buffer: Any) -> int:
-        while not self._came and not self._over:
-            self._more = trio.Event()
-            await self._more.wait()
-        if not self._came:
-            await trio.lowlevel.checkpoint()
-            return 0
+    def recv_into(self, buffer: Any) -> int:
+        if not self.readable:
+            raise BlockingIOError(errno.EAGAIN, "nothing to read")
         into, count = memoryview(buffer), 0
         while self._came and count < len(into):
             piece = self._came.popleft()
@@ -66,12 +69,7 @@ class SimSocket:
                 self._came.appendleft(piece[taken:])
         return count
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._closed = True
         self._wire.close(dialler=True)
 
@@ -82,12 +80,16 @@ class SimSocket:
             self._came.append(memoryview(bytes(frame_head(frame))))
             if len(frame.payload):
                 self._came.append(memoryview(bytes(frame.payload)))
-            self._call(self._more.set)
+            self._call(self._has_moved)
 
     def ended(self) -> None:
         self._over = True
         if not self._closed:
-            self._call(self._more.set)
+            self._call(self._has_moved)
+
+    def _has_moved(self) -> None:
+        if self.moved is not None:
+            self.moved()
 
 
 class _SimRuntime:
@@ -97,11 +99,12 @@ class _SimRuntime:
         self.rng = guest.rng
         self._guest = guest
         self._network = network
+        self._rounds = ClientRounds(MemoryRounds())
 
     def fresh_id(self, size: int) -> bytes:
         return self.rng.randbytes(size)
 
-    async def connect(self, host: str, port: int) -> SimSocket:
+    async def connect(self, host: str, port: int) -> tuple[SimSocket, ClientRounds]:
         """Connect; never return if there is no answer: the caller sets a time-out."""
         answered: list[Wire | None] = []
         done, given_up = trio.Event(), False
@@ -125,7 +128,7 @@ class _SimRuntime:
             raise
         if answered[0] is None:
             raise ConnectionRefusedError("refused")
-        return SimSocket(answered[0], self._guest.call)
+        return SimSocket(answered[0], self._guest.call), self._rounds
 
 
 class Client(Guest):
