@@ -80,14 +80,18 @@ async def refuse_without_rights(store: Store, prefix: str) -> None:
         ) from error
 
 
-async def claimed(store: Store, directory: str) -> Claim:
-    """Claim a directory of a bench. Raises BenchRefusedError if anything else has been there."""
+async def claimed(store: Store, directory: str, *, to_empty: bool = False) -> Claim:
+    """Claim a directory of a bench. Raises BenchRefusedError if anything else has been there. to_empty: also
+    if copies are damaged, as they are only deleted.
+    """
     view = await store.inspect(directory, sound=True)
     if problem := _others(view):
         raise BenchRefusedError(
             f"directory {directory} {problem}", remedy="choose other directories: --prefix NAME"
         )
-    return await store.claim(directory, view.epoch_seen + 1, tool_writer_id(_TOOL))
+    # A member with a damaged copy would not count (R4), and too few may be left without it.
+    disregard = {name for damaged in view.damaged.values() for name in damaged} if to_empty else ()
+    return await store.claim(directory, view.epoch_seen + 1, tool_writer_id(_TOOL), disregard=disregard)
 
 
 def _others(view: DirectoryView) -> str:
@@ -211,7 +215,7 @@ async def _clean(store: Store, prefix: str, left: list[str]) -> None:
                 return
             if not away and not _objects(view) and not any(view.damaged.values()):
                 return
-            async with await claimed(store, name) as claim:
+            async with await claimed(store, name, to_empty=True) as claim:
                 await claim.wait_all(0 if away else CLEANED_S)
                 # No record is needed that releases them (R14): a bench is their only reader.
                 claim.collect(lambda _: True)

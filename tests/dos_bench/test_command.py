@@ -19,9 +19,9 @@ from dos_client.cli.kit import tool_writer_id
 from dos_server.testing import memory_store, threaded_server, threaded_store
 from tests.support.certificates import Certificates, certificates
 from tests.support.dos_command import dos
-from tests.support.servers import ServerProcess, one_server, three_servers, url_of
+from tests.support.servers import ServerProcess, one_server, server_without_log, three_servers, url_of
 
-__all__ = ["certificates", "one_server", "three_servers"]
+__all__ = ["certificates", "one_server", "server_without_log", "three_servers"]
 pytestmark = pytest.mark.timeout(180)
 LITTLE: Final = ("--seconds", "0.5", "--bytes", "4MiB", "--sizes", "100B,1KiB", "--writers", "1,3")
 ROWS: Final = 2 * 2 + 3 + 4
@@ -275,6 +275,22 @@ def test_an_interrupted_bench_deletes_what_it_wrote(store: str) -> None:
 
 @pytest.mark.process
 @pytest.mark.long
+def test_a_second_interrupt_ends_it_at_once_after_the_command_that_deletes_is_printed(store: str) -> None:
+    with begun(store, "--seconds", "60") as process:
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        line = next(one for one in process.stderr if one.startswith("dos: deleting what was written"))
+        assert f"run: dos bench {store} --clean" in line
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    assert (process.returncode, out) == (130, ""), err
+    assert "Traceback" not in err
+    assert dos("bench", store, "--clean").returncode == 0
+    assert_empty(store)
+
+
+@pytest.mark.process
+@pytest.mark.long
 def test_what_a_killed_bench_left_is_deleted_by_the_next(store: str) -> None:
     with begun(store, "--seconds", "60", "--writers", "3") as process:
         process.kill()
@@ -315,6 +331,32 @@ def test_a_wrong_byte_is_found_no_figure_is_printed_and_the_bytes_are_kept(
         assert any(contents(servers.url).values())
         assert dos("bench", servers.url, "--clean").returncode == 0
         assert_empty(servers.url)
+
+
+@pytest.mark.process
+@pytest.mark.long
+def test_a_byte_that_changes_on_the_disk_is_found_and_what_is_damaged_is_deleted(
+    server_without_log: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare, url = measuring.Bench._compare, server_without_log.url
+
+    async def damaged(self: measuring.Bench, result: Any) -> None:
+        path = next((server_without_log.data / "d" / "dos-bench.w0000").glob("records-*"))
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        await compare(self, result)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(measuring.Bench, "_compare", damaged)
+        done = dos("bench", url, *LITTLE)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "is damaged from offset" in done.stderr
+    assert "as evidence" in done.stderr
+    assert any(contents(url).values())
+    cleaned = dos("bench", url, "--clean")
+    assert cleaned.returncode == 0, cleaned.stderr
+    assert_empty(url)
 
 
 @pytest.mark.parametrize(
