@@ -134,6 +134,15 @@ disk_map_bytes_min: Final = 16 * MIB
 """Initial size of the memory map of a state on disk; doubled when it is full."""
 snapshot_piece_rows: Final = 64 * 1024
 """Rows of a keyed state in one block of a snapshot."""
+runs_alike_max: Final = 4
+"""So many runs of indexed rows of about one size become one. Fewer would be copied more often, with more of
+them a lookup takes longer.
+"""
+run_rows_max: Final = 128 * 1024
+run_bytes_max: Final = 256 * MIB
+"""A run that has reached one of these is not merged again: what a step may copy is bounded, and a column of
+text stays below the 2 GiB that its offsets can count.
+"""
 snapshot_memory_bytes_max: Final = 32 * MIB
 """From this size on, a snapshot that waits to be sent is in the scratch directory instead of memory."""
 

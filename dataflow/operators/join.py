@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dataflow.core.event_time import Watermark, is_time
+from dataflow.core.event_time import FIRST_TIME, LAST_TIME, Watermark, is_time
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
@@ -28,8 +28,9 @@ from dataflow.operators.event_time import (
     times_of,
 )
 from dataflow.operators.routing import check_keyed_alike
-from dataflow.state.key_index import KeyIndex, Slots, hashes_of
-from dataflow.state.row_table import Rows, RowTable, check_stored, joined
+from dataflow.state.indexed_rows import IndexedRows, by_key_and_time
+from dataflow.state.key_index import Slots, hashes_of
+from dataflow.state.row_table import Rows, ascending, check_stored, joined
 
 LEFT: Final = 0
 RIGHT: Final = 1
@@ -96,12 +97,24 @@ class _Side:
         self.keys = tuple(keys)
         self.time = time
         self.columns = columns
-        self.table = RowTable(columns)
-        self.new_rows: list[Rows] = []
+        self.table = IndexedRows(columns, keys)
+        self._new_rows: list[Rows] = []
         """Rows of the current step."""
 
-    def key_columns(self, rows: Rows) -> list[pa.Array]:
-        return [rows.batch.column(name) for name in self.keys]
+    def add(self, batch: pa.RecordBatch, times: npt.NDArray[np.int64]) -> None:
+        """Add rows to those of the current step."""
+        self._new_rows.append(self.table.numbered(batch, times, hashes_of(batch)))
+
+    def take_new_rows(self) -> Rows:
+        """Remove and return the rows of the current step. The table does not have them yet."""
+        new_rows, self._new_rows = self._new_rows, []
+        return by_key_and_time(joined(new_rows, self.columns))
+
+    def near(self, other: "_Side", rows: Rows, within: int) -> tuple[Rows, Rows]:
+        """Return all pairs of these rows of the other side and of rows in the table, as rows of both."""
+        found = [*self.table.near(rows, other.table.key_columns(rows.batch), within)]
+        at = np.concatenate([np.empty(0, np.int64), *(at for at, _ in found)])
+        return rows.take(at), joined([ours for _, ours in found], self.columns)
 
     def with_key(
         self, batch: pa.RecordBatch, times: npt.NDArray[np.int64]
@@ -119,7 +132,8 @@ class JoinOperator(TimedOperator):
 
     def __init__(self, spec: JoinSpec, inputs: Sequence[pa.Schema], output: pa.Schema) -> None:
         super().__init__(inputs[LEFT], inputs=2)
-        self._within = micros_of(spec.within, "within")
+        # All times are less than this apart: a larger distance would overflow where it is added to a time.
+        self._within = min(micros_of(spec.within, "within"), LAST_TIME - FIRST_TIME + 1)
         self._one_watermark = spec.one_watermark
         self._output = output
         self._sides = [_Side(*parts) for parts in zip(spec.keys, spec.times, inputs, strict=True)]
@@ -144,7 +158,7 @@ class JoinOperator(TimedOperator):
             batch, times = batch.take(pa.array(np.flatnonzero(~late))), times[~late]
         batch, times = side.with_key(batch, times)
         # Keep a row until the other input's watermark is `within` past it: then no partner is near enough.
-        side.new_rows.append(side.table.add(batch, times + self._within - 1, hashes_of(batch)))
+        side.add(batch, times + self._within - 1)
         return ()
 
     def _add_late_rows(
@@ -165,43 +179,28 @@ class JoinOperator(TimedOperator):
 
     def end_step(self) -> Sequence[pa.RecordBatch]:
         left, right = self._sides
-        new = [joined(side.new_rows, side.columns) for side in self._sides]
-        left.new_rows, right.new_rows = [], []
-        if not len(new[LEFT]) and not len(new[RIGHT]):
+        lefts, rights = left.take_new_rows(), right.take_new_rows()
+        if not len(lefts) and not len(rights):
             return ()
-        lefts, rights = left.table.all(), right.table.all()
-        before = lefts.take(np.flatnonzero(~np.isin(lefts.numbers, new[LEFT].numbers)))
-        pairs = [self._pairs(new[LEFT], rights), self._pairs(before, new[RIGHT])]
+        right.table.insert(rights)
+        new_lefts = right.near(left, lefts, self._within)
+        new_rights = left.near(right, rights, self._within)
+        left.table.insert(lefts)  # only now, or pairs of two new rows would be found twice
+        pairs = [self._pairs(*new_lefts), self._pairs(*reversed(new_rights))]
         return [batch for batch in pairs if batch.num_rows]
 
-    def _pairs(self, left: Rows, right: Rows) -> pa.RecordBatch:
-        """Return all pairs of these rows, in the order of arrival."""
-        at_left, at_right = self._same_keys(left, right)
-        near = np.abs(left.times[at_left] - right.times[at_right]) < self._within
-        at_left, at_right = at_left[near], at_right[near]
-        order = np.lexsort((right.numbers[at_right], left.numbers[at_left]))
-        lefts = left.batch.take(pa.array(at_left[order]))
-        rights = right.batch.select(self._right_columns).take(pa.array(at_right[order]))
-        return pa.RecordBatch.from_arrays([*lefts.columns, *rights.columns], schema=self._output)
-
-    def _same_keys(self, left: Rows, right: Rows) -> tuple[Slots, Slots]:
-        """Return the positions of all pairs of rows with equal keys, in the left and in the right rows."""
-        index = KeyIndex([self._sides[LEFT].columns.field(name).type for name in self._sides[LEFT].keys])
-        of_left = index.find_or_add(self._sides[LEFT].key_columns(left), left.hashes)
-        of_right = index.find_or_add(self._sides[RIGHT].key_columns(right), right.hashes)
-        order = np.argsort(of_right, kind="stable")
-        begins = np.searchsorted(of_right[order], of_left, "left")
-        counts = np.searchsorted(of_right[order], of_left, "right") - begins
-        at_left = np.repeat(np.arange(len(of_left)), counts)
-        within_run = np.arange(len(at_left)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return at_left, order[np.repeat(begins, counts) + within_run]
+    def _pairs(self, lefts: Rows, rights: Rows) -> pa.RecordBatch:
+        """Return the output rows of these pairs, in the order of arrival."""
+        order = pa.array(ascending([pa.array(lefts.numbers), pa.array(rights.numbers)]))
+        columns = [*lefts.batch.columns, *rights.batch.select(self._right_columns).columns]
+        return pa.RecordBatch.from_arrays([one.take(order) for one in columns], schema=self._output)
 
     def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
         self._time.reach(watermark, index)
         # Also if the watermark did not advance: rows may have arrived that can have no partner any more.
-        self._sides[RIGHT if index == LEFT else LEFT].table.take(self.watermark(index))
+        self._sides[RIGHT if index == LEFT else LEFT].table.leave(self.watermark(index))
         if self._one_watermark:
-            self._sides[index].table.take(self.watermark(index))
+            self._sides[index].table.leave(self.watermark(index))
         return ()
 
     def own_tables(self) -> Mapping[str, StateTable]:

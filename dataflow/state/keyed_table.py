@@ -16,7 +16,6 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import (
@@ -29,7 +28,7 @@ from checkpoint.chains.state_blocks import (
 )
 from dataflow.state.base import Share, StateTable
 from dataflow.state.key_index import Hashes, KeyIndex, SlotArray, Slots, TouchedSlots, hashes_of, in_pieces
-from dataflow.state.row_table import order_columns
+from dataflow.state.row_table import ascending, order_columns
 
 Upgrade: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 
@@ -151,9 +150,7 @@ class KeyedTable(StateTable):
         """Sort slots by the columns `first`, then by key."""
         # Not by their numbers, which change after a restore.
         columns = [*first, pa.array(self.hashes(slots)), *order_columns(self.keys(slots))]
-        names = [str(index) for index in range(len(columns))]
-        order = pc.sort_indices(pa.table(columns, names=names), [(name, "ascending") for name in names])
-        return np.asarray(slots[order.to_numpy()])
+        return np.asarray(slots[ascending(columns)])
 
     def hashes(self, slots: Slots) -> Hashes:
         hashes: Hashes = self._of(self._hashes)[slots]

@@ -3,9 +3,10 @@
 A row's key in the blocks is its number (`_row`), in order of arrival. `_hash` is that of the exchange for a
 keyed operator, so that the rows of a shard are a slice. Rows are in chunks with their minimum time, so a
 punctuation touches only chunks with rows for it. An operator sorts its output: a restore changes the order.
+Rows that are searched for by key and time are in runs (`IndexedRows`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -19,7 +20,7 @@ from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, make_block, newest_rows
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys, hash_rows
-from dataflow.core.event_time import END, Watermark
+from dataflow.core.event_time import Watermark
 from dataflow.errors import SchemaError
 from dataflow.state.base import GatheredParts, Share, StateTable
 from dataflow.state.key_index import Hashes, Slots, hashes_of, in_pieces
@@ -46,11 +47,15 @@ class Rows:
         return Rows(batch, self.times[rows], self.hashes[rows], self.numbers[rows])
 
 
-@dataclass(slots=True)
-class _Chunk:
+@dataclass(frozen=True, slots=True, eq=False)
+class RowChunk:
+    """Some rows, and the watermark from which on they are searched for rows to take. size: chunks of one size
+    may be merged, by a table that does so.
+    """
+
     rows: Rows
-    first: Watermark
-    stored: bool = False
+    due: Watermark
+    size: int | None = None
 
 
 def joined(parts: Sequence[Rows], columns: pa.Schema) -> Rows:
@@ -85,10 +90,12 @@ class RowTable(StateTable):
         self._blocks = block_schema(
             pa.schema([(ROW, pa.int64())]), pa.schema([*fields, (_RELEASE, pa.int64())])
         )
-        self._chunks: list[_Chunk] = []
+        self._chunks: list[RowChunk] = []
         self._removed: list[tuple[Hashes, Slots]] = []
         """Rows that are in stored blocks and were taken since the last checkpoint."""
         self._next = 0
+        self._stored = 0
+        """Rows with smaller numbers are in stored blocks."""
 
     def __len__(self) -> int:
         return sum(len(chunk.rows) for chunk in self._chunks)
@@ -97,62 +104,78 @@ class RowTable(StateTable):
     def bytes_held(self) -> int:
         return sum(chunk.rows.batch.nbytes + 24 * len(chunk.rows) for chunk in self._chunks)
 
-    def add(self, batch: pa.RecordBatch, times: npt.NDArray[np.int64], hashes: Hashes | None = None) -> Rows:
-        """Add rows that wait until their times are reached. Return them with their numbers."""
+    def add(self, batch: pa.RecordBatch, times: npt.NDArray[np.int64], hashes: Hashes | None = None) -> None:
+        """Add rows that wait until their times are reached."""
+        self.insert(self.numbered(batch, times, hashes))
+
+    def numbered(
+        self, batch: pa.RecordBatch, times: npt.NDArray[np.int64], hashes: Hashes | None = None
+    ) -> Rows:
+        """Return rows with their numbers, to be inserted before the next checkpoint."""
         numbers: Slots = np.arange(self._next, self._next + len(times))
         self._next += len(times)
         given = hash_keys([pa.array(numbers)]) if hashes is None else hashes
-        rows = Rows(batch.select(self._columns.names), times, given, numbers)
+        return Rows(batch.select(self._columns.names), times, given, numbers)
+
+    def insert(self, rows: Rows) -> None:
+        """Add rows that have numbers."""
         if len(rows):
-            self._chunks.append(_Chunk(rows, int(times.min())))
-        return rows
+            self._chunks.append(self._chunk(rows))
+
+    def _chunk(self, rows: Rows) -> RowChunk:
+        return RowChunk(rows, int(rows.times.min()))
 
     def all(self) -> Rows:
         return joined([chunk.rows for chunk in self._chunks], self._columns)
 
     def take(self, watermark: Watermark) -> Rows:
         """Remove and return the rows whose time is at or below the watermark."""
-        taken = []
-        kept = []
-        for chunk in self._chunks:
-            if chunk.first > watermark:
-                kept.append(chunk)
-                continue
-            over = chunk.rows.times <= watermark
-            taken.append(chunk.rows.take(np.flatnonzero(over)))
-            if chunk.stored:  # the next checkpoint deletes them, or a restore would release them again
-                self._removed.append((taken[-1].hashes, taken[-1].numbers))
-            if not over.all():
-                rest = chunk.rows.take(np.flatnonzero(~over))
-                kept.append(_Chunk(rest, int(rest.times.min()), chunk.stored))
-        self._chunks = kept
-        return joined(taken, self._columns)
+        due = [chunk for chunk in self._chunks if chunk.due <= watermark]
+        return self._remove(due, lambda rows: rows.times <= watermark)
 
     def keep_only(self, numbers: Slots) -> None:
         """Remove all rows except these."""
-        kept = []
-        for chunk in self._chunks:
-            stays = np.isin(chunk.rows.numbers, numbers)
-            if chunk.stored:
-                left = chunk.rows.take(np.flatnonzero(~stays))
-                self._removed.append((left.hashes, left.numbers))
-            if stays.any():
-                rest = chunk.rows.take(np.flatnonzero(stays))
-                kept.append(_Chunk(rest, int(rest.times.min()), chunk.stored))
+        self._remove(self._chunks, lambda rows: ~np.isin(rows.numbers, numbers))
+
+    def _remove(self, chunks: Sequence[RowChunk], goes: Callable[[Rows], npt.NDArray[np.bool_]]) -> Rows:
+        """Remove and return the rows of these chunks for which `goes` is true."""
+        searched = {*chunks}
+        removed, kept = [], [chunk for chunk in self._chunks if chunk not in searched]
+        for chunk in chunks:
+            gone = goes(chunk.rows)
+            if not gone.any():
+                kept.append(chunk)
+                continue
+            removed.append(chunk.rows.take(np.flatnonzero(gone)))
+            if not gone.all():
+                kept.append(self._chunk(chunk.rows.take(np.flatnonzero(~gone))))
         self._chunks = kept
+        return self._deleted_later(joined(removed, self._columns))
+
+    def _deleted_later(self, removed: Rows) -> Rows:
+        """Note for the next checkpoint which of these rows are stored: a restore would bring them back."""
+        stored = removed.numbers < self._stored
+        if stored.any():
+            self._removed.append((removed.hashes[stored], removed.numbers[stored]))
+        return removed
 
     # --- checkpoints ----------------------------------------------------------------------------------------
 
     def checkpoint(self) -> pa.RecordBatch:
-        new = joined([chunk.rows for chunk in self._chunks if not chunk.stored], self._columns)
+        self._compact()
+        parts = [chunk.rows for chunk in self._chunks if int(chunk.rows.numbers.max()) >= self._stored]
+        new = joined(
+            [rows.take(np.flatnonzero(rows.numbers >= self._stored)) for rows in parts], self._columns
+        )
         hashes = np.concatenate([np.empty(0, np.uint64), *(hashes for hashes, _ in self._removed)])
         numbers = np.concatenate([np.empty(0, np.int64), *(numbers for _, numbers in self._removed)])
-        self._removed = []
-        all_rows = joined([chunk.rows for chunk in self._chunks], self._columns)
-        self._chunks = (
-            [_Chunk(all_rows, int(all_rows.times.min(initial=END)), stored=True)] if len(all_rows) else []
-        )
+        self._removed, self._stored = [], self._next
         return self._block(new, hashes, numbers)
+
+    def _compact(self) -> None:
+        """Make one chunk of all rows."""
+        if len(self._chunks) > 1:
+            self._chunks = [self._chunk(self.all())]
 
     def snapshot(self) -> pa.RecordBatch:
         return self._block(self.all(), np.empty(0, np.uint64), np.empty(0, np.int64))
@@ -174,8 +197,7 @@ class RowTable(StateTable):
         deleted = block.column(DELETED_COLUMN).to_numpy(zero_copy_only=False)
         numbers = block.column(ROW).to_numpy()
         if deleted.any():
-            left = ~np.isin(self.all().numbers, numbers[deleted])
-            self.keep_only(self.all().numbers[left])
+            self._remove(self._chunks, lambda rows: np.isin(rows.numbers, numbers[deleted]))
             self._removed = []
         rows = block.filter(pc.invert(block.column(DELETED_COLUMN)))
         if rows.num_rows:
@@ -183,9 +205,8 @@ class RowTable(StateTable):
                 [rows.column(name) for name in self._columns.names], schema=self._columns
             )
             times = rows.column(_RELEASE).to_numpy()
-            restored = Rows(batch, times, hashes_of(rows), rows.column(ROW).to_numpy())
-            self._chunks.append(_Chunk(restored, int(times.min()), stored=True))
-        self._next = max(self._next, int(numbers.max(initial=-1)) + 1)
+            self.insert(Rows(batch, times, hashes_of(rows), rows.column(ROW).to_numpy()))
+        self._next = self._stored = max(self._next, int(numbers.max(initial=-1)) + 1)
 
     def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
         if self._keyed or part.stays:
@@ -194,8 +215,7 @@ class RowTable(StateTable):
     def parts_restored(self, share: Share) -> None:
         """Number the rows of all parts anew, in the order of the parts and of arrival."""
         if self._keyed:
-            own = self.all()
-            self.keep_only(own.numbers[share.owns(own.hashes)])
+            self._remove(self._chunks, lambda rows: ~share.owns(rows.hashes))
         for _, blocks in self._gathered.take(share.parts):
             rows = newest_rows(blocks)
             rows = rows.take(pa.array(np.argsort(rows.column(ROW).to_numpy())))
@@ -234,7 +254,11 @@ def in_order(batch: pa.RecordBatch, times: npt.NDArray[np.int64]) -> Slots:
     """Return the order by time, then by all columns that have an order, then by a digest of the others: it
     depends on the rows alone (replication-transparency IV-C).
     """
-    columns = [pa.array(times), *order_columns(batch.columns)]
+    return ascending([pa.array(times), *order_columns(batch.columns)])
+
+
+def ascending(columns: Sequence[pa.Array]) -> Slots:
+    """Return the order of rows by these columns."""
     names = [str(index) for index in range(len(columns))]
     table = pa.Table.from_arrays(columns, names=names)
     order: Slots = pc.sort_indices(table, [(name, "ascending") for name in names]).to_numpy()

@@ -1,6 +1,6 @@
 """join with a time window (replication-transparency, algorithm 2): all pairs, once, whatever the order."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -17,13 +17,15 @@ def pay(number: float, key: str = "a", n: int = 1) -> Row:
     return {"who": key, "at": second(number), "n": n}
 
 
-def joining(left: timedelta, right: timedelta, *, one_watermark: bool = False) -> Graph:
+def joining(
+    left: timedelta, right: timedelta, *, one_watermark: bool = False, within: timedelta = WITHIN
+) -> Graph:
     graph = Graph("joining")
     lefts = graph.source("left", InputSource("left", "at timestamp, key string, x double"))
     rights = graph.source("right", InputSource("right", "who string, at timestamp, n bigint"))
     keyed = lefts.event_time("left_timed", "at", lateness=left).key_by("by_key", "key")
     other = rights.event_time("right_timed", "at", lateness=right).key_by("by_who", "who")
-    made = keyed.join("pairs", other, times=("at", "at"), within=WITHIN, one_watermark=one_watermark)
+    made = keyed.join("pairs", other, times=("at", "at"), within=within, one_watermark=one_watermark)
     made.sink("out", CallSink(print))
     made.side_output("late", "late").sink("late_left", CallSink(print))
     made.side_output("late_right", "late_right").sink("late_right_out", CallSink(print))
@@ -56,6 +58,25 @@ def test_with_one_watermark_the_slower_stream_says_which_rows_are_late() -> None
     for rows, waiting in (({"right": [pay(66)]}, "60 and 66"), ({"left": [row(70)]}, "66 and 70")):
         trial.step(rows)
         assert sum(one["pairs"]["rows"] for one in trial.counters()) == 2, f"{waiting} wait"
+
+
+def test_pairs_of_a_step_come_in_the_order_of_arrival_those_of_new_left_rows_first() -> None:
+    trial = Trial(joining(timedelta(9), timedelta(9)))
+    trial.step({"left": [row(2, x=1.0), row(1, x=2.0)], "right": [pay(3, n=1)]}, checkpoint=True)
+    trial.step({"left": [row(1, x=3.0), row(2, "b")], "right": [pay(1, n=2), pay(1, "b", 3)]})
+    trial.crash()
+    trial.step({"left": [row(1, x=3.0), row(2, "b")], "right": [pay(1, n=2), pay(1, "b", 3)]})
+    found = [(one["key"], one["x"], one["n"]) for one in trial.rows("out")]
+    first, second = [("a", 1.0, 1), ("a", 2.0, 1)], [("a", 3.0, 1), ("a", 3.0, 2), ("b", 1.0, 3)]
+    assert found == [*first, *second, ("a", 1.0, 2), ("a", 2.0, 2)]
+
+
+def test_rows_of_any_two_times_are_joined_if_they_may_be_any_time_apart() -> None:
+    trial = Trial(joining(timedelta(0), timedelta(0), within=timedelta.max))
+    trial.step({"left": [{"at": datetime.min.replace(tzinfo=UTC), "key": "a", "x": 1.0}]}, checkpoint=True)
+    trial.crash()
+    trial.step({"right": [pay(0)]})
+    assert [one["n"] for one in trial.rows("out")] == [1]
 
 
 @pytest.mark.parametrize(
