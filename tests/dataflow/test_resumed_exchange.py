@@ -52,6 +52,10 @@ class DialledLink:
         self._answers.append(frame)
         self._changed.set()
 
+    def answer_nothing(self) -> None:
+        """The process at the other end hangs."""
+        self._answers.clear()
+
     def break_now(self) -> None:
         self._broken = True
         self._changed.set()
@@ -219,6 +223,7 @@ async def test_a_link_that_opens_at_the_moment_of_a_view_is_given_up(
 
         def seen(link: DialledLink) -> None:
             if link.hello.to_term == 7:
+                link.answer_nothing()
                 exchange.view(view(term=8))
 
         network.on_link = seen
