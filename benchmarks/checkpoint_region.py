@@ -13,12 +13,18 @@ checkpoint    with KEYS keys, 1 % of them changed: from the request of a checkpo
 recovery      from the SIGKILL of a worker (alternately) until output of input that was sent after it is
               visible
 latency       from before a batch is sent until the reader has the output of its step (`step`), and until a
-              checkpoint with that step is committed (`checkpoint`); at a tenth of the maximum rate
+              checkpoint with that step is committed (`checkpoint`); at a tenth of the maximum rate. Timelines
+              of all batches and of the slowest 1 % by step: the medians of their phases, and how many of them
+              overlap a checkpoint, a claim that a server files, and a long garbage collection of this program
+                  store    until the batch is on the quorum
+                  begin    until the last worker has begun its step
+                  show     until the reader has the output of both workers
 
 Checkpoints are taken for at most 60 s. Prints one line of JSON.
 """
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -26,6 +32,7 @@ import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -36,7 +43,14 @@ import trio
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from observed_region import POLL_S, PRODUCERS, WORKERS, ObservedRegion, with_region  # noqa: E402
+from observed_region import (  # noqa: E402
+    POLL_S,
+    PRODUCERS,
+    WORKERS,
+    ObservedRegion,
+    SentBatch,
+    with_region,
+)
 
 from dos_client import init_store  # noqa: E402
 from tests.support.servers import ServerProcess, url_of  # noqa: E402
@@ -52,6 +66,9 @@ SETTLE_S = 4.0
 """Between a recovery and the next kill: after this time a stand-by is ready again."""
 RECOVERY_ROWS_PER_S = 5_000
 LATENCY_KEYS = 10_000
+CLAIMS_POLL_S = 0.02
+COLLECTION_S_MIN = 0.005
+"""A shorter garbage collection explains no tail."""
 
 
 def word(number: int) -> str:
@@ -153,20 +170,92 @@ async def top_rate(region: ObservedRegion, seconds: float) -> float:
     return rate
 
 
-async def latencies(region: ObservedRegion, seconds: float, rate: float) -> dict[str, Any]:
+class Beside(threading.Thread):
+    """What happens beside the batches: (from, until), in seconds of `time.perf_counter`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self.claims_filed: list[tuple[float, float]] = []
+        self.collections: list[tuple[float, float]] = []
+        self.claims = 0
+        """How many claims the servers have in files."""
+        self._folder = folder
+        self._over = threading.Event()
+        self._collects = 0.0
+
+    def __enter__(self) -> "Beside":
+        gc.callbacks.append(self._on_collection)
+        self.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        gc.callbacks.remove(self._on_collection)
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        """Notice each claim file that is replaced."""
+        # All directories are claimed before the batches: to look for others would cost processor time.
+        files = {path: path.stat().st_ino for path in self._folder.glob("s*/d/**/.claim")}
+        self.claims, looked = len(files), time.perf_counter()
+        while not self._over.wait(CLAIMS_POLL_S):
+            now = time.perf_counter()
+            for path, before in files.items():
+                files[path] = path.stat().st_ino
+                if files[path] != before:
+                    self.claims_filed.append((looked, now))
+            looked = now
+
+    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
+        del info
+        if phase == "start":
+            self._collects = time.perf_counter()
+        elif time.perf_counter() - self._collects > COLLECTION_S_MIN:
+            self.collections.append((self._collects, time.perf_counter()))
+
+
+def timeline(region: ObservedRegion, sent: list[SentBatch], beside: Beside) -> dict[str, Any]:
+    """Return the medians of the phases of these batches, and the share of those that overlap something."""
+    commits = [(when - one.seconds, when) for when, one in region.events.checkpoints]
+    kinds = {"checkpoint": commits, "claim filed": beside.claims_filed, "collection": beside.collections}
+    phases = [
+        {"store": one.stored - one.time, "begin": at - one.stored, "show": one.seen - at}
+        for one in sent
+        if (at := region.divided.get(one.step)) is not None
+    ]
+    return {
+        "phases_ms": {
+            name: round(1000 * statistics.median(phase[name] for phase in phases), 1) for name in phases[0]
+        },
+        "overlap": {
+            name: round(
+                sum(any(a < one.seen and one.time < b for a, b in times) for one in sent) / len(sent), 2
+            )
+            for name, times in kinds.items()
+        },
+    }
+
+
+async def latencies(region: ObservedRegion, seconds: float, rate: float, folder: Path) -> dict[str, Any]:
     """Measure the latency of batches that are sent at this rate, until their step is visible and until their
     checkpoint is committed.
     """
     first = len(region.output.seen)
     end = time.perf_counter() + seconds
-    await paced(region, LATENCY_KEYS, rate, lambda: time.perf_counter() > end)
-    await region.all_seen()
+    with Beside(folder) as beside:
+        await paced(region, LATENCY_KEYS, rate, lambda: time.perf_counter() > end)
+        await region.all_seen()
     last = max(sent.step for sent in region.output.seen)
     await region.until(lambda: any(one.step >= last for _, one in region.events.checkpoints))
     sent = region.output.seen[first:]
     committed = [(when, one.step) for when, one in region.events.checkpoints]
     by_checkpoint = [next(when for when, step in committed if step >= one.step) - one.time for one in sent]
+    slowest = sorted(sent, key=lambda one: one.time - one.seen)[: max(1, len(sent) // 100)]
     return {
+        "all": timeline(region, sent, beside),
+        "slowest": timeline(region, slowest, beside),
+        "claims": beside.claims,
+        "claims_filed": len(beside.claims_filed),
         "rows_per_s": round(sum(one.rows for one in sent) / seconds),
         "batches": len(sent),
         "step": percentiles([one.seen - one.time for one in sent]),
@@ -183,7 +272,7 @@ async def measure(folder: Path, url: str, options: argparse.Namespace) -> dict[s
     async def latency(region: ObservedRegion) -> dict[str, Any]:
         await preload(region, LATENCY_KEYS)
         rate = options.rate or await top_rate(region, min(options.seconds, 10.0)) / 10
-        return await latencies(region, options.seconds, rate)
+        return await latencies(region, options.seconds, rate, folder)
 
     async def recovery(region: ObservedRegion) -> dict[str, Any]:
         await preload(region, options.keys)

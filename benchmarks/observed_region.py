@@ -8,7 +8,7 @@ published by step. `checkpoint_region.py` decides what is measured.
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,8 @@ from typing import Any
 import pyarrow as pa
 import trio
 
+from checkpoint.chains.steps_log import STEPS_CHAIN
+from checkpoint.core.records.divisions import decode_division
 from checkpoint.core.records.outputs import decode_output, output_chain
 from checkpoint.core.region import (
     CheckpointCommitted,
@@ -31,7 +33,7 @@ from dataflow.handle import RegionHandle
 from dataflow.local import run_local
 from dos_client import Store, open_store
 from dos_client.errors import QuorumUnavailableError
-from journal import ChainFollower, ChainWatch, Op
+from journal import ChainFollower, ChainWatch, Op, Position, Record
 
 SCHEMA = "word string"
 WORKERS = 2
@@ -48,12 +50,15 @@ FOLLOW_S = 0.02
 
 @dataclass(slots=True)
 class SentBatch:
-    """A batch, with the time before it was sent. `seen`: when its output was visible, as of `step`."""
+    """A batch, with the time before it was sent. `stored`: when it was on the quorum. `seen`: when its output
+    was visible, as of `step`.
+    """
 
     time: float
     producer: str
     position: int
     rows: int
+    stored: float
     seen: float = 0.0
     step: int = 0
 
@@ -95,26 +100,43 @@ class ObservedRegion:
     def __init__(self, store: Store, control: RegionHandle, events: "RegionEvents", name: str) -> None:
         self.store, self.control, self.events, self.name = store, control, events, name
         self.output = VisibleOutput()
+        self.divided: dict[int, float] = {}
+        """Step -> when the last worker began it, in the time of `time.perf_counter`."""
         self.producers: dict[str, Producer] = {}
+
+    async def follow_steps(self, worker: int) -> None:
+        """Note when one worker has begun each step, from its chain of input divisions."""
+        began = time.time() - time.perf_counter()
+        async for _, record in self._records(worker, STEPS_CHAIN):
+            if record.op is Op.DIVISION:
+                division = decode_division(record.ints, record.strings)
+                at = max(self.divided.get(division.step, 0.0), division.time_ms / 1000 - began)
+                self.divided[division.step] = at
 
     async def follow(self, worker: int) -> None:
         """Follow one worker's output log as it grows, also across resets."""
-        follower = ChainFollower(self.store, worker_directory(self.name, worker), output_chain("shown"))
+        async for at, record in self._records(worker, output_chain("shown")):
+            if record.op is Op.OUTPUT:
+                output = decode_output(record.ints, record.strings, where="output", at=at)
+                self.output.take(worker, output.step, output.head.inputs)
+
+    async def _records(self, worker: int, chain: str) -> AsyncGenerator[tuple[Position, Record]]:
+        """Yield the records of a chain as it grows."""
+        follower = ChainFollower(self.store, worker_directory(self.name, worker), chain)
         watch = ChainWatch(self.store, follower)
         while True:
             with suppress(QuorumUnavailableError):  # a busy machine; the next poll tries again
                 async with aclosing(follower.poll()) as records:
-                    async for at, record in records:
-                        if record.op is Op.OUTPUT:
-                            output = decode_output(record.ints, record.strings, where="output", at=at)
-                            self.output.take(worker, output.step, output.head.inputs)
+                    async for found in records:
+                        yield found
             await watch.wait(FOLLOW_S)
 
     async def send(self, producer: str, words: Sequence[str]) -> SentBatch:
         begun = time.perf_counter()
         table = pa.table({"word": words})
         await self.producers[producer].send(table)
-        sent = SentBatch(begun, producer, self.producers[producer].last.position, len(words))
+        at = self.producers[producer].last.position
+        sent = SentBatch(begun, producer, at, len(words), time.perf_counter())
         self.output.unseen.append(sent)
         return sent
 
@@ -196,6 +218,7 @@ async def with_region(folder: Path, url: str, name: str, interval_s: float, stan
         nursery = await stack.enter_async_context(trio.open_nursery())
         for worker in range(WORKERS):
             nursery.start_soon(region.follow, worker)
+            nursery.start_soon(region.follow_steps, worker)
         found = await work(region)
         nursery.cancel_scope.cancel()
         return found
