@@ -112,7 +112,7 @@ class StateTable(Protocol):
 
     def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
         """Take over from one stored block of another worker of the former layout. The blocks of a part come
-        together, oldest first, after the blocks of this worker.
+        oldest first, after the blocks of this worker. On a worker that joins, those of parts may alternate.
         """
         ...
 

@@ -56,6 +56,7 @@ from dataflow.operators.base import HASH_COLUMN
 from dataflow.sinks.log import LogWriter
 from dataflow.sources.base import SourceReader, SplitDivision
 from dataflow.sources.prefetched import PrefetchBuffer, PrefetchedReader
+from dataflow.state.base import Share
 from dataflow.state.operator_directory import Handover, OperatorDirectory
 from dataflow.state.scratch import SnapshotSpool
 from dataflow.worker.circuit import Circuit, HeldState, OwnPart, Sends, StepTime
@@ -136,7 +137,7 @@ class RestoreCircuit:
 
 @dataclass(frozen=True, slots=True)
 class OpenAhead:
-    """Open the operators, in place of those opened before, while another driver runs the region. Answer:
+    """Open the operators, in place of those opened before, while other processes run the region. Answer:
     AheadDone.
     """
 
@@ -148,12 +149,17 @@ class OpenAhead:
 
 @dataclass(frozen=True, slots=True)
 class LoadAhead:
-    """Restore one stored block of the worker's own state into operators opened ahead. Answer: AheadDone."""
+    """Restore one stored block of the worker's own state into operators opened ahead. Answer: AheadDone.
+
+    part, share: it is of another worker, and what the share has of it is taken over.
+    """
 
     number: int
     checkpoint: int
     table: str
     data: bytes
+    part: TakenPart | None = None
+    share: Share | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -745,11 +751,9 @@ class CircuitIncarnation:
             self._later_blocks.append((checkpoint, table, data))
             while sum(len(block) for _, _, block in self._later_blocks) > limits.take_over_bytes_ahead:
                 load_block(self._circuit, *self._later_blocks.popleft())
-        elif part is None:
-            load_block(self._circuit, checkpoint, table, data)
-        elif (decoded := decoded_block(self._circuit, checkpoint, table, data)) is not None:
-            assert self._change is not None
-            self._circuit.restore_part(table, decoded, part, self._change.share)
+        else:
+            share = None if self._change is None else self._change.share
+            load_block(self._circuit, checkpoint, table, data, part, share)
         self._post(BlockLoaded(self.number))
 
     def loaded(self, directories: Mapping[str, Handover] = NO_DIRECTORIES) -> None:
@@ -1095,12 +1099,26 @@ def decoded_block(circuit: Circuit, checkpoint: int, table: str, data: bytes) ->
     return decode_block(data, where=f"the state of operator {name!r} in checkpoint {checkpoint}")
 
 
-def load_block(circuit: Circuit, checkpoint: int, table: str, data: bytes) -> None:
-    """Restore one stored block of the worker's own state. Raises OperatorError, CorruptDataError."""
-    if table in circuit.held:
+def load_block(
+    circuit: Circuit,
+    checkpoint: int,
+    table: str,
+    data: bytes,
+    part: TakenPart | None = None,
+    share: Share | None = None,
+) -> None:
+    """Restore one stored block of the worker's own state, or take over from one of another worker. Raises
+    OperatorError, CorruptDataError.
+    """
+    if part is None and table in circuit.held:
         return
-    if (decoded := decoded_block(circuit, checkpoint, table, data)) is not None:
+    if (decoded := decoded_block(circuit, checkpoint, table, data)) is None:
+        return
+    if part is None:
         circuit.restore(table, decoded, checkpoint)
+    else:
+        assert share is not None, "the layout changes"
+        circuit.restore_part(table, decoded, part, share)
 
 
 # --- the loop -----------------------------------------------------------------------------------------------
@@ -1234,7 +1252,7 @@ class CircuitLoop:
                 self._opened.open_ahead()
             else:
                 assert self._opened is not None, "it was opened, or an error was answered"
-                load_block(self._opened, order.checkpoint, order.table, order.data)
+                load_block(self._opened, order.checkpoint, order.table, order.data, order.part, order.share)
         except Exception as error:
             logger.exception("in what precedes a hand-over")
             self._drop_opened()

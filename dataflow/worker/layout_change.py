@@ -7,9 +7,10 @@ and begin their own chains and output. While the region still runs with the form
 (`copy_ahead`).
 """
 
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -143,6 +144,8 @@ def removed_outputs(
     )
 
 
+logger: Final = logging.getLogger("dos.dataflow")
+
 Order = TypeVar("Order", Restore, CopyAhead)
 
 
@@ -219,6 +222,8 @@ def dealt_sources(
 
 StoredBlocks = Callable[[], AsyncGenerator[tuple[int, str, bytes]]]
 """Yields the (checkpoint, operator, encoded block) of a worker's own chain, as `StateStore.blocks` does."""
+Load = Callable[[TakenPart, StoredStateBlock], Awaitable[None]]
+"""Loads a block of another worker into operators that are opened ahead."""
 Report = Callable[[int, int], Awaitable[None]]
 """Called with the bytes that are copied, and the bytes of all of it."""
 
@@ -230,11 +235,14 @@ class LoadedState(NamedTuple):
     uids: Mapping[str, str]
     """As `Restore.uids`: they write under these."""
     at: Position | None
-    """Up to where in the worker's own chain; None: nothing, they are only opened."""
+    """Up to where in the worker's own chain; None: nothing of it."""
+    parts: tuple[TakenPart, ...] = ()
+    """What a worker that joins has loaded of others, as it was copied."""
 
-    def fits(self, order: Restore | CopyAhead) -> bool:
-        """Return whether the operators may continue with an order."""
-        return (self.layout, self.uids) == (order.layout, order.uids)
+    def fits(self, order: Restore | CopyAhead, parts: tuple[TakenPart, ...] = ()) -> bool:
+        """Return whether the operators may continue with an order. parts: that it takes over."""
+        loaded = not self.parts or self.parts == parts
+        return loaded and (self.layout, self.uids) == (order.layout, order.uids)
 
 
 class CopiedState:
@@ -247,39 +255,69 @@ class CopiedState:
         """The last vote of this process."""
         self._scratch = scratch
         self._parts: dict[int, tuple[Position, SnapshotSpool]] = {}
+        self._since: dict[int, list[StoredStateBlock]] = {}
+        """Worker -> the blocks of its part that followed what was loaded."""
 
-    async def copy(self, store: Store, order: CopyAhead, change: LayoutChange, report: Report) -> int:
-        """Copy the parts that the ordered worker takes over; return their bytes. A failure leaves fewer.
-        Raises as `blocks_at`, and UserFault if the disk fails.
+    async def copy(
+        self,
+        store: Store,
+        order: CopyAhead,
+        change: LayoutChange,
+        report: Report,
+        load: Load | None = None,
+    ) -> int:
+        """Copy the parts that the ordered worker takes over; return their bytes. load: loads them instead. A
+        failure leaves fewer. Raises as `blocks_at`, what `load` raises, and UserFault if the disk fails.
         """
-        parts = [(part.worker, order.restore.workers[part.worker]) for part in change.share.parts]
-        total, copied = sum(part.restore_bytes for _, part in parts), 0
+        parts = [(part, order.restore.workers[part.worker]) for part in change.share.parts]
+        total, copied = sum(one.restore_bytes for _, one in parts), 0
         await report(0, total)
-        for worker, part in parts:
+        for part, at in parts:
             spool = SnapshotSpool(self._scratch)
-            async with aclosing(blocks_at(store, order.job, worker, part.state)) as blocks:
+            async with aclosing(blocks_at(store, order.job, part.worker, at.state)) as blocks:
                 async for block in blocks:
-                    spool.append(block.operator, block.data)
+                    if load is None:
+                        spool.append(block.operator, block.data)
+                    else:
+                        await load(part, block)
                     copied += len(block.data)
                     await report(copied, max(total, copied))
             # Blocks never change: when the layout changes, at a later checkpoint, only those since are read.
-            self._parts[worker] = part.state, spool
+            self._parts[part.worker] = at.state, spool
+        if load is not None:  # not earlier: with a part of the blocks, they would have the state of no moment
+            self.loaded = LoadedState(order.layout, order.uids, None, change.share.parts)
         return copied
 
-    async def since_loaded(self, store: StorePort, order: Restore) -> list[StoredStateBlock] | None:
+    async def since_loaded(
+        self, store: StorePort, order: Restore, change: LayoutChange | None
+    ) -> list[StoredStateBlock] | None:
         """Return the blocks of its own state that the ordered worker has not loaded ahead; None if it has to
         load all. If the operators are not as the order needs them, they count as not opened from now on.
         Raises as `blocks_at`.
         """
-        if self.loaded is not None and not self.loaded.fits(order):
-            self.loaded = None
-        if self.loaded is None or self.loaded.at is None:
+        loaded = self.loaded
+        if loaded is None:
             return None
         try:
-            return await blocks_since(store, order, self.loaded.at)
-        except StateNotRecordedError:  # a snapshot has replaced what followed, or the region went back
-            self.loaded = None
-            return None
+            if loaded.fits(order, () if change is None else change.share.parts):
+                # All before the operators are ordered: those with a part of what followed cannot go back.
+                for part in loaded.parts:
+                    self._since[part.worker] = await self._followed(store, order, part.worker)
+                return None if loaded.at is None else await blocks_since(store, order, loaded.at)
+        except StateNotRecordedError as error:  # a snapshot has replaced what followed, or it went back
+            logger.info("what worker %d has loaded ahead is not used: %s", order.worker, error)
+        self.loaded = None
+        for part in loaded.parts:
+            del self._parts[part.worker]
+        self._since.clear()
+        return None
+
+    async def _followed(self, store: StorePort, order: Restore, worker: int) -> list[StoredStateBlock]:
+        """Return the blocks of a worker that followed what was copied. Raises as `blocks_between`."""
+        assert order.restore is not None
+        region, at = order.restore.chains_of(order.job), order.restore.workers[worker].state
+        async with aclosing(blocks_between(store, region, worker, self._parts[worker][0], at)) as blocks:
+            return [block async for block in blocks]
 
     async def restored(
         self,
@@ -330,8 +368,8 @@ class CopiedState:
         `blocks_at`.
         """
         before, spool = self._parts.pop(worker, (None, None))
-        since: list[StoredStateBlock] = []
-        if before is not None:
+        since = self._since.pop(worker, [])
+        if before is not None and (self.loaded is None or not self.loaded.parts):
             try:
                 async with aclosing(blocks_between(store, region, worker, before, at)) as blocks:
                     since = [block async for block in blocks]
@@ -402,9 +440,17 @@ async def create_journals(
 
 
 async def copy_ahead(
-    store: Store, order: CopyAhead, plan: GraphPlan, copies: CopiedState, report: Report, fresh_id: bytes
+    store: Store,
+    order: CopyAhead,
+    plan: GraphPlan,
+    copies: CopiedState,
+    report: Report,
+    fresh_id: bytes,
+    opened: Callable[[Share], Awaitable[Load]],
 ) -> int:
-    """Carry out an order to copy ahead; return the bytes that were copied. Raises what the store raises."""
+    """Carry out an order to copy ahead; return the bytes that were copied. opened: opens the operators ahead.
+    Raises what the store and `opened` raise.
+    """
     uids = stored_under(plan.operators, order.uids)
     change = LayoutChange.of(by_name(order, uids), plan)
     assert change is not None, "the layout changes"
@@ -413,4 +459,6 @@ async def copy_ahead(
         directory = worker_directory(order.job, order.worker)
         async with await store.claim(directory, order.incarnation, fresh_id) as claim:
             await create_journals(claim, order, change, plan, generation=store.record.generation)
-    return await copies.copy(store, order, change, report)
+    # The operators of a worker that stays have its own state, and change it, until the region is paused.
+    load = None if change.share.stays else await opened(change.share)
+    return await copies.copy(store, order, change, report, load)

@@ -39,6 +39,7 @@ from checkpoint import (
     Rolling,
     Start,
     Suspects,
+    TakenPart,
     View,
     Vote,
     WantsCheckpoint,
@@ -64,6 +65,7 @@ from checkpoint.participant import Participant, open_participant
 from dataflow import limits
 from dataflow.errors import UserFault
 from dataflow.limits import WorkerLimits
+from dataflow.state.base import Share
 from dataflow.worker.circuit_thread import (
     CircuitIncarnation,
     Inbox,
@@ -80,6 +82,7 @@ from dataflow.worker.journals import FloorCollector, Journals, NoJournals, Outpu
 from dataflow.worker.layout_change import (
     CopiedState,
     LayoutChange,
+    Load,
     LoadedState,
     Report,
     after_step,
@@ -444,7 +447,7 @@ class LinkIncarnation:
         buffers = {name: feed.buffer for name, feed in feeds.items()}
         completes = await left_before(self._store, order) if change is None else change.completes
         owner, local = None if order.restore is None else order.restore.identity, order.is_local
-        self._since = await self._copies.since_loaded(SoundStore(self._store), order)
+        self._since = await self._copies.since_loaded(SoundStore(self._store), order, change)
         restores = RestoreCircuit(
             number,
             after,
@@ -853,7 +856,15 @@ class Links:
         with self._copying, suppress(StaleIncarnationError):
             try:
                 plan = self._spec.graph.plan()
-                total = await copy_ahead(store, order, plan, copies, report, randomness.fresh_id())
+                total = await copy_ahead(
+                    store,
+                    order,
+                    plan,
+                    copies,
+                    report,
+                    randomness.fresh_id(),
+                    partial(self._opened, order, store),
+                )
                 if order.opens:
                     total += await self._load_ahead(order, store, loaded, report)
             except (DosError, UserFault) as error:
@@ -878,9 +889,7 @@ class Links:
             with suppress(StateNotRecordedError):
                 blocks = these(await blocks_since(sound, order, before.at))
         if blocks is None:
-            await self._do_ahead(
-                partial(OpenAhead, layout=layout, store_id=store.record.store_id, uids=order.uids)
-            )
+            await self._open_ahead(order, store)
             at = None if own is None else own.state
             blocks = these() if at is None else blocks_at(sound, order.job, order.worker, at)
         loaded, total = 0, 0 if own is None else own.restore_bytes
@@ -892,6 +901,22 @@ class Links:
         # Not earlier: with a part of the blocks, the operators would continue from no checkpoint at all.
         self._copies.loaded = LoadedState(layout, order.uids, None if own is None else own.state)
         return loaded
+
+    async def _open_ahead(self, order: CopyAhead, store: Store) -> None:
+        store_id = store.record.store_id
+        await self._do_ahead(partial(OpenAhead, layout=order.layout, store_id=store_id, uids=order.uids))
+
+    async def _opened(self, order: CopyAhead, store: Store, share: Share) -> Load:
+        """Let the circuit open its operators, and return what loads parts of other workers into them."""
+        await self._open_ahead(order, store)
+
+        async def load(part: TakenPart, block: StoredStateBlock) -> None:
+            checkpoint, table, data = block
+            await self._do_ahead(
+                partial(LoadAhead, checkpoint=checkpoint, table=table, data=data, part=part, share=share)
+            )
+
+        return load
 
     async def _do_ahead(self, order: Callable[[int], OpenAhead | LoadAhead]) -> None:
         """Let the circuit carry out an order ahead. Raises DosError if it fails."""

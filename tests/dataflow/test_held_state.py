@@ -6,21 +6,27 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 from unittest import mock
 
 import pytest
 
-from checkpoint import Restore, Vote, WorkerCheckpoint
-from checkpoint.core.records.layout import even_layout
+from checkpoint import CopyAhead, Restore, TakenPart, Vote, WorkerCheckpoint
+from checkpoint.chains.state_store import StateStore, StoredStateBlock
+from checkpoint.core.records.layout import even_layout, rebalanced
+from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.core.region import worker_directory
 from dataflow import CallSink, FileSource, Graph, InputSource, Stream, Sum
 from dataflow.testing import Trial
 from dataflow.worker.circuit import Circuit
-from dataflow.worker.layout_change import is_of_vote
+from dataflow.worker.layout_change import CopiedState, LayoutChange, is_of_vote, these
+from dos_client import Store
 from journal import Position
 from tests.checkpoint.manifest_samples import numbered_checkpoint
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.test_rescaling import TEN_SECONDS, WORDS, dealt, timed
 from tests.dataflow.trials import multiset, row
+from tests.journal.memory_store import MemoryStore
 
 KEYED: dict[str, Callable[[Stream], Stream]] = {
     "aggregate": lambda rows: rows.aggregate("kept", x=Sum("x")),
@@ -166,3 +172,73 @@ def test_an_operator_that_reads_a_broadcast_table_is_opened_again() -> None:
     trial.step({"n": [{"id": 2, "name": "b"}]})
     trial.step({"rows": [{"id": 1}]})
     assert trial.rows("out") == [{"id": 2}]
+
+
+# --- loaded ahead -------------------------------------------------------------------------------------------
+
+REGION = "g"
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("then", ["nothing", "changes", "a snapshot", "other parts"])
+async def test_a_worker_that_joins_gets_each_block_once_ahead_or_when_it_is_ordered(then: str) -> None:
+    memory, copies = MemoryStore(), CopiedState()
+    ahead: list[bytes] = []
+
+    async def load(part: TakenPart, block: StoredStateBlock) -> None:
+        assert part.worker == 0
+        ahead.append(block.data)
+
+    async def report(copied: int, total: int) -> None:
+        """Nobody waits for it."""
+
+    plan, layout = of_keys(KEYED["dedup"]).plan(), rebalanced(even_layout(1), range(2))
+    state = await StateStore.open(
+        memory.claim(1, directory=worker_directory(REGION, 0)), version=0, at=None, generation=1
+    )
+    at = await state.commit(1, [("kept", b"1"), ("kept", b"2")])
+    copying = CopyAhead(
+        job=REGION,
+        incarnation=1,
+        epoch=1,
+        checkpoint=1,
+        worker=1,
+        layout=layout,
+        restore=last_at(at),
+        uids={},
+    )
+    change = LayoutChange.of(copying, plan)
+    assert change is not None
+    await copies.copy(cast("Store", memory), copying, change, report, load)
+    assert ahead == [b"1", b"2"]
+    if then == "changes":
+        at = await state.commit(2, [("kept", b"3")])
+    elif then == "a snapshot":
+        await state.snapshot([("kept", b"all")])
+        at = await state.commit(2, [("kept", b"3")])
+    order = Restore(
+        job=REGION, incarnation=2, epoch=2, checkpoint=state.version, worker=1, restore=last_at(at), peers=(),
+        layout=layout,
+    )  # fmt: skip
+    if then == "other parts":
+        change = change._replace(
+            share=replace(change.share, parts=(change.share.parts[0]._replace(ranges=()),))
+        )
+    await state.aclose()
+
+    since = await copies.since_loaded(memory, order, change)
+    assert since is None
+    read = [block.data async for _, block in copies.restored(memory, order, these, change, since)]
+    assert (copies.loaded is not None, read) == {
+        "nothing": (True, []),
+        "changes": (True, [b"3"]),
+        "a snapshot": (False, [b"all", b"3"]),
+        "other parts": (False, [b"1", b"2"]),
+    }[then]
+
+
+def last_at(at: Position) -> Checkpoint:
+    """The last checkpoint of a region of one worker, with its state up to a position."""
+    return numbered_checkpoint(
+        1, workers={0: WorkerCheckpoint(state=at, steps=at)}, layout=even_layout(1), incarnation=1
+    )
