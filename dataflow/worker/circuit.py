@@ -415,6 +415,8 @@ class Circuit:
 
     held: frozenset[str] = frozenset()
     """The tables in `stateful` that have the state of the checkpoint without any stored block."""
+    rows_handled = 0
+    """Rows that operators got, each row once for each operator."""
 
     def __init__(
         self,
@@ -464,8 +466,6 @@ class Circuit:
         """Operator -> port of a side output -> its consumers."""
         self._exchanges: dict[int, NodePlan] = {}
         self._rows_in = self._rows_out = 0
-        self.rows_handled = 0
-        """Rows that operators got, each row once for each operator."""
         self._rows_taken, self._rows_given, self._bytes_read = Counter[str](), Counter[str](), Counter[str]()
         self.operator = ""
         self._find_consumers()

@@ -587,8 +587,17 @@ class CircuitIncarnation:
     raise what ends the circuit.
     """
 
+    running = False
+    """Whether it runs steps. Before, frames that peers send early are kept: not all workers are here."""
+    _is_loaded = False
+    """Whether all stages have their state."""
     _taken = (0, -1)
     """The last checkpoint that was taken here, and its step."""
+    _handovers: tuple[Handover, ...] = ()
+    _pause_to_report = 0
+    """The number of the pause order that is not answered yet, 0 for none."""
+    _batch = NO_BATCH
+    """The batch whose share is fed here, in a region that a query drives."""
 
     def __init__(
         self,
@@ -606,12 +615,9 @@ class CircuitIncarnation:
         Raises InputChangedError, CorruptDataError.
         """
         self.number = order.incarnation
-        self.running = False
-        """Whether it runs steps. Before, frames that peers send early are kept: not all workers are here."""
         self._me, self._shared, self._post, self._uids = identity, shared, post, order.uids
         self._clock = Clock() if clock is None else clock
-        self._stages = graph.plan.stages
-        self._change = order.change
+        self._stages, self._change = graph.plan.stages, order.change
         workers = len(order.layout.workers)
         last_checkpoint = order.checkpoint if order.change is None else order.change.checkpoint
         first, ahead = order.step + 1, min(worker_limits.steps_ahead, graph.plan.steps_ahead_max)
@@ -621,8 +627,6 @@ class CircuitIncarnation:
         self._schedule = Schedule(graph.plan, first, last_checkpoint, order.step, ahead, owed_ahead)
         self._later_blocks: deque[tuple[int, str, bytes]] = deque()
         """Stored blocks of later stages that are not restored yet: a step that is owed does not need them."""
-        self._is_loaded = False
-        """Whether all stages have their state."""
         self._bytes_ahead: dict[int, int] = {}
         """Step -> the bytes read for it here, and received."""
         self._divisions: dict[int, Division] = {}
@@ -630,12 +634,8 @@ class CircuitIncarnation:
         self._split_times: dict[int, dict[str, dict[str, SplitPosition]]] = {}
         self._at_most_once = graph.delivery == "at-most-once"
         self._local, self._used = order.local, UsedRows(workers)
-        self._handovers: tuple[Handover, ...] = ()
         self._durable = order.step
         """Input divisions up to this step are durable on all workers."""
-        self._pause_to_report = 0
-        """The number of the pause order that is not answered yet, 0 for none."""
-        self._batch = NO_BATCH  # whose share is fed here, in a region that a query drives
         self._waiting: dict[str, int] = {}
         """Source that waits for a checkpoint -> the step at whose end it wants it."""
         self._fixed = FixedCost()
