@@ -8,6 +8,10 @@ memory of the process: its own (RssAnon), and pages of the file, which the kerne
 `--functions`: instead, milliseconds of CPU time per row of functions written for Spark, with a call for each
 row or for the rows of a key and step, at 1, 10 and 100 rows of each key in a step. Medians of 5 alternating
 rounds. The functions sum a column; those with DataFrames return one.
+
+`--joins`: instead, milliseconds of CPU time of a step of a join, of 1,000 new rows on each side, beside the
+rows that each side keeps; as many leave. Means of 100 steps. Beside it, a join by Arrow of the same rows with
+all kept ones, as the operator did before its rows were indexed.
 """
 
 import argparse
@@ -22,7 +26,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from checkpoint.key_hash import HASH_COLUMN, hash_keys
 from dataflow import CallSink, Graph, InputSource, KeyState
+from dataflow.operators.join import JoinOperator, JoinSpec
 from dataflow.testing import Trial
 
 STEP_ROWS = 10_000
@@ -160,6 +166,49 @@ def measure_functions(rows: int) -> None:
         print(f"{name:10} {per_key:3} rows per key and step, calls={calls:5} {sorted(spent)[2]:8.4f} ms/row")
 
 
+JOINED = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", "UTC")), ("v", pa.float64())])
+
+
+def rows_from(rng: np.random.Generator, first: int, count: int, keys: int) -> pa.RecordBatch:
+    """Return rows of random keys, one each microsecond."""
+    columns = [rng.integers(0, keys, count), np.arange(first, first + count), rng.random(count)]
+    batch = pa.record_batch(list(map(pa.array, columns)), names=JOINED.names).cast(JOINED)
+    return batch.append_column(HASH_COLUMN, pa.array(hash_keys([batch.column("k")])))
+
+
+def measure_joins(kept: int, *, fresh: int = 1_000, steps: int = 100) -> None:
+    """Measure with as many keys as kept rows, so that a new row has about one partner."""
+    pa.set_cpu_count(1)
+    rng = np.random.default_rng(7)
+    spec = JoinSpec((("k",), ("k",)), ("t", "t"), timedelta(microseconds=kept))
+    join = JoinOperator(spec, [JOINED, JOINED], spec.output_schema([JOINED, JOINED]))
+    ours, beside, pairs, size = [], [], 0, kept // 10
+    for first in [*range(0, kept, size), *range(kept, kept + fresh * steps, fresh)]:
+        sides = [rows_from(rng, first, fresh if first >= kept else size, kept) for _ in range(2)]
+        begin = time.process_time()
+        for index, side in enumerate(sides):
+            join.process_of(index, side)
+        made = sum(batch.num_rows for batch in join.end_step())
+        for index in range(2):
+            join.on_punctuation(first - 1, index)
+        if first >= kept:
+            ours.append(time.process_time() - begin)
+            pairs += made
+    held = pa.Table.from_batches([rows_from(rng, 0, kept, kept)]).rename_columns(["k", "t", "v", "h"])
+    for _ in range(5):
+        begin = time.process_time()
+        for _ in range(2):
+            pa.Table.from_batches([sides[0]]).join(held, "k", join_type="inner", use_threads=False)
+        beside.append(time.process_time() - begin)
+    per_row = join.counters()["state_bytes"] / join.counters()["rows"]
+    print(
+        f"{kept:>9,} rows kept on each side, {pairs / steps:5.0f} pairs:"
+        f" {1e3 * sum(ours) / steps:6.1f} ms a step, at most {1e3 * max(ours):6.1f}; Arrow, of all rows"
+        f" {1e3 * sorted(beside)[2]:6.1f} ms; {per_row:.0f} bytes a row",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -168,7 +217,12 @@ def main() -> None:
     parser.add_argument("--touches", type=int, default=200_000)
     parser.add_argument("--place", action="append", choices=["memory", "disk"], help="default: both of them")
     parser.add_argument("--functions", action="store_true", help="measure functions written for Spark")
+    parser.add_argument("--joins", action="store_true", help="measure a step beside kept rows")
     given = parser.parse_args()
+    if given.joins:
+        for kept in (10_000, 100_000, 1_000_000):
+            measure_joins(kept)
+        return
     if given.functions:
         measure_functions(2_000)
         return
