@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from dos_chaos.core.checker import CHAIN, Verdict, judge_chain
+from dos_chaos.servers import ServerStartError
 from dos_chaos.workload import AckLog, Workload, count_acknowledged, entries_of, keep_taking_over, read_log
 from dos_client import init_store, open_store
 from journal import inspect_chain, read_records
@@ -166,6 +167,11 @@ async def test_when_no_disk_syncs_a_cut_of_all_servers_loses_records_and_it_is_s
             await trio.to_thread.run_sync(lambda disk=disk: disk.lie(files=True, folders=False))
         await three.more(500)
         await three.cut(0, 1, 2, seed=None)
-    await three.restart(0, 1, 2)
+    try:
+        await three.restart(0, 1, 2)
+    except ServerStartError as error:
+        if "is not the complete data of one server" not in str(error):
+            raise
+        return  # its own record was among what is lost, and it refuses to start
     verdict = await three.judged()
     assert verdict.lost > 0

@@ -63,6 +63,7 @@ LIVES: Final[dict[str, Life]] = {
     "forking": Life(
         lambda seed: {"forks": True, **some_traits(seed)},
         ["a region is forked", "the savepoint of a fork is dropped"],
+        (10, 15),
     ),
     "scaling": Life(
         lambda _: {"scales": True, "makes_savepoints": True, "trims": True},

@@ -68,7 +68,12 @@ class Injected:
         """Let the process go; it runs on, without faults."""
         interrupt = [*self._prefix, "kill", "-INT", str(self._process.pid)]  # sudo passes it on
         subprocess.run(interrupt, check=True, timeout=30)
-        self._process.communicate(timeout=30)
+        try:
+            self._process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            # strace may miss the end of a thread, and would then hold the process for ever.
+            subprocess.run([*self._prefix, "kill", "-KILL", str(self._process.pid)], check=True, timeout=30)
+            self._process.communicate(timeout=30)
 
     def calls(self) -> list[Call]:
         """The calls seen so far, in the order in which they began. Whole after the block only."""

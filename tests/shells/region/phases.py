@@ -66,8 +66,8 @@ def _recorded(region: "ShellRegion") -> Iterator[None]:
             region.guarded(region.history.wrote, directory, self.name, offset, bytes(data))
         return size
 
-    async def dialled(self: Exchange, peer: int, reason: str) -> Link:
-        link = await dial_again(self, peer, reason)
+    async def dialled(self: Exchange, peer: int, term: int, reason: str) -> Link:
+        link = await dial_again(self, peer, term, reason)
         region.saw("an exchange link is opened again")
         return link
 
