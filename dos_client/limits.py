@@ -24,9 +24,9 @@ in_flight_bytes_max: Final = 8 * MIB
 
 send_batch_bytes: Final = 1 * MIB
 send_batch_buffers: Final = 256
+"""The approximate size of one gathered write, far below the kernel's limit of 1024 buffers."""
 joined_frame_bytes_max: Final = 4 * KIB
 """Up to this size a copy of an append is cheaper than one more buffer in each call that sends it."""
-"""The approximate size of one gathered write, far below the kernel's limit of 1024 buffers."""
 
 milestone_bytes: Final = 256 * KIB
 """The prefix digest is kept at every multiple of this; bytes that are read elsewhere are verified in such

@@ -591,6 +591,8 @@ class CircuitIncarnation:
     """Whether it runs steps. Before, frames that peers send early are kept: not all workers are here."""
     _is_loaded = False
     """Whether all stages have their state."""
+    _later_bytes = 0
+    """Of `_later_blocks`."""
     _taken = (0, -1)
     """The last checkpoint that was taken here, and its step."""
     _handovers: tuple[Handover, ...] = ()
@@ -749,8 +751,9 @@ class CircuitIncarnation:
         """
         if self._owes and table in self._circuit.stateful and self._circuit.stage_of(table) > 0:
             self._later_blocks.append((checkpoint, table, data))
-            while sum(len(block) for _, _, block in self._later_blocks) > limits.take_over_bytes_ahead:
-                load_block(self._circuit, *self._later_blocks.popleft())
+            self._later_bytes += len(data)
+            while self._later_bytes > limits.take_over_bytes_ahead:
+                self._load_first_later()
         else:
             share = None if self._change is None else self._change.share
             load_block(self._circuit, checkpoint, table, data, part, share)
@@ -781,10 +784,15 @@ class CircuitIncarnation:
         if self._is_loaded:
             return False
         if self._later_blocks:
-            load_block(self._circuit, *self._later_blocks.popleft())
+            self._load_first_later()
         else:
             self._all_loaded()
         return True
+
+    def _load_first_later(self) -> None:
+        checkpoint, table, data = self._later_blocks.popleft()
+        self._later_bytes -= len(data)
+        load_block(self._circuit, checkpoint, table, data)
 
     def _all_loaded(self) -> None:
         self._circuit.restored(1 if self._owes else 0)
