@@ -1,11 +1,12 @@
 """`./run bench`: measure everything, and write docs/benchmarks.md with a description of the machine.
 
-bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [recovery] [local] [scale]
-[autoscale] [dadstorm] [backup] [restore] [replication] [tls] [fairness] [--pairs N] [--quick] [--long]
+bench.py [server] [writers] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [recovery]
+[local] [scale] [autoscale] [dadstorm] [backup] [restore] [replication] [tls] [fairness]
+[--pairs N] [--quick] [--long]
 bench.py dataflow --help bench.py spark --help bench.py port --help bench.py gateway --help
 
 Without names, everything is measured and the file is written. With names, the figures are only printed.
-`server`, `checkpoint`, `recovery`, `local`, `journal`, `scale`, `autoscale`, `dadstorm`, `backup`,
+`server`, `writers`, `checkpoint`, `recovery`, `local`, `journal`, `scale`, `autoscale`, `dadstorm`, `backup`,
 `restore`, `tls` and `fairness` are exceptions: each has a section of the file, which is written in any
 case. `replication` has a page of its own, docs/benchmarks/replication.md.
 
@@ -102,6 +103,7 @@ TLS_COLUMNS: Final = ("what", "TLS", "plain text", "aim")
 FAIRNESS_COLUMNS: Final = ("the greedy client", "p99 of the others", "compared with", "aim")
 BENCHES: Final[dict[str, Bench]] = {
     "server": Bench(benches.measure_server, Section("server", "One server"), pairs_of),
+    "writers": Bench(benches.measure_writers, Section("writers", "Many small writes to a store"), pairs_of),
     "store": Bench(benches.measure_store),
     "replay": Bench(benches.measure_replay),
     "journal": Bench(
@@ -135,7 +137,7 @@ BENCHES: Final[dict[str, Bench]] = {
     ),
 }
 SECTIONS: Final = (
-    *("server", "checkpoint", "recovery", "local", "scale", "autoscale", "dadstorm"),
+    *("server", "writers", "checkpoint", "recovery", "local", "scale", "autoscale", "dadstorm"),
     *("restore", "backup", "tls", "fairness", "journal", "dataflow", "spark", "port", "gateway"),
 )
 """The sections of the page that benches write, in their order."""
@@ -168,6 +170,9 @@ Everything ran on it: clients, servers and Spark.
   - *Claims*: 100 connections; a step is a claim of a directory, or the append of its first record.
   - *One at a time*: compared with a process that writes 100 B, syncs and replies.
   - *GET*: eight requests of 1 MiB in flight; compared with `sendfile`, which verifies nothing.
+- **Many small writes**: the writers are one process, and each waits for its append. The cluster of three etcd
+  has Debian's settings; its client is a plain loop over the sockets of the leader's JSON gateway, which costs
+  less than ours. Processor time is that of all processes.
 - **Store of three**: three servers on one disk, two of which acknowledge; compared with three plain copies,
   complete when two have replied.
   - *Stopped*: SIGSTOP. *Without hedging*: a second member is asked only after 5 s.

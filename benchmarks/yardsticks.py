@@ -1,9 +1,11 @@
-"""Run the programs that the server is compared with, a plain copy and Debian's Redis, and the server itself.
+"""Run what servers are compared with, a plain copy, Debian's Redis and etcd, and a server itself.
 
 Each runs in a process of its own, on the same disk, and ends when the block ends.
 """
 
 import contextlib
+import http.client
+import json
 import os
 import re
 import shutil
@@ -113,6 +115,56 @@ def running_redis(program: str, data: Path) -> Iterator[Running]:
     finally:
         _end(process)
         shutil.rmtree(data, ignore_errors=True)
+
+
+def etcd_program() -> str | None:
+    """Return etcd, if this machine has it, or `./run bench writers` has unpacked its package."""
+    unpacked = ROOT / ".venv" / "etcd" / "usr" / "bin" / "etcd"
+    return str(unpacked) if unpacked.exists() else shutil.which("etcd")
+
+
+@contextlib.contextmanager
+def running_etcd(program: str, folder: Path, members: int) -> Iterator[list[Running]]:
+    """Run a cluster of etcd. Yields its members, the leader first."""
+    with contextlib.ExitStack() as free:
+        sockets = [free.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2 * members)]
+        addresses: list[Address] = [one.getsockname()[:2] for one in sockets]
+    urls = [f"http://{host}:{port}" for host, port in addresses]
+    clients, peers = urls[:members], urls[members:]
+    cluster = ",".join(f"n{number}={url}" for number, url in enumerate(peers))
+    processes = []
+    try:
+        for number, (client, peer) in enumerate(zip(clients, peers, strict=True)):
+            words = ["--name", f"n{number}", "--data-dir", str(folder / f"etcd-{number}")]
+            words += ["--listen-client-urls", client, "--advertise-client-urls", client]
+            words += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
+            words += ["--initial-cluster", cluster, "--log-level", "error"]
+            processes.append(subprocess.Popen([program, *words], stderr=subprocess.DEVNULL))
+        found = [
+            Running(address, process.pid) for address, process in zip(addresses, processes, strict=False)
+        ]
+        yield sorted(found, key=lambda member: not _leads(member))
+    finally:
+        for process in processes:
+            _end(process)
+
+
+def _leads(member: Running) -> bool:
+    """Wait until a member of etcd knows the leader; return whether it leads."""
+    end = time.monotonic() + _START_SECONDS_MAX
+    while time.monotonic() < end:
+        asked = http.client.HTTPConnection(*member.address, timeout=5)
+        try:
+            asked.request("POST", "/v3/maintenance/status", b"{}")
+            status = json.loads(asked.getresponse().read())
+            if status.get("leader"):
+                return bool(status["leader"] == status["header"]["member_id"])
+        except OSError:
+            pass  # it does not listen yet
+        finally:
+            asked.close()
+        time.sleep(0.05)  # there is no event for another program that begins to listen
+    raise RuntimeError("etcd did not start")
 
 
 def _wait_until_it_answers(process: "subprocess.Popen[bytes]", address: Address) -> None:
