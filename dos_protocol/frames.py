@@ -21,6 +21,7 @@ the same error from then on.
 """
 
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import xxhash
@@ -75,12 +76,14 @@ class Frame(NamedTuple):
     flags: int = 0
 
 
-def frame_head(frame: Frame) -> bytes:
-    """Return the header and meta of the frame; `frame.payload` follows on the wire, so it is not copied.
-    Raises LocalProtocolError if a limit is exceeded.
+def frame_head(frame: Frame, rest: Sequence[Buffer] = ()) -> bytes:
+    """Return the header and meta of the frame; `frame.payload` and `rest` follow on the wire, so they are not
+    copied. Raises LocalProtocolError if a limit is exceeded.
     """
     opcode, request_id, meta, payload, flags = frame
     meta_bytes, payload_bytes = len(meta), len(payload)
+    for part in rest:
+        payload_bytes += len(part)
     if meta_bytes > meta_bytes_max or payload_bytes > payload_bytes_max:
         raise LocalProtocolError(
             f"a frame carries at most {meta_bytes_max} bytes of meta and {payload_bytes_max} of payload:"
@@ -93,6 +96,8 @@ def frame_head(frame: Frame) -> bytes:
         return head + _DIGEST.pack(_one_shot(head + meta)) + meta
     digest = _hasher(head + meta)
     digest.update(payload)
+    for part in rest:
+        digest.update(part)
     return head + _DIGEST.pack(digest.intdigest()) + meta
 
 

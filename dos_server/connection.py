@@ -8,7 +8,7 @@ import contextlib
 import logging
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol
@@ -524,10 +524,13 @@ class ServerConnection:
 
     # Writing
 
-    def send(self, frame: Frame) -> None:
-        self._outflow.add(frame_head(frame))
+    def send(self, frame: Frame, rest: Sequence[Buffer] = ()) -> None:
+        """Queue a frame whose payload `rest` continues."""
+        self._outflow.add(frame_head(frame, rest))
         if frame.payload:
             self._outflow.add(frame.payload)
+        for part in rest:
+            self._outflow.add(part)
 
     def send_bytes(self, data: Buffer) -> None:
         if data and not self._peer_gone:

@@ -74,7 +74,7 @@ class ServerFigures(Collector):
             if type(message) is m.DurabilityAck:
                 self._acknowledgements += 1
             elif type(message) is m.Data:
-                self._read_bytes += len(message.payload)
+                self._read_bytes += len(message.payload) + sum(map(len, effect.rest))
             elif type(message) is m.Error:
                 self._refusals[ErrorCode(message.code).name] += 1
             return send(effect)

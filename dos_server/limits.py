@@ -49,8 +49,8 @@ slow_frame_seconds_max: Final = 5.0
 
 requests_in_flight_max: Final = 1_024
 """Unanswered requests of one connection; above this the server stops reading from it."""
-outgoing_bytes_max: Final = 2 * MIB
-"""Bytes queued for one slow reader; above this the server stops answering it."""
+outgoing_bytes_max: Final = 2 * MIB + KIB
+"""Bytes queued for one slow reader, two of the largest answers; above this the server stops answering it."""
 outgoing_total_bytes_max: Final = 8 * MIB
 outgoing_pressed_bytes: Final = 32 * KIB
 """Above `outgoing_total_bytes_max`, a peer with this much queued is not read. A GET is then answered with at

@@ -21,6 +21,7 @@ from dos_monitoring.logs import time_of
 from dos_protocol import messages as m
 from dos_protocol.errors import VERDICTS, RemoteProtocolError
 from dos_protocol.frames import IS_TLS, Frame
+from dos_protocol.limits import payload_bytes_max
 from dos_protocol.names import id_text
 from dos_protocol.store_record import StoreRecord, decode_store_record
 from dos_server import limits
@@ -34,6 +35,7 @@ from dos_server.connection import (
 )
 from dos_server.core import vocabulary as v
 from dos_server.core.access import Tokens
+from dos_server.core.files.scan import ExtentStart
 from dos_server.core.quotas import Quota, Quotas
 from dos_server.core.requests import version0_wire as wire0
 from dos_server.core.requests.scrub import NO_SCRUB, ScrubPlan
@@ -280,9 +282,11 @@ class PacedReads:
         outgoing: OutgoingAccount,
         readiness: Rounds,
         on_result: Callable[[v.GotData], None],
+        extent_of: Callable[[v.ReadData], ExtentStart],
         ports: Ports,
     ) -> None:
         self._connections = connections
+        self._extent_of = extent_of
         self._outgoing = outgoing
         self._reserved_bytes = 0
         self._on_result = on_result
@@ -320,10 +324,13 @@ class PacedReads:
         """Try to begin a read: a shorter one if many peers are slow, none for a peer that is gone."""
         connection = self._connections.get(effect.session)
         if connection is None:
-            self._readiness.soon(partial(self._on_result, v.GotData(effect, b"")))
+            self._readiness.soon(partial(self._on_result, v.GotData(effect)))
             return True
         wanted = effect.end - effect.start
         if self._reserved_bytes and self._reserved_bytes + wanted > read_bytes_in_flight_max:
+            return False
+        # Beside a large read, the next one of the session could not begin where that ends.
+        if connection.reserved_bytes and connection.reserved_bytes + wanted > payload_bytes_max:
             return False
         held = connection.outgoing_bytes + connection.reserved_bytes
         if held + wanted > outgoing_bytes_max:
@@ -332,6 +339,7 @@ class PacedReads:
             if held:
                 return False
             effect = effect._replace(end=min(effect.end, effect.start + outgoing_pressed_bytes))
+        effect = effect._replace(extent=self._extent_of(effect))
         connection.reserved_bytes += effect.end - effect.start
         self._reserved_bytes += effect.end - effect.start
         self._threads.start(effect)
@@ -344,6 +352,8 @@ class PacedReads:
         if connection is not None:
             connection.reserved_bytes -= count
         self._on_result(event)
+        if len(self.waiting) == 1:  # read while the answer is sent; many are inspected once per round
+            self.inspect()
 
     def close(self) -> None:
         self._threads.close()
@@ -529,7 +539,15 @@ class ObjectServer:
             self._append_log, self._log_synced, self.readiness, 1
         )
         self._effects = DiskEffects(storage, ports, self.readiness, self._done, self._connections)
-        self._reads = PacedReads(storage, self._connections, self.outgoing, self.readiness, self._done, ports)
+        self._reads = PacedReads(
+            storage,
+            self._connections,
+            self.outgoing,
+            self.readiness,
+            self._done,
+            self._core.extent_of,
+            ports,
+        )
         self._scrubber, self._scrub = Scrubber(storage, self._feed, self._is_busy, ports), scrub
         self._perform = self._effect_table()
         self._figures = figures
@@ -752,7 +770,7 @@ class ObjectServer:
     def _send(self, effect: v.Send) -> None:
         connection = self._connections.get(effect.session)
         if connection is not None:
-            connection.send(m.encode(effect.message, effect.request_id))
+            connection.send(m.encode(effect.message, effect.request_id), effect.rest)
             self._to_flush[effect.session] = connection
 
     def _send_acks(self, effect: v.SendAcks) -> None:

@@ -262,13 +262,13 @@ class StoredReads:
             with self._files.use(f"{OBJECTS}/{effect.directory}/{effect.name}") as file:
                 read, seed = partial(self._disk.read, file.handle), object_seed(effect.directory, effect.name)
                 part = read_part(read, seed, effect.extent, effect.start, effect.end, read_extents_max)
-                return v.GotData(effect, part.data, after=part.after)
+                return v.GotData(effect, part.parts, after=part.after)
         except DamagedExtentError as damage:
             logger.error("%s/%s: %s", effect.directory, effect.name, damage)
-            return v.GotData(effect, b"", damage.offset)
+            return v.GotData(effect, damaged_at=damage.offset)
         except OSError as error:
             at, missed = _meaning_of_read(f"{effect.directory}/{effect.name}", error, effect.start)
-            return v.GotData(effect, b"", at, missed)
+            return v.GotData(effect, damaged_at=at, missed=missed)
 
     def digest(self, effect: v.ReadDigest) -> v.GotDigest:
         try:

@@ -24,6 +24,7 @@ from dos_protocol.messages import SessionState
 from dos_server.core import vocabulary as v
 from dos_server.core.access import Tokens, why_forbidden
 from dos_server.core.directory_state import LoadState, Session
+from dos_server.core.files.scan import ExtentStart
 from dos_server.core.group_log import GroupLog, LogTail
 from dos_server.core.object_state import ObjectState
 from dos_server.core.quotas import QuotaGauge, Quotas
@@ -177,6 +178,9 @@ class ServerCore:
             self._resume_deferred()
         effects, tables.effects = tables.effects, []
         return effects
+
+    def extent_of(self, read: v.ReadData) -> ExtentStart:
+        return self._reads.extent_of(read)
 
     def may_read(self, session: int) -> bool:
         """Return whether the shell may read more from the connection. False applies back-pressure."""

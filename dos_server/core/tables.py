@@ -4,11 +4,12 @@ checked against: bytes in flight, waiting reads, space. No request is decided he
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from dos_protocol import limits as wire
 from dos_protocol import messages as m
+from dos_protocol.digests import Buffer
 from dos_protocol.errors import CLOSING, VERDICTS, Blame, ErrorCode
 from dos_protocol.messages import Get, SessionEvent
 from dos_protocol.names import is_name
@@ -300,7 +301,7 @@ class Tables:
         self.opened: list[Session] = []
         self.settled: list[Session] = []
         self.repairs: dict[int, RepairInProgress] = {}
-        self.untranslated: list[tuple[Session, m.Message]] = []
+        self.untranslated: list[tuple[Session, m.Message, Sequence[Buffer]]] = []
         self.object_version = 0
         self.space = DiskSpace(reserve_bytes)
         self.quotas = quotas or Quotas()
@@ -312,13 +313,15 @@ class Tables:
         self._seldom = Seldom()
         self.log: GroupLog | None = None
 
-    def send(self, session: Session, message: m.Message, request_id: int = 0) -> None:
+    def send(
+        self, session: Session, message: m.Message, request_id: int = 0, rest: Sequence[Buffer] = ()
+    ) -> None:
         if session.closed:
             return
         if session.version == 0:
-            self.untranslated.append((session, message))
+            self.untranslated.append((session, message, rest))
         else:
-            self.effects.append(v.Send(session.number, message, request_id))
+            self.effects.append(v.Send(session.number, message, request_id, rest))
 
     def again(self, effect: v.Effect) -> None:
         """Retry an effect after a delay. Only for effects whose failure has a temporary cause."""

@@ -120,12 +120,12 @@ class ReadDigest(NamedTuple):
 
 
 class GotData(NamedTuple):
-    """The answer to ReadData: the range, or its beginning. `damaged_at`: offset of damaged bytes. `missed`:
-    why nothing was read, if that proves nothing. `after`: where a following read can continue.
+    """The answer to ReadData: the range in pieces, or its beginning. `damaged_at`: offset of damaged bytes.
+    `missed`: why nothing was read, if that proves nothing. `after`: where a following read can continue.
     """
 
     read: ReadData
-    data: bytes
+    parts: Sequence[Buffer] = ()
     damaged_at: int | None = None
     missed: str = ""
     after: ExtentStart | None = None
@@ -379,11 +379,12 @@ class Tick(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send a message. `request_id` is 0 for a message that answers no request."""
+    """Send a message, whose payload `rest` continues. `request_id`: 0 if it answers no request."""
 
     session: int
     message: Message
     request_id: int = 0
+    rest: Sequence[Buffer] = ()
 
 
 class SendAcks(NamedTuple):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
-from dos_protocol.frames import Frame, FrameDecoder, encode_frame
+from dos_protocol.frames import Frame, FrameDecoder, encode_frame, frame_head
 from dos_protocol.limits import meta_bytes_max, payload_bytes_max
 from tests.dos_protocol.strategies import messages, u16, u64
 from tests.specifications.wire import META_SPECS, PAYLOADS, EntriesSpec, FrameSpec, build_frame
@@ -117,6 +117,13 @@ def test_a_message_survives_the_wire(message: m.Message, request_id: int) -> Non
     (frame,) = one_by_one(decoder)
     assert frame.request_id == request_id
     assert m.decode(frame) == message
+
+
+@given(payload=st.binary(max_size=200), rest=st.lists(st.binary(max_size=200), max_size=4))
+def test_a_payload_in_pieces_is_the_frame_of_the_whole(payload: bytes, rest: list[bytes]) -> None:
+    head = frame_head(Frame(3, 7, b"meta", payload), rest)
+    whole = b"".join((payload, *rest))
+    assert head + whole == encode_frame(Frame(3, 7, b"meta", whole))
 
 
 @given(message=messages, request_id=u64, flags=u16)

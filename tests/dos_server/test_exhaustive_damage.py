@@ -104,9 +104,10 @@ def started_on(disk: FakeDisk) -> Started:
     found = loaded.objects["obj"]
     read = v.ReadData(1, 1, "dir", "obj", ExtentStart(0, 0), 0, found.size)
     got = storage.read(read)
-    served = got.data
+    parts = got.parts
     if got.damaged_at is not None:
-        served = storage.read(read._replace(end=got.damaged_at)).data
+        parts = storage.read(read._replace(end=got.damaged_at)).parts
+    served = b"".join(parts)
     storage.stop()
     return Started(disk, loaded, found, served, found.corrupt or got.damaged_at is not None)
 

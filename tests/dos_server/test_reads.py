@@ -3,7 +3,7 @@
 import errno
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -21,10 +21,14 @@ from dos_server.core.files.recovery import recover
 from dos_server.core.files.scan import (
     DamagedExtentError,
     ExtentStart,
+    ReadAt,
+    ReadWindow,
     SparseIndex,
+    payload_of,
     prefix_fold,
     read_content,
     read_part,
+    walk,
 )
 from dos_server.core.tables import WaitingRead, WaitingReads
 from dos_server.limits import extent_payload_bytes_max, list_entries_max, read_extents_max
@@ -106,10 +110,109 @@ def test_a_get_that_continues_the_last_one_costs_one_read() -> None:
 
     for start in range(0, 3 * MIB, MIB):
         part = read_part(read, SEED, extent, start, start + MIB)
-        assert part.data == content[start : start + MIB]
+        assert b"".join(part.parts) == content[start : start + MIB]
         assert part.after is not None
         extent = part.after
     assert reads == 3
+
+
+def part_by_single_steps(
+    read: ReadAt, extent: ExtentStart, start: int, end: int, extents_max: int
+) -> tuple[bytes, ExtentStart]:
+    """What `read_part` returns, by the walk that decodes one header after the other."""
+    window, parts = ReadWindow(read, 64), list[memoryview]()
+    for located in walk(window, SEED, extent, start):
+        header, payload = located.header, payload_of(window, located)
+        if payload is None:
+            raise DamagedExtentError(header.offset, "the payload digest does not match")
+        parts.append(payload[max(start - header.offset, 0) : end - header.offset])
+        if header.end > end:
+            return b"".join(parts), ExtentStart(header.offset, located.position, header.link)
+        if header.end == end or len(parts) == extents_max:
+            return b"".join(parts), ExtentStart(header.end, located.after, located.link_after)
+    raise AssertionError("unreachable")
+
+
+@given(
+    sizes=st.lists(st.integers(1, 2_000), min_size=1, max_size=20),
+    damage=st.lists(st.tuples(st.integers(0, 60_000), st.integers(1, 255)), max_size=2),
+    cut=st.integers(0, 100),
+    extents_max=st.integers(1, 30),
+    data=st.data(),
+)
+def test_a_part_is_what_single_steps_return_or_the_damage_that_they_find(
+    sizes: list[int], damage: list[tuple[int, int]], cut: int, extents_max: int, data: st.DataObject
+) -> None:
+    # EVIDENCE-OF: P-2
+    content, parts, link, fold, starts = random.Random(5).randbytes(sum(sizes)), [], 1, PrefixDigest(), []
+    for size in sizes:
+        piece = AcceptedBytes(fold.size, fold.blocks_digest, content[fold.size : fold.size + size])
+        starts.append(ExtentStart(fold.size, sum(map(len, parts)), data.draw(st.sampled_from([link, None]))))
+        ((_, buffers),) = build_extents([piece], seed=SEED, epoch=0, durable=0, link=link)
+        link = link_after(buffers[0])
+        parts += buffers
+        fold.update(piece.data)
+    file = bytearray(b"".join(parts))
+    for place, flip in damage:
+        if place < len(file):
+            file[place] ^= flip
+    file = file[: len(file) - cut] if cut < 10 else file
+    extent = data.draw(st.sampled_from(starts))
+    start = data.draw(st.integers(extent.offset, len(content) - 1))
+    end = data.draw(st.integers(start + 1, len(content)))
+
+    def read(position: int, count: int) -> bytes:
+        return bytes(file[position : position + count])
+
+    def outcome(part: Callable[[], object]) -> object:
+        try:
+            return part()
+        except DamagedExtentError as error:
+            return error.offset, error.what
+
+    def found() -> object:
+        part = read_part(read, SEED, extent, start, end, extents_max)
+        return b"".join(part.parts), part.after
+
+    assert outcome(found) == outcome(lambda: part_by_single_steps(read, extent, start, end, extents_max))
+
+
+def test_a_get_refuses_an_extent_whose_link_is_of_another_chain() -> None:
+    # EVIDENCE-OF: P-2
+    file, link = b"", 1
+    for start, own_link in ((0, None), (100, None), (200, 99)):
+        piece = AcceptedBytes(start, 0, bytes(100))
+        ((_, buffers),) = build_extents([piece], seed=SEED, epoch=0, durable=0, link=own_link or link)
+        file, link = file + b"".join(buffers), link_after(buffers[0])
+
+    def read(position: int, count: int) -> bytes:
+        return file[position : position + count]
+
+    assert read_content(read, SEED, ExtentStart(0, 0), 0, 200) == bytes(200)
+    with pytest.raises(
+        DamagedExtentError, match="offset 200: the next header does not follow the one before"
+    ):
+        read_content(read, SEED, ExtentStart(0, 0), 0, 300)
+
+
+@pytest.mark.parametrize("append_bytes", [100, 5_000, 64 * KIB, 200_000, extent_payload_bytes_max])
+@pytest.mark.parametrize(
+    ("start", "end"), [(0, 1), (100, 64 * KIB), (MIB, 2 * MIB), (MIB + 9, 2 * MIB + 9), (0, 200_001)]
+)
+def test_the_pieces_of_a_get_keep_little_more_in_memory_than_what_is_sent(
+    append_bytes: int, start: int, end: int
+) -> None:
+    # EVIDENCE-OF: P-9
+    file = file_of(random.Random(1).randbytes(3 * MIB), append_bytes)
+
+    def read(position: int, count: int) -> bytes:
+        return file[position : position + count]
+
+    parts = read_part(read, SEED, ExtentStart(0, 0), start, end).parts
+    kept = {id(one.obj): len(one.obj) for one in map(memoryview, parts)}
+    assert sum(map(len, parts)) == end - start
+    assert sum(kept.values()) <= 1.25 * (end - start)
+    assert len(parts) <= 16
 
 
 @pytest.mark.parametrize("wrong", [-100, -1, 1, 100, 1_000])
@@ -168,8 +271,8 @@ def test_what_lies_in_many_small_extents_is_read_in_parts_and_each_continues_whe
     while len(found) < len(content):
         end = min(len(found) + rng.randrange(1, 2_000), len(content))
         part = read_part(read, SEED, index.find(len(found)), len(found), end, 100)
-        assert 0 < len(part.data) <= 700
-        found += part.data
+        assert 0 < len(b"".join(part.parts)) <= 700
+        found += b"".join(part.parts)
         start += 1
         assert part.after is not None
         index.remember(part.after)

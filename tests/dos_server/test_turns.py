@@ -562,7 +562,9 @@ def test_sessions_take_turns_at_the_disk_within_a_budget_of_bytes() -> None:
     storage: Any = SimpleNamespace(read=None)
     ports: Any = SimpleNamespace(workers=lambda *_: pool)
     rounds: Any = SimpleNamespace(soon=lambda _: None)
-    reads = PacedReads(storage, connections, OutgoingAccount(), rounds, results.append, ports)
+    reads = PacedReads(
+        storage, connections, OutgoingAccount(), rounds, results.append, lambda read: read.extent, ports
+    )
     for start in range(4):
         reads.submit(read(0, start * MIB))
     for session in (1, 2):
@@ -572,9 +574,9 @@ def test_sessions_take_turns_at_the_disk_within_a_budget_of_bytes() -> None:
     while pool.begun:
         done = pool.begun.pop(0)
         order.append(done.session)
-        reads._ended(v.GotData(done, b""))
+        reads._ended(v.GotData(done))
         reads.inspect()
-    assert order == [0, 0, 0, 1, 2, 0], "the first two were alone; then each has its turn"
+    assert order == [0, 1, 0, 2, 0, 0], "each has its turn, and one read at a time"
     assert not reads.waiting
 
 
@@ -593,6 +595,35 @@ class SlowDisk(FakeDisk):
         self.reads += 1
         self.free.wait()
         return super().read(handle, position, count)
+
+
+@pytest.mark.trio
+async def test_large_gets_in_flight_cost_one_read_each_without_a_walk_over_headers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # EVIDENCE-OF: P-10
+    monkeypatch.setattr(
+        "dos_server.core.files.scan._FIRST_SPACING", 1 << 30
+    )  # the index has the first extent
+    disk, content = SlowDisk(), os.urandom(6 * MIB)
+
+    def story(address: tuple[str, int]) -> None:
+        with Wire(address) as reader:
+            reader.claim("dir")
+            for begin in range(0, len(content), MIB):
+                reader.append("o", content[:begin], content[begin : begin + MIB])
+            reader.wait_synced("o", len(content))
+            disk.reads = 0
+            requests = [reader.send(m.Get("o", begin, MIB)) for begin in range(0, len(content), MIB)]
+            assert b"".join(reader.answer(one).payload for one in requests) == content
+            assert disk.reads == len(requests)
+
+    server = ObjectServer(Storage(disk))
+    listener = socket.create_server(("127.0.0.1", 0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.serve, listener)
+        await trio.to_thread.run_sync(story, listener.getsockname())
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.trio

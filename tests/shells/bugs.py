@@ -122,7 +122,7 @@ def nothing_holds_answers_back() -> list[Patch]:
     def begin(self: Any, effect: Any) -> bool:
         connection = self._connections.get(effect.session)
         if connection is None:
-            self._readiness.soon(lambda: self._on_result(v.GotData(effect, b"")))
+            self._readiness.soon(lambda: self._on_result(v.GotData(effect)))
         else:
             connection.reserved_bytes += effect.end - effect.start
             self._reserved_bytes += effect.end - effect.start

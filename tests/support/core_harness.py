@@ -13,7 +13,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from dos_protocol import messages as m
+from dos_protocol.digests import Buffer
 from dos_protocol.frames import Frame
 from dos_server.core import vocabulary as v
 from dos_server.core.access import Tokens
@@ -25,6 +28,14 @@ from tests.support.fake_disk import FakeDisk
 
 SERVER_ID = bytes(range(1, 17))
 _LIVES = itertools.count()
+
+
+def joined(message: m.Message, rest: Sequence[Buffer]) -> m.Message:
+    """The message of a `Send` with its whole payload."""
+    if not rest:
+        return message
+    assert isinstance(message, m.Data), message
+    return msgspec.structs.replace(message, payload=b"".join((message.payload, *rest)))
 
 
 class Harness:
@@ -160,8 +171,8 @@ class Harness:
     def _perform_for_clients(self, effect: v.Effect) -> v.Event | None:
         storage = self.storage
         match effect:
-            case v.Send(session, message, request_id):
-                self._hear(session, message, request_id)
+            case v.Send(session, message, request_id, rest):
+                self._hear(session, joined(message, rest), request_id)
             case v.CloseSession(session):
                 self.closed.add(session)
             case v.WriteMany(writes):

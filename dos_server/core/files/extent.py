@@ -54,7 +54,7 @@ MAGIC: Final = b"\xd0\x58"
 VERSION: Final = 1
 _BEFORE_DIGEST: Final = struct.Struct(">2sBBHHIIQQQQQ")
 _HEADER: Final = struct.Struct(">2sBBHHIIQQQQQQ")
-_STEP: Final = struct.Struct(">QIIQQQ16xQ")
+_STEP: Final = struct.Struct(">QIIQQQQ8xQ")
 _FIRST_WORD: Final = int.from_bytes(MAGIC + bytes((VERSION, 0, 0, 0, 0, 0)), "big")
 _DIGEST: Final = struct.Struct(">Q")
 _DIGESTED_BYTES: Final = _BEFORE_DIGEST.size
@@ -161,14 +161,15 @@ def decode_linked(data: Buffer, seed: int, position: int = 0) -> tuple[ExtentHea
     return header, digest & _LINK_MAX
 
 
-Step = tuple[int, int, int, int, int, int]
-"""One header in a walk: payload bytes, link, offset, epoch, durable, and the link for the next extent.
+Step = tuple[int, int, int, int, int, int, int]
+"""One header in a walk: payload bytes, link, offset, epoch, durable, payload digest, and the link for the
+next extent.
 
 A plain tuple: creating a NamedTuple would double the cost of a step.
 """
 
 
-def steps_in(data: bytes, seed: int) -> Iterator[Step]:
+def steps_in(data: Buffer, seed: int) -> Iterator[Step]:
     """Yield the valid headers of adjacent extents, up to the first one that is invalid or incomplete.
 
     Makes the same checks as `decode_header` in a fifth of the time, because a walk may visit millions of
@@ -177,12 +178,12 @@ def steps_in(data: bytes, seed: int) -> Iterator[Step]:
     at, last = 0, len(data) - extent_header_bytes
     unpack, digest_of = _STEP.unpack_from, _one_shot
     while at <= last:
-        word, count, link, offset, epoch, durable, digest = unpack(data, at)
+        word, count, link, offset, epoch, durable, payload_digest, digest = unpack(data, at)
         if digest_of(data[at : at + _DIGESTED_BYTES], seed) != digest or word != _FIRST_WORD:
             return
         if not 1 <= count <= extent_payload_bytes_max or durable > offset:
             return
-        yield count, link, offset, epoch, durable, digest & _LINK_MAX
+        yield count, link, offset, epoch, durable, payload_digest, digest & _LINK_MAX
         at += extent_header_bytes + count
 
 

@@ -293,7 +293,7 @@ class _Scan:
         index, mark, unsure = self.index, self.mark.synced, self.unsure
         position, size, link, durable = self.position, self.size, self.link, self.durable
         keeps_from, foreign_chain, follows = index.keeps_from, False, False
-        for count, own_link, offset, epoch, header_durable, next_link in steps_in(data, self.seed):
+        for count, own_link, offset, epoch, header_durable, _, next_link in steps_in(data, self.seed):
             after = position + extent_header_bytes + count
             follows = False
             if offset != size:

@@ -9,9 +9,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from dos_protocol.digests import PrefixDigest, digest64
+from dos_protocol.digests import Buffer, PrefixDigest, digest64
 from dos_protocol.limits import KIB, digest_block_bytes, payload_bytes_max
-from dos_server.core.files.extent import ExtentHeader, HeaderFault, decode_linked
+from dos_server.core.files.extent import ExtentHeader, HeaderFault, decode_linked, steps_in
 from dos_server.limits import extent_header_bytes, extent_payload_bytes_max, index_entries_max
 
 # --- The sparse index --------------------------------------------------------------------------------------
@@ -103,6 +103,8 @@ class SparseIndex:
 ReadAt = Callable[[int, int], bytes]
 _HEADER_WINDOW_BYTES: Final = 16 * KIB
 _SOME_HEADERS_BYTES: Final = 16 * extent_header_bytes
+_PARTS_MAX: Final = 16
+"""One copy costs less than more pieces."""
 CONTENT_WINDOW_BYTES: Final = payload_bytes_max + extent_payload_bytes_max + 16 * KIB
 """One read of this size serves the largest GET, wherever its extents begin."""
 
@@ -187,9 +189,11 @@ def walk(window: ReadWindow, seed: int, start: ExtentStart, offset: int) -> Iter
 
 
 class VerifiedContent(NamedTuple):
-    """Verified content. `after`: the extent in which a following read begins; None if nothing was read."""
+    """Verified content, in pieces. `after`: the extent in which a following read begins; None if nothing was
+    read.
+    """
 
-    data: bytes
+    parts: list[Buffer]
     after: ExtentStart | None
 
 
@@ -200,33 +204,59 @@ def read_part(
     that end <= synced size. Raises DamagedExtentError.
     """
     if start >= end:
-        return VerifiedContent(b"", None)
+        return VerifiedContent([], None)
     # Before the start only headers are read, unless that would be little beside what is asked for: a GET that
     # continues the last one begins with its extent, and costs one read.
     if start - extent.offset > min(end - start, extent_payload_bytes_max):
         first = next(walk(ReadWindow(read, _HEADER_WINDOW_BYTES), seed, extent, start))
         extent = ExtentStart(first.header.offset, first.position, first.header.link)
-    window = ReadWindow(read, end - extent.offset + _SOME_HEADERS_BYTES)
-    parts: list[memoryview] = []
-    for located in walk(window, seed, extent, start):
-        header = located.header
-        payload = payload_of(window, located)
-        if payload is None:
-            raise DamagedExtentError(header.offset, "the payload digest does not match")
-        offset, after = header.offset, header.end
-        is_whole = offset >= start and after <= end
-        parts.append(payload if is_whole else payload[max(start - offset, 0) : end - offset])
-        if after >= end or len(parts) == extents_max:
-            following = ExtentStart(after, located.after, located.link_after)
-            if after > end:
-                following = ExtentStart(offset, located.position, header.link)
-            return VerifiedContent(b"".join(parts), following)
-        window.ahead_bytes = end - after + _SOME_HEADERS_BYTES
-    raise AssertionError("a walk ends with its last extent or an error")
+    expected, position, link = extent
+    parts: list[Buffer] = []
+    read_bytes = 0
+    while True:
+        data, at = memoryview(read(position, end - expected + _SOME_HEADERS_BYTES)), 0
+        read_bytes += len(data)
+        for count, own_link, offset, _, _, digest, next_link in steps_in(data, seed):
+            if offset != expected or link not in (None, own_link):
+                break
+            begin, after = at + extent_header_bytes, offset + count
+            if after > start:
+                payload = data[begin : begin + count]
+                if len(payload) < count:  # the last one, which is longer than what is asked for
+                    payload = memoryview(read(position + begin, count))
+                    read_bytes += len(payload)
+                if len(payload) < count or digest64(payload) != digest:
+                    break
+                parts.append(payload[max(start - offset, 0) : end - offset])
+            if after >= end or len(parts) == extents_max:
+                following = ExtentStart(after, position + begin + count, next_link)
+                if after > end:
+                    following = ExtentStart(offset, position + at, own_link)
+                return VerifiedContent(_pieces(parts, read_bytes), following)
+            expected, link, at = after, next_link, begin + count
+        if not at:
+            raise _damage(read, seed, ExtentStart(expected, position, link))
+        position += at
+
+
+def _pieces(parts: list[Buffer], read_bytes: int) -> list[Buffer]:
+    # Pieces keep in memory all that was read, and what they have is all that is accounted for.
+    if len(parts) > _PARTS_MAX or read_bytes > 1.25 * sum(map(len, parts)):
+        return [b"".join(parts)]
+    return parts
+
+
+def _damage(read: ReadAt, seed: int, extent: ExtentStart) -> DamagedExtentError:
+    """Return what is wrong with an extent that is not valid."""
+    try:
+        next(walk(ReadWindow(read, extent_header_bytes), seed, extent, extent.offset))
+    except DamagedExtentError as error:
+        return error
+    return DamagedExtentError(extent.offset, "the payload digest does not match")
 
 
 def read_content(read: ReadAt, seed: int, extent: ExtentStart, start: int, end: int) -> bytes:
-    return read_part(read, seed, extent, start, end).data
+    return b"".join(read_part(read, seed, extent, start, end).parts)
 
 
 def prefix_fold(read: ReadAt, seed: int, starts: FoldStarts, size: int) -> PrefixDigest:

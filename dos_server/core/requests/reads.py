@@ -8,6 +8,7 @@ from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
 from dos_server.core.access import RequestRefusal
 from dos_server.core.directory_state import Session
+from dos_server.core.files.scan import ExtentStart
 from dos_server.core.object_state import ObjectState
 from dos_server.core.tables import Tables, WaitingRead
 from dos_server.limits import list_entries_max, reads_queued_of_one_max, woken_of_event_max
@@ -99,7 +100,16 @@ class Reads:
             synced = state.synced if state else read.end
             if state is not None and event.after is not None and state.version == read.version:
                 state.index.remember(event.after)
-            self._tables.send(session, m.Data(read.name, read.start, synced, event.data), read.request_id)
+            self._tables.send(
+                session, m.Data(read.name, read.start, synced, b""), read.request_id, event.parts
+            )
+
+    def extent_of(self, read: v.ReadData) -> ExtentStart:
+        """Return where a read begins to walk. Reads that ended since its request may have come closer."""
+        state = self._tables.find(read.directory, read.name)
+        if state is None or state.version != read.version:
+            return read.extent
+        return state.index.find(read.start)
 
     def _changed_meanwhile(self, read: v.ReadData | v.ReadDigest, *, damaged: bool) -> RequestRefusal | None:
         """Return a refusal if the file that was read is no longer the object's or was changing."""

@@ -16,12 +16,13 @@ It is sent when bytes arrive and a second has passed since the last one, and aft
 number has changed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
 from dos_protocol import messages as m
+from dos_protocol.digests import Buffer
 from dos_protocol.limits import payload_bytes_max
 from dos_protocol.messages import SessionEvent
 from dos_server.core import vocabulary as v
@@ -224,12 +225,12 @@ class V0Gets:
         count = min(one.end - one.position, payload_bytes_max)
         self._reads.get(one.session, m.Get(one.target.name, one.position, count), 0)
 
-    def got(self, one: V0Session, piece: m.Data) -> None:
-        count = len(piece.payload)
+    def got(self, one: V0Session, piece: m.Data, parts: Sequence[Buffer]) -> None:
+        count = sum(map(len, parts))
         if not count:
             self._answers.end(one, f"{piece.name} ended at {one.position}, {one.end} were announced")
             return
-        self._tables.effects.append(v.SendBytes(one.session.number, piece.payload))
+        self._tables.effects += [v.SendBytes(one.session.number, part) for part in parts]
         one.position += count
         if one.position == one.end:
             self._answers.answered(one)
@@ -547,17 +548,17 @@ class V0Service:
     def translate_messages(self) -> None:
         while self._tables.untranslated:
             untranslated, self._tables.untranslated = self._tables.untranslated, []
-            for session, message in untranslated:
+            for session, message, rest in untranslated:
                 one = self._answers.sessions.get(session.number)
                 if one is not None and not one.closed:
-                    self._translate(one, message)
+                    self._translate(one, message, rest)
 
-    def _translate(self, one: V0Session, message: m.Message) -> None:
+    def _translate(self, one: V0Session, message: m.Message, rest: Sequence[Buffer]) -> None:
         if isinstance(message, m.DirectoryOpened):
             self._answers.reply(one, b"ok")
         elif isinstance(message, m.Data):
             # The range was fixed when the request arrived: what was durable then.
-            self._gets.got(one, message)
+            self._gets.got(one, message, rest)
         elif isinstance(message, m.Error):
             self._refused(one, message.message)
         # A durability ack needs no translation: the status frames read the sizes from the object.

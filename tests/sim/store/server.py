@@ -26,6 +26,7 @@ from tests.sim.engine.disk import PowerCutError
 from tests.sim.engine.environment import Process
 from tests.sim.engine.network import Wire
 from tests.sim.visitors import LOOSE
+from tests.support.core_harness import joined
 from tests.support.group_log import log_bytes_of
 
 if TYPE_CHECKING:
@@ -336,8 +337,8 @@ class Server(Process):
 
     def _answer(self, effect: v.Send | v.SendAcks | v.SendBytes | v.CloseSession) -> None:
         match effect:
-            case v.Send(session, message, request_id):
-                self._send(session, message, request_id)
+            case v.Send(session, message, request_id, rest):
+                self._send(session, joined(message, rest), request_id)
             case v.SendAcks(acks):
                 for session, ack in acks:
                     self._send(session, ack, 0)
