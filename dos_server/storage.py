@@ -642,8 +642,11 @@ class Storage(DirectoryLoader):
         self.register.close()
         if self._log is not None:
             self._log.close()
-            with log_errors("the end of the group log"):
+            try:
                 self.replay_log()
+            except (CorruptDataError, OSError) as error:
+                # The log stays in use: the next start replays it, or is refused for the same reason.
+                logger.error("the group log is not replayed at the stop: %s", error)
 
     def abandon(self) -> None:
         for directory in list(self._folders):

@@ -17,12 +17,12 @@ from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core.files import extent, records
 from dos_server.core.files import log_record as record
 from dos_server.core.files.findings import Severity
-from dos_server.core.files.log_replay import Life, LogState, encode_life
+from dos_server.core.files.log_replay import Life, LogState, decode_life, encode_life
 from dos_server.core.requests.stamps import History, encode_history, encode_witnesses
 from dos_server.core.vocabulary import DirectoriesLost
 from dos_server.disk import RealDisk
 from dos_server.embedded import DataDirectoryInUseError, OpenServer
-from dos_server.limits import log_reserved_bytes, mark_bytes
+from dos_server.limits import log_reserved_bytes, log_slots, mark_bytes
 from dos_server.offline.fsck import Check, NotCheckedError
 from dos_server.offline.reading import DataDirectory
 from tests.dos_server.core_requests import append, to_claim
@@ -120,6 +120,22 @@ def test_a_server_does_not_start_without_its_directories_or_their_register(what:
     server = written()
     server.storage.stop()
     server.disk.take_away(what)
+    with pytest.raises(CorruptDataError, match=what):
+        server.start()
+
+
+@pytest.mark.parametrize("what", ["d", "directories"])
+def test_a_stop_after_its_directories_or_their_register_were_removed_leaves_the_log_to_the_next_start(
+    what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Simulator, seed 1000070029: the stop came before the server had noticed the loss."""
+    server = written(SLOT_BYTES)
+    server.disk.take_away(what)
+    log = {slot: bytes(server.disk.content(f"log/{slot}")) for slot in range(log_slots)}
+    server.storage.stop()
+    assert "the group log is not replayed at the stop" in caplog.text
+    assert log == {slot: bytes(server.disk.content(f"log/{slot}")) for slot in range(log_slots)}
+    assert decode_life(bytes(server.disk.content("life"))).state is LogState.IN_USE
     with pytest.raises(CorruptDataError, match=what):
         server.start()
 

@@ -198,4 +198,11 @@ REGRESSIONS: Final = (
         "a take-over waited for ever for the one member that had a record, after that member lost its disk",
         "tests/dos_client/test_taken_back.py",
     ),
+    Regression(
+        1000070029,
+        "2026-12-01",
+        "330575f4",
+        "a server that was stopped before it had noticed that `d` was removed ended with CorruptDataError",
+        "tests/dos_server/test_lost_directories.py",
+    ),
 )
