@@ -212,6 +212,10 @@ take_over_bytes_ahead: Final = 64 * MIB
 because its peers wait for its rows. Bytes: read of its input, and received from peers. As many of its stored
 state, which it does not need for that, may wait to be restored.
 """
+take_over_rows_at_once: Final = 8_192
+"""Local recovery: a worker that takes another one over restores so many rows of its state, in a few
+milliseconds, before it looks for a step that peers wait for.
+"""
 ping_s: Final = 0.1
 pings_missed_max: Final = 3
 """Local recovery: a worker reports the next one after so many pings without an answer."""

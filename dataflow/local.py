@@ -7,10 +7,12 @@ A worker's specification is pickled to its standard input, because the user's fu
 process.
 """
 
+import importlib
 import json
 import logging
 import os
 import pickle
+import pickletools
 import signal
 import subprocess
 import sys
@@ -242,7 +244,7 @@ class ProcessLauncher:
         self._spec_of = spec_of
         self._ended = ended
         self._logs = logs
-        self.standby = Standby(lambda: self._begin(None), standby)
+        self.standby = Standby(self._begin_standby, standby)
         self._lock = threading.Lock()
         self._processes: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
         """(worker, attempt) -> its process."""
@@ -332,8 +334,11 @@ class ProcessLauncher:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return f"its process {process.pid} ended with {how}{_tail(log, code)}"
 
-    def _begin(self, log: Path | None) -> "subprocess.Popen[bytes]":
-        """Start a process that waits for its first line and its specification."""
+    def _begin_standby(self) -> Process:
+        return self._begin(None, *modules_in(dumps(self._spec_of(0, 0))))
+
+    def _begin(self, log: Path | None, *modules: str) -> Process:
+        """Start a process that imports modules, and waits for its first line and its specification."""
         # With one seed, all workers iterate a set of strings in one order, also one that takes over.
         environment = {
             "PYTHONHASHSEED": "0",
@@ -341,8 +346,8 @@ class ProcessLauncher:
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
         with log.open("ab") if log else open(os.devnull, "ab") as output:  # noqa: PTH123 - a null device
-            return subprocess.Popen(
-                [sys.executable, "-m", "dataflow.local"],
+            return subprocess.Popen(  # noqa: S603 - names of modules
+                [sys.executable, "-m", "dataflow.local", *modules],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output if log else None,
@@ -377,10 +382,22 @@ def dumps(spec: WorkerSpec) -> bytes:
     return by_value
 
 
+def modules_in(pickled: bytes) -> list[str]:
+    """Return the modules that a pickle names and this process has imported, in their order in the pickle."""
+    strings = (text for _, text, _ in pickletools.genops(pickled) if isinstance(text, str))
+    return [name for name in dict.fromkeys(strings) if name in sys.modules and name != "__main__"]
+
+
 def main() -> int:
     """Run a worker process. Standard input: the path of its log as a line of JSON, then its specification.
-    Prints its summary as one line of JSON. Ends if standard input is closed: a standby that is not needed.
+    Arguments: modules to import before. Prints its summary as one line of JSON. Ends if standard input is
+    closed: a standby that is not needed.
     """
+    for name in sys.argv[1:]:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # only a head start: what is needed fails again, and is reported then
+            logger.warning("a stand-by cannot import %s: %s", name, error)
     first = sys.stdin.buffer.readline()
     if not first:
         return 0

@@ -289,7 +289,10 @@ class PeerLinks:
         if stated != (peer, self._job, self.terms[peer]) or first != (out.held is None):
             raise ChannelFrameError(f"worker {peer} answered {frame.type.name} with {stated}")
         if first:
-            self._connected(peer, self._have_of(peer, frame))
+            have = self._have_of(peer, frame)
+            self._connected(peer, have)
+            # It has ended these steps. Their STEP_ENDs come later: as fast as this worker makes its own.
+            self.peers_at = max(self.peers_at, have.at)
         elif frame.type is FrameType.AT:
             out.at = max(out.at, frame.step)
 

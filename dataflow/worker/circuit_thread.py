@@ -596,6 +596,8 @@ class CircuitIncarnation:
     _taken = (0, -1)
     """The last checkpoint that was taken here, and its step."""
     _handovers: tuple[Handover, ...] = ()
+    _pieces: tuple[tuple[int, str, pa.RecordBatch], ...] = ()
+    """The rest of a stored block that is being restored: a step that becomes owed waits for one piece."""
     _pause_to_report = 0
     """The number of the pause order that is not answered yet, 0 for none."""
     _batch = NO_BATCH
@@ -749,14 +751,16 @@ class CircuitIncarnation:
         """Restore one stored block of an operator's state. Blocks arrive oldest first. part: it is of a
         worker of the former layout, and what belongs to this worker now is taken over. Answers `BlockLoaded`.
         """
-        if self._owes and table in self._circuit.stateful and self._circuit.stage_of(table) > 0:
+        circuit = self._circuit
+        needed = table in circuit.stateful and table not in circuit.held
+        if self._owes and needed and circuit.stage_of(table) > 0:
             self._later_blocks.append((checkpoint, table, data))
             self._later_bytes += len(data)
             while self._later_bytes > limits.take_over_bytes_ahead:
                 self._load_first_later()
         else:
             share = None if self._change is None else self._change.share
-            load_block(self._circuit, checkpoint, table, data, part, share)
+            load_block(circuit, checkpoint, table, data, part, share)
         self._post(BlockLoaded(self.number))
 
     def loaded(self, directories: Mapping[str, Handover] = NO_DIRECTORIES) -> None:
@@ -783,16 +787,25 @@ class CircuitIncarnation:
         """Restore one of the blocks that wait, and after the last one all stages. Return whether any did."""
         if self._is_loaded:
             return False
-        if self._later_blocks:
+        if self._later_blocks or self._pieces:
             self._load_first_later()
         else:
             self._all_loaded()
         return True
 
     def _load_first_later(self) -> None:
-        checkpoint, table, data = self._later_blocks.popleft()
-        self._later_bytes -= len(data)
-        load_block(self._circuit, checkpoint, table, data)
+        """Restore the next piece of the blocks that wait."""
+        if not self._pieces:
+            checkpoint, table, data = self._later_blocks.popleft()
+            self._later_bytes -= len(data)
+            block = decoded_block(self._circuit, checkpoint, table, data)
+            assert block is not None, "only blocks of operators of the graph wait"
+            size = limits.take_over_rows_at_once
+            begins = range(0, max(block.num_rows, 1), size)
+            self._pieces = tuple((checkpoint, table, block.slice(begin, size)) for begin in begins)
+        (checkpoint, table, piece), *rest = self._pieces
+        self._pieces = tuple(rest)
+        self._circuit.restore(table, piece, checkpoint)
 
     def _all_loaded(self) -> None:
         self._circuit.restored(1 if self._owes else 0)

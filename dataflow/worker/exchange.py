@@ -204,6 +204,7 @@ class Exchange:
     async def _send_all(self, peer: int, link: Link) -> None:
         if self._local:
             self._peers.answered(peer, await link.receive())
+            self._shared.peers_at = max(self._shared.peers_at, self._peers.peers_at)
         else:
             self._peers.opened(peer)
         async with trio.open_nursery() as nursery:

@@ -132,6 +132,17 @@ def output_of(folder: Path) -> list[list[str | None]]:
     return [row for _, row in rows_of(folder / "out")]
 
 
+def check_output(folder: Path, other: Path) -> None:
+    """The output in a folder is that of a worker that was never lost, which runs in another one."""
+    undisturbed = OneOfTwo(other)
+    only = undisturbed.process(1)
+    undisturbed.run_until(only, STEPS)
+    only.close()
+    output = output_of(folder)
+    assert output == output_of(other)
+    assert output
+
+
 @pytest.fixture
 def lost(tmp_path: Path) -> OneOfTwo:
     """A worker whose first process was lost some steps after a checkpoint."""
@@ -158,13 +169,7 @@ def test_the_steps_of_the_chain_and_those_of_the_peers_are_made_before_the_state
     assert happened == [*made, "stage 1 has its state"], "and nothing of the peer has arrived"
     lost.run_until(process, STEPS)
     process.close()
-    undisturbed = OneOfTwo(tmp_path_factory.mktemp("undisturbed"))
-    only = undisturbed.process(1)
-    undisturbed.run_until(only, STEPS)
-    only.close()
-    output = output_of(tmp_path)
-    assert output == output_of(undisturbed.folder)
-    assert output
+    check_output(tmp_path, tmp_path_factory.mktemp("undisturbed"))
 
 
 def test_what_arrives_before_the_state_is_run_after_it(lost: OneOfTwo, tmp_path: Path) -> None:
@@ -205,3 +210,23 @@ def test_a_large_state_does_not_wait_in_memory(lost: OneOfTwo) -> None:
             pass
         assert happened[-1] == "stage 1 has its state"
     process.close()
+
+
+def test_a_step_that_becomes_owed_waits_for_one_piece_of_a_block(
+    lost: OneOfTwo, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whenever a piece is restored, the peer ends one more step."""
+    with mock.patch.object(limits, "take_over_rows_at_once", 2):
+        process, recorded = lost.process(2), max(lost.divisions)
+        ends = recorded
+        while "stage 1 has its state" not in happened:
+            made = len(happened)
+            assert process.advance()
+            if len(happened) == made:
+                ends += 1
+                lost.shared.peers_at = ends
+        assert happened[-2] == f"step {ends}", "no step waits for all of the state"
+        assert ends - recorded > 1, "it has several pieces"
+        lost.run_until(process, STEPS)
+    process.close()
+    check_output(tmp_path, tmp_path_factory.mktemp("undisturbed"))

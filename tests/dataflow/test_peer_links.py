@@ -329,7 +329,8 @@ def test_a_frame_that_is_not_of_its_link_ends_it(wrong: dict[str, int]) -> None:
     assert links.peers_at == 1
     with pytest.raises(ChannelFrameError, match=r"worker 1 sent a frame with \(sender, job, term\)"):
         links.take(1, frame._replace(**wrong))
-    connected(links, {0: 0})
+    connected(links, {0: 0}, at=9)
+    assert links.peers_at == 9, "HAVE comes before the STEP_ENDs, which may wait for AT"
     with pytest.raises(ChannelFrameError, match="worker 1 answered AT with"):
         links.answered(1, answer(FrameType.AT)._replace(**wrong))
 

@@ -7,14 +7,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
 
 from checkpoint.core.region import ResetReport, WorkerJoined
-from dataflow import local
-from dataflow.local import ProcessLauncher, Standby
+from dataflow import FileSink, FileSource, Graph, local
+from dataflow.local import ProcessLauncher, Standby, dumps, modules_in
+from dataflow.worker.spec import WorkerSpec
 from tests.dataflow.support import last_counts, true_counts
 from tests.dataflow.test_region_processes import finished, hurry, kill, running, slow_word_count, texts
 
@@ -70,6 +71,26 @@ def test_a_process_that_nobody_needed_ends_with_its_parents_end_of_the_pipe() ->
     process = subprocess.Popen([sys.executable, "-m", "dataflow.local"], stdin=subprocess.PIPE)
     process.communicate(timeout=END_S)
     assert process.returncode == 0
+
+
+def test_a_standby_imports_what_the_specification_of_a_worker_names(tmp_path: Path) -> None:
+    graph = Graph("files")
+    graph.source("lines", FileSource(tmp_path, watch=True)).sink("out", FileSink(tmp_path / "out"))
+    names = modules_in(dumps(cast("WorkerSpec", graph)))
+    assert {"dataflow.sources.file_source", "dataflow.sinks.files"} <= {*names}
+    assert "__main__" not in names
+    (tmp_path / "of_a_user.py").write_text("print('imported', flush=True)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dataflow.local", "of_nobody", "of_a_user"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    output, errors = process.communicate(timeout=END_S)
+    assert output == b"imported\n"
+    assert b"a stand-by cannot import of_nobody: No module named 'of_nobody'" in errors
+    assert process.returncode == 0, "what it has no use for yet is no reason to end"
 
 
 def test_the_reason_of_a_loss_quotes_the_log_of_its_own_run(tmp_path: Path) -> None:
