@@ -12,7 +12,6 @@ drops bytes that no quorum has.
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
 
 from dos_client.limits import (
     append_times_max,
@@ -168,24 +167,25 @@ class SendWindow:
         self._chunks[index:] = [merged]  # a member that was sent a part of the block gets the rest alone
         del self._starts[index + 1 :]
 
-    def chunks_from(self, offset: int) -> Iterator[Chunk]:
-        """Yield the chunks from `offset` to the end, the first one perhaps in part. Pending bytes become a
+    def chunks_from(self, offset: int) -> list[Chunk]:
+        """Return the chunks from `offset` to the end, the first one perhaps in part. Pending bytes become a
         chunk first.
         """
         if offset < self._base or offset > self.size:
             raise ValueError(f"offset {offset} is outside the window from {self._base} to {self.size}")
         if offset == self.size:
-            return
-        self._cut()
+            return []
+        if self._pending:
+            self._cut()
+        if self._starts[-1] == offset:  # the usual append
+            return self._chunks[-1:]
         index = bisect_right(self._starts, offset) - 1
         chunk = self._chunks[index]
-        if chunk.start != offset:
-            digest = self.digest_at(offset)
-            assert digest is not None
-            yield Chunk(offset, digest, chunk.payload[offset - chunk.start :])
-            index += 1
-        for following in range(index, len(self._chunks)):
-            yield self._chunks[following]
+        if chunk.start == offset:
+            return self._chunks[index:]
+        digest = self.digest_at(offset)
+        assert digest is not None
+        return [Chunk(offset, digest, chunk.payload[offset - chunk.start :]), *self._chunks[index + 1 :]]
 
     def digest_at(self, offset: int) -> int | None:
         """Return the prefix digest at `offset`, or None if the bytes for it are no longer in memory."""

@@ -387,11 +387,10 @@ class Connection(Requests):
             raise BrokenConnectionError(f"{self.address} closed the connection")
         self._received_at = trio.current_time()
         decoder.wrote(count)
-        while decoder.buffered:
+        while True:
             for ack in decoder.next_acks():
                 self.on_durability_ack(m.DurabilityAck(*ack))
-            frame = decoder.next_frame()
-            if frame is None:
+            if not decoder.buffered or (frame := decoder.next_frame()) is None:
                 break
             self._dispatch(frame)
         if self._tls is not None and self._tls.holds_input:

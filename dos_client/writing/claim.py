@@ -345,7 +345,7 @@ class Claim:
     def record_changed(self) -> None:
         self._quorums = Quorums(record_in(self.store.record, self.directory))
         for link in self._links.values():
-            link.scope.cancel()
+            link.replace()
         # Before the new links: a session of the old record must not count in the new quorums.
         self._machine.record_changed(self._quorums)
         for target in self.targets.values():
@@ -726,7 +726,7 @@ class Outage:
 
 class MemberLink:
     """The link of one claim with one member. `error`: why there is no session. `refusal`: that the member
-    refuses the token.
+    refuses the token. `replaced`: the store record has changed, and the claim has another link.
     """
 
     def __init__(self, claim: Claim, member: Member) -> None:
@@ -735,17 +735,23 @@ class MemberLink:
         self.server_id = member.server_id
         self.error = "not connected yet"
         self.refusal: TokenRefusal | None = None
-        self.scope = trio.CancelScope()
+        self.replaced = False
         self.copies = MemberCopies(self)
+        self._scope = trio.CancelScope()
         self.outage = Outage(f"{member.address} for {claim.directory}")
 
     @property
     def connection(self) -> Connection | None:
         return self.copies.connection
 
+    def replace(self) -> None:
+        """End the session, because the store record has changed: its reports count no more."""
+        self.replaced = True  # the scope would answer the same, but compares its deadline for each ack
+        self._scope.cancel()
+
     async def run(self) -> None:
         attempt = 0
-        with self.scope:
+        with self._scope:
             while True:
                 self.copies.attempt()
                 try:
@@ -1048,9 +1054,7 @@ class MemberCopies:
 
     def _count(self, copy: ObjectCopy) -> None:
         replica, target = copy.replica, copy.target
-        if (
-            self.link.scope.cancel_called
-        ):  # compared under the previous store record, whose quorums count no more
+        if self.link.replaced:  # compared under the previous store record, whose quorums count no more
             return
         target.unsure.discard(self.server_id)
         target.spoiled.discard(self.server_id)
@@ -1100,7 +1104,7 @@ class MemberCopies:
     # The session's bytes
 
     def _feed(self, buffers: list[Buffer]) -> bool:
-        budget = send_batch_bytes
+        budget, several = send_batch_bytes, len(self._active) > 1
         for copy in list(self._active.values()):
             replica, window = copy.replica, copy.target.window
             assert window is not None
@@ -1113,8 +1117,8 @@ class MemberCopies:
             allowed = min(budget, self._in_flight_max - (replica.sent - replica.received))
             if allowed > 0:
                 budget -= self._take_chunks(copy, buffers, allowed)
-                # move it to the end, so that objects take turns
-                self._active[copy.target.name] = self._active.pop(copy.target.name)
+                if several:  # move it to the end, so that objects take turns
+                    self._active[copy.target.name] = self._active.pop(copy.target.name)
         return budget <= 0
 
     def _take_chunks(self, copy: ObjectCopy, buffers: list[Buffer], budget: int) -> int:
@@ -1130,7 +1134,7 @@ class MemberCopies:
         return count
 
     def _durability_ack(self, mark: DurabilityAck) -> None:
-        if self.link.scope.cancel_called:
+        if self.link.replaced:
             return  # sent under the previous store record; members report their sizes again
         copy = self._all.get(mark.name)
         if copy is None and mark.name in self._dropped:

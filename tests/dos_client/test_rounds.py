@@ -198,7 +198,7 @@ async def test_tasks_that_a_callback_starts_have_the_context_of_the_opener() -> 
 
 
 WRITERS, ROUNDS = 16, 6
-CALLS_MAX, SYSTEM_CALLS_MAX = 560, 10
+CALLS_MAX, SYSTEM_CALLS_MAX = 480, 10
 """For one append to three members, with those of the tasks of this test. Measured: 370 to 475, and 8; with
 two tasks in each session 800 and 16."""
 
