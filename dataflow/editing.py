@@ -70,6 +70,7 @@ from dataflow.sources.base import Positions, SourceSpec
 from dataflow.sources.prefetched import PrefetchedSource, Reading
 from dataflow.sources.stored import InputSource
 from dataflow.state.given_rows import GivenRows, GivenTable, given_rows, refuse
+from dataflow.state.row_table import one_batch
 from dataflow.values.columns import one_array
 from dataflow.values.python_rows import columns_of_frame
 from dos_client import Store
@@ -408,7 +409,9 @@ async def stored_state(
                 watermarks[operator] = max(marks)
             elif not (edited[name].everywhere and name in blocks):  # equal on all workers
                 blocks.setdefault(name, []).append(rows)
-    return StoredState({name: _joined(parts) for name, parts in blocks.items()}, watermarks)
+    return StoredState(
+        {name: one_batch(parts, parts[0].schema) for name, parts in blocks.items()}, watermarks
+    )
 
 
 def _of_graph(edited: EditedTable, block: pa.RecordBatch) -> pa.RecordBatch:
@@ -427,11 +430,6 @@ def _of_graph(edited: EditedTable, block: pa.RecordBatch) -> pa.RecordBatch:
 
 def _listed(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
-
-
-def _joined(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    table = pa.Table.from_batches(parts).combine_chunks()
-    return table.to_batches()[0] if table.num_rows else parts[0]
 
 
 def planned(

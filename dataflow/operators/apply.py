@@ -34,7 +34,7 @@ from dataflow.schema import parse_schema, type_text
 from dataflow.state.base import GatheredParts, Share
 from dataflow.state.migration import StateHistory
 from dataflow.state.operator_directory import OperatorDirectory
-from dataflow.state.row_table import ROW
+from dataflow.state.row_table import ROW, one_batch
 from dataflow.values.python_rows import FAULTS, batch_of_result, batch_of_rows, rows_of, several
 from dos_protocol.errors import DosError, text_of
 
@@ -214,8 +214,7 @@ def redistributed(
     """Return the state of one worker by the rule "split" or "union". Raises UserFault without a rule."""
     check_moves(operator)
     schema = next(iter(states.values())).schema
-    batches = pa.Table.from_batches(states.values()).combine_chunks().to_batches()
-    rows = batches[0] if batches else pa.RecordBatch.from_pylist([], schema)
+    rows = one_batch([*states.values()], schema)
     if operator.redistribute == "union":
         return rows
     hashes = hash_keys([rows.column(name) for name in operator.split_by])

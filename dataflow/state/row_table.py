@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, make_block, newest_rows
-from checkpoint.errors import UnsupportedKeyTypeError
+from checkpoint.errors import RecordTooLargeError, UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys, hash_rows
 from dataflow.core.event_time import Watermark
 from dataflow.errors import SchemaError
@@ -58,13 +58,27 @@ class RowChunk:
     size: int | None = None
 
 
+def one_batch(parts: Sequence[pa.RecordBatch], columns: pa.Schema) -> pa.RecordBatch:
+    """Return the rows of batches as one. Raises RecordTooLargeError if that has too much text."""
+    if not parts:
+        return pa.RecordBatch.from_pylist([], columns)
+    # Not Table.combine_chunks: it divides a text above 2 GiB, so its table has several batches.
+    by_column = [[part.column(name) for part in parts] for name in columns.names]
+    try:
+        return pa.RecordBatch.from_arrays([*map(pa.concat_arrays, by_column)], schema=columns)
+    except pa.ArrowInvalid as error:
+        raise RecordTooLargeError(
+            f"{sum(part.num_rows for part in parts)} rows of the state of an operator on one worker do not"
+            f" fit one batch, in which a column of text or lists has at most 2 GiB: {error}",
+            remedy="run the region with more workers, or keep less: shorter times of waiting, fewer columns",
+        ) from error
+
+
 def joined(parts: Sequence[Rows], columns: pa.Schema) -> Rows:
     if len(parts) == 1:
         return parts[0]
-    table = pa.Table.from_batches([part.batch for part in parts], columns).combine_chunks()
-    batches = table.to_batches()
     return Rows(
-        batches[0] if batches else pa.RecordBatch.from_pylist([], columns),
+        one_batch([part.batch for part in parts], columns),
         np.concatenate([np.empty(0, np.int64), *(part.times for part in parts)]),
         np.concatenate([np.empty(0, np.uint64), *(part.hashes for part in parts)]),
         np.concatenate([np.empty(0, np.int64), *(part.numbers for part in parts)]),

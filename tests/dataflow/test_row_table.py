@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.chains.state_blocks import newest_rows
+from checkpoint.errors import RecordTooLargeError
 from dataflow import limits
 from dataflow.state.row_table import RowTable, in_order
 
@@ -79,3 +80,20 @@ def test_zeros_of_one_time_are_ordered_by_their_sign_and_not_by_their_arrival(ki
         order = in_order(batch, np.zeros(len(arrived), np.int64))
         orders.append([repr(arrived[index]) for index in order])
     assert orders[0] == orders[1] == ["-1.0", "-0.0", "-0.0", "0.0", "1.0", "nan", "None"]
+
+
+def test_rows_whose_text_is_above_2_gib_are_refused_and_no_row_is_left_out() -> None:
+    """No memory is touched: both texts are the same bytes, which are zeros."""
+    half = (1 << 30) + 1
+    text = pa.Array.from_buffers(
+        pa.string(),
+        1,
+        [None, pa.py_buffer(np.array([0, half], np.int32)), pa.py_buffer(np.zeros(half, "u1"))],
+    )
+    table = RowTable(pa.schema([("text", pa.string())]))
+    for time in (1, 2):
+        table.add(pa.record_batch([text], names=["text"]), np.array([time]))
+    assert len(table) == 2
+    with pytest.raises(RecordTooLargeError, match=r"2 rows .* at most 2 GiB") as refused:
+        table.all()
+    assert "more workers" in refused.value.remedy
