@@ -159,7 +159,9 @@ observe_step_s: Final = 0.5
 """The interval at which claims are observed for the log and the metrics."""
 
 reader_sessions_max: Final = 32
-"""Reader sessions kept open for later reads, beyond those in directories with a followed object."""
+"""Reader sessions kept open for later reads, beyond those in use and those in directories with a followed
+object.
+"""
 
 hedge_percentile: Final = 0.95
 hedge_delay_min_s: Final = 0.002

@@ -76,6 +76,14 @@ class ReaderSession:
         self._opened: DirectoryOpened | None = None
         self._error: DosError | None = None
         self._ready = trio.Event()
+        self._waiting = 0
+
+    @property
+    def in_use(self) -> bool:
+        """Return whether a task waits for the session or for an answer. Between two requests in sequence, a
+        task does not give way to others, so it is in use until the last answer was taken.
+        """
+        return self._waiting > 0 or (self._connection is not None and self._connection.awaited)
 
     @property
     def over(self) -> bool:
@@ -108,7 +116,11 @@ class ReaderSession:
 
     async def connection(self) -> Connection:
         """Return the live session. Raises BrokenConnectionError with the reason if there is none."""
-        await self._ready.wait()
+        self._waiting += 1
+        try:
+            await self._ready.wait()
+        finally:
+            self._waiting -= 1
         if self._connection is None:
             assert self._error is not None
             raise BrokenConnectionError(str(self._error.args[0])) from self._error
@@ -125,14 +137,17 @@ class ReaderSession:
 
 
 class Readers:
-    """The reader sessions of a store. Sessions of held directories stay; of the others, the least recently
-    used end.
+    """The reader sessions of a store. Sessions in use and those of held directories stay; of the others, the
+    least recently used end.
     """
 
     def __init__(self, store: WitnessedStore) -> None:
         self._store = store
         self._sessions: OrderedDict[tuple[bytes, str], ReaderSession] = OrderedDict()
         self._held_directories: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
 
     def session(self, member: Member, directory: str) -> ReaderSession:
         check_run(self._store.run_token)
@@ -142,7 +157,11 @@ class Readers:
             session = self._sessions[key] = ReaderSession(self._store, member, directory)
             self._store.start(session.run)
         self._sessions.move_to_end(key)
-        free = [key for key in self._sessions if not self._held_directories[key[1]]]
+        free = [
+            key
+            for key, one in self._sessions.items()
+            if one is not session and not one.in_use and not self._held_directories[key[1]]
+        ]
         for oldest in free[: max(len(free) - reader_sessions_max, 0)]:
             self._sessions.pop(oldest).scope.cancel()
         return session

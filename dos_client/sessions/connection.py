@@ -257,6 +257,11 @@ class Connection(Requests):
         return self.welcome.server_id
 
     @property
+    def awaited(self) -> bool:
+        """Return whether a task waits for an answer."""
+        return bool(self._pending)
+
+    @property
     def owed(self) -> int:
         """How many answers to abandoned requests are outstanding, without a GET that waits for more bytes."""
         return len(self._owed)

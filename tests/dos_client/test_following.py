@@ -1,6 +1,7 @@
 """Following an object: every byte once, in order, only what a quorum holds, even if members die."""
 
 import os
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
@@ -10,7 +11,11 @@ import trio
 from dos_client import init_store, open_store, replace_member
 from dos_client.limits import reader_sessions_max, silence_broken_s
 from dos_client.live_store import Store
+from dos_client.reading import member_queries
+from dos_client.reading.member_queries import ReaderSession
+from dos_client.sessions.members import WitnessedStore
 from dos_protocol.digests import prefix_digest
+from dos_protocol.store_record import Member
 from tests.dos_client.support import Threads, claimed, has, new_writer, record_of, until, url_of
 from tests.support.proxy import proxies
 from tests.support.servers import ServerProcess
@@ -155,6 +160,30 @@ async def test_more_directories_are_followed_than_sessions_are_kept(three: Threa
                     await writer.wait_synced(writer.append(b"two" if round_ else b"one"))
         await until(lambda: set(found.values()) == {b"onetwo"}, "all are followed")
         nursery.cancel_scope.cancel()
+
+
+async def test_more_reads_at_once_than_sessions_are_kept_do_not_end_the_sessions_of_each_other(
+    three: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await init_store(url_of(three))
+    made = Counter[tuple[str, str]]()
+
+    class CountedSession(ReaderSession):
+        def __init__(self, store: WitnessedStore, member: Member, directory: str) -> None:
+            super().__init__(store, member, directory)
+            made[member.address, directory] += 1
+
+    monkeypatch.setattr(member_queries, "ReaderSession", CountedSession)
+    names = [f"d{number:02d}" for number in range(2 * reader_sessions_max)]
+    async with open_store(url_of(three)) as store:
+        async with trio.open_nursery() as nursery:
+            for name in names:
+                nursery.start_soon(store.inspect, name)
+        assert {directory for _, directory in made} == {*names}
+        assert max(made.values()) == 1, "none was ended while it was in use"
+        for name in names:  # one after the other: those that nobody uses end again
+            await store.inspect(name)
+        assert len(store.readers) <= reader_sessions_max + len(three)
 
 
 @pytest.mark.parametrize("fault", ["hold", "stall", "lose"])
