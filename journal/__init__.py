@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from journal.core.record import Op as Op
     from journal.core.record import Record as Record
     from journal.core.record import RecordDecoder as RecordDecoder
+    from journal.core.record import bytes_of_record as bytes_of_record
     from journal.core.scan import fold as fold
     from journal.files.directory import Directory as Directory
     from journal.files.history import AtCheckpoint as AtCheckpoint
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from journal.reading import read_batches_since as read_batches_since
     from journal.reading import read_plain_batches as read_plain_batches
     from journal.reading import read_records as read_records
+    from journal.reading import read_span as read_span
     from journal.scratch import Scratch as Scratch
     from journal.whole_state import StatePlace as StatePlace
     from journal.whole_state import StateRecord as StateRecord

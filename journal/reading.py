@@ -228,15 +228,31 @@ async def read_batches_since(
     """
     for span in chain.segments:
         begin = max(since.size - span.base, 0)
-        if begin >= span.length:
-            continue
-        decoder = RecordDecoder(where=span.name, offset=begin)
-        async with aclosing(store.stream(directory, span.name, begin, span.length, Bookmark())) as chunks:
+        async with aclosing(read_span(store, directory, span, begin, span.length)) as batches:
+            async for batch in batches:
+                yield [(span.base + end, record) for end, record in batch]
+
+
+async def read_span(
+    store: StorePort, directory: str, span: SegmentSpan, begin: int, end: int, *, window_bytes: int = 0
+) -> AsyncGenerator[list[Decoded]]:
+    """Yield batches of the records between two offsets in a segment, at which records begin and end, each
+    with the offset just past it. window_bytes: of the first read, if little may be needed; each later one is
+    larger; 0: one read. Raises as `read_batches_since`, and LostBytesError if there are fewer bytes.
+    """
+    decoder = RecordDecoder(where=span.name, offset=begin)
+    while begin < end:
+        until = min(begin + window_bytes, end) if window_bytes else end
+        async with aclosing(store.stream(directory, span.name, begin, until, Bookmark())) as chunks:
             async for chunk in chunks:
+                begin += len(chunk)
                 if batch := decoder.feed(chunk):
-                    yield [(span.base + end, record) for end, record in batch]
-        if (torn := decoder.finish()) is not None:
-            raise torn
+                    yield batch
+        if begin < until:
+            raise LostBytesError(f"{span.name} should have {end} bytes and ends at {begin}")
+        window_bytes *= 4
+    if (torn := decoder.finish()) is not None:
+        raise torn
 
 
 async def _pieces(

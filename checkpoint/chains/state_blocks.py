@@ -18,7 +18,7 @@ once.
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -127,20 +127,52 @@ def make_block(
     return pa.record_batch(columns, schema=schema)
 
 
-def encode_block(block: Any) -> list[bytes]:
-    """Return the IPC streams of a block, several above a limit, none if it is empty. Raises
-    RecordTooLargeError if the state of one key is above the limit.
+HASH_MAX: Final = (1 << 64) - 1
+
+
+class EncodedBlock(NamedTuple):
+    """A block of a table. first, last: the hashes of its first and last row; all hashes if its rows do not
+    belong to the worker of their key, so that every reader needs it.
     """
+
+    table: str
+    data: bytes
+    """The Arrow IPC stream."""
+    first: int = 0
+    last: int = HASH_MAX
+
+
+def encoded_blocks(table: str, block: Any, *, by_key: bool) -> list[EncodedBlock]:
+    """Return the blocks of a table, several above a limit, none if it is empty, in the order of their hashes.
+    by_key: whether each row belongs to the worker of its hash. Raises RecordTooLargeError if the state of
+    one key is above the limit.
+    """
+    found = []
+    for piece in _pieces(block):
+        hashes = piece.column(HASH_COLUMN)
+        bounds = (hashes[0].as_py(), hashes[-1].as_py()) if by_key else ()
+        found.append(EncodedBlock(table, _encoded(piece), *bounds))
+    return found
+
+
+def encode_block(block: Any) -> list[bytes]:
+    """Return the IPC streams of `encoded_blocks`."""
+    return [_encoded(piece) for piece in _pieces(block)]
+
+
+def _pieces(block: Any) -> Iterator[Any]:
     # Rows are sorted by `_hash`, so a shard (a range of the hash) is a slice.
     if not block.num_rows:
-        return []
+        return
     parts = max(
         -(-block.num_rows // limits.state_block_rows_max),
         -(-block.nbytes // (limits.state_block_bytes_max - _stream_overhead_bytes)),
     )
     if parts > 1 and block.num_rows > 1:
         half = block.num_rows // 2
-        return encode_block(block.slice(0, half)) + encode_block(block.slice(half))
+        yield from _pieces(block.slice(0, half))
+        yield from _pieces(block.slice(half))
+        return
     # `nbytes` of a slice of lists may count the lists of other rows.
     if block.nbytes > limits.row_bytes_max and (size := get_record_batch_size(block)) > limits.row_bytes_max:
         key = {name: block.column(name)[0].as_py() for name in key_columns(block.schema)}
@@ -150,6 +182,10 @@ def encode_block(block: Any) -> list[bytes]:
             remedy="correct the function so that it keeps less of one key, for example by a key for each day,"
             " and run the region again: it continues from its last checkpoint",
         )
+    yield block
+
+
+def _encoded(block: Any) -> bytes:
     # docs/decisions/0296-state-blocks-are-compressed.md has ratios and times. A reader learns the codec from
     # the Arrow stream.
     codec = _CODEC if block.nbytes >= limits.state_compressed_bytes_min else None
@@ -157,7 +193,8 @@ def encode_block(block: Any) -> list[bytes]:
     options = pa.ipc.IpcWriteOptions(compression=codec)
     with pa.ipc.new_stream(sink, block.schema, options=options) as writer:
         writer.write_batch(block)
-    return [sink.getvalue().to_pybytes()]
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
 def decode_block(data: bytes, *, where: str = "a state block") -> Any:
@@ -311,7 +348,7 @@ class StateFold:
         blocks = self._blocks.setdefault(operator, [])
         blocks.append(block)
         self._rows[operator] = self._rows.get(operator, 0) + block.num_rows
-        if self._rows[operator] > max(2 * self._folded.get(operator, 0), limits.state_block_rows_max):
+        if self._rows[operator] > max(2 * self._folded.get(operator, 0), limits.state_fold_rows_min):
             self._fold(operator)
 
     def operators(self) -> list[str]:

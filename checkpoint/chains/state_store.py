@@ -6,15 +6,25 @@ the quorum, as a vote requires. `blocks_at`, `blocks_between` and `changed_state
 store, and claim nothing.
 """
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from checkpoint import limits
 from checkpoint.chains.chain_store import ChainStore, TakenChain
-from checkpoint.chains.state_blocks import StateFold, decode_block
+from checkpoint.chains.state_blocks import EncodedBlock, StateFold, decode_block
+from checkpoint.chains.state_index import (
+    BlockEntry,
+    HashRanges,
+    StateIndex,
+    block_record,
+    encode_index,
+    runs,
+)
 from checkpoint.core.records.manifest import Checkpoint, Rolling
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import StateNotRecordedError
@@ -31,14 +41,18 @@ from journal import (
     Position,
     Record,
     Scratch,
+    SegmentSpan,
     StopNotFoundError,
     inspect_chain_at,
     read_batches,
-    read_batches_since,
+    read_span,
 )
+from journal.limits import start_read_bytes_max
 from journal.ports import ClaimPort, StorePort
 
 STATE_CHAIN = "state"
+Blocks: TypeAlias = Iterable[EncodedBlock | tuple[str, bytes]]
+"""A (table, data) is a block that every reader needs."""
 
 
 class StoredStateBlock(NamedTuple):
@@ -120,9 +134,8 @@ class StateStore(ChainStore):
                 await runtime().in_thread(_add_decoded, fold, block)
         return {operator: await runtime().in_thread(fold.take, operator) for operator in fold.operators()}
 
-    async def commit(self, checkpoint: int, blocks: Iterable[tuple[str, bytes]]) -> Position:
-        """Append (operator, encoded block) pairs, wait for the quorum, and become that version; return its
-        position.
+    async def commit(self, checkpoint: int, blocks: Blocks) -> Position:
+        """Append blocks, wait for the quorum, and become that version; return its position.
 
         Raises LocalProtocolError if `checkpoint` is not above `version`, FencedError. If it is cancelled or
         fails, the version has not changed, and the chain must be opened again.
@@ -137,10 +150,14 @@ class StateStore(ChainStore):
         self.version = checkpoint
         return end
 
-    async def commit_whole(self, checkpoint: int, blocks: Iterable[tuple[str, bytes]]) -> Position:
-        """Commit the whole state as a snapshot, which refers to nothing before it. As `commit`."""
+    async def commit_whole(
+        self, checkpoint: int, blocks: Blocks, entries: Sequence[BlockEntry] | None = None
+    ) -> Position:
+        """Commit the whole state as a snapshot, which refers to nothing before it. As `commit` and
+        `snapshot`.
+        """
         self._check_above(checkpoint)
-        await self._roll(checkpoint, blocks)
+        await self._roll(checkpoint, blocks, entries)
         end = self._writer.end
         await self._writer.wait_synced(end)
         self.version = checkpoint
@@ -150,10 +167,10 @@ class StateStore(ChainStore):
         if checkpoint <= self.version:
             raise LocalProtocolError(f"checkpoint {checkpoint} is not above version {self.version}")
 
-    async def _roll(self, checkpoint: int, blocks: Iterable[tuple[str, bytes]]) -> None:
+    async def _roll(self, checkpoint: int, blocks: Blocks, entries: Sequence[BlockEntry] | None) -> None:
         """Begin a new segment with these blocks, which are the whole state of this checkpoint."""
         before = self._writer.end.size
-        await self._writer.roll(_records(checkpoint, blocks))
+        await self._writer.roll(_records(checkpoint, blocks, entries))
         self._snapshot_bytes = self._writer.end.size - before
 
     @property
@@ -161,18 +178,30 @@ class StateStore(ChainStore):
         """Whether so much was appended since the last snapshot that a restore should not have to read it."""
         return self._due(self._snapshot_bytes)
 
-    async def snapshot(self, blocks: Iterable[tuple[str, bytes]]) -> None:
-        """Write the whole state of `version` at the start of a new segment, where a restore starts.
+    async def snapshot(self, blocks: Blocks, entries: Sequence[BlockEntry] | None = None) -> None:
+        """Write the whole state of `version` at the start of a new segment, where a restore starts. entries:
+        of the blocks, in their order, so that these are read once and one by one; None: all are in memory.
 
         Nothing may be committed at the same time. Raises FencedError. If it fails or is cancelled, it is
         closed.
         """
-        await self._roll(self.version, blocks)
+        await self._roll(self.version, blocks, entries)
 
 
-def _records(checkpoint: int, blocks: Iterable[tuple[str, bytes]]) -> Iterable[Record]:
-    for operator, data in blocks:
-        yield Record(Op.STATE_BLOCK, ints=(checkpoint,), strings=(operator.encode(), data))
+def _records(
+    checkpoint: int, blocks: Blocks, entries: Sequence[BlockEntry] | None = None
+) -> Iterator[Record]:
+    """Yield the records of blocks, after an index unless they are small."""
+    if entries is None:
+        encoded = [EncodedBlock(*block) for block in blocks]
+        blocks, entries = encoded, [BlockEntry.of(block) for block in encoded]
+    ordered = iter(blocks)
+    for begin in range(0, len(entries), limits.state_index_blocks_max):
+        group = entries[begin : begin + limits.state_index_blocks_max]
+        if sum(entry.bytes for entry in group) >= limits.state_indexed_bytes_min:
+            yield encode_index(checkpoint, group)
+        for block in islice(ordered, len(group)):
+            yield block_record(checkpoint, block[0], block[1])
 
 
 def _add_decoded(fold: StateFold, block: StoredStateBlock) -> None:
@@ -187,11 +216,17 @@ async def state_chain(store: StorePort, region: str, worker: int, at: Position) 
 
 
 async def blocks_at(
-    store: StorePort, region: str, worker: int, at: Position
+    store: StorePort, region: str, worker: int, at: Position, *, ranges: HashRanges | None = None
 ) -> AsyncGenerator[StoredStateBlock]:
-    """Yield the blocks of a worker's state at a checkpoint, oldest first. Raises as `state_chain`."""
+    """Yield the blocks of a worker's state at a checkpoint, oldest first. ranges: only the blocks that may
+    have rows with these hashes, and those that every reader needs. Raises as `state_chain`.
+    """
     chain = await state_chain(store, region, worker, at)
-    blocks = blocks_in(read_batches(store, chain, directory=worker_directory(region, worker)))
+    directory = worker_directory(region, worker)
+    if ranges is None:
+        blocks = blocks_in(read_batches(store, chain, directory=directory))
+    else:
+        blocks = _blocks_after(store, directory, chain, ORIGIN, ranges, snapshots=True)
     async with aclosing(blocks):
         async for block in blocks:
             yield block
@@ -209,22 +244,85 @@ async def blocks_in(
 
 
 async def blocks_between(
-    store: StorePort, region: str, worker: int, before: Position, after: Position
+    store: StorePort,
+    region: str,
+    worker: int,
+    before: Position,
+    after: Position,
+    *,
+    ranges: HashRanges | None = None,
 ) -> AsyncGenerator[StoredStateBlock]:
-    """Yield the blocks written between two checkpoints, oldest first. Raises StateNotRecordedError, as
-    `blocks_at`.
+    """Yield the blocks written between two checkpoints, oldest first. ranges: as of `blocks_at`. Raises
+    StateNotRecordedError, as `blocks_at`.
     """
     chain = await _chain_between(store, region, worker, before, after)
-    in_snapshot = False
-    batches = read_batches_since(store, chain, before, directory=worker_directory(region, worker))
+    directory = worker_directory(region, worker)
+    blocks = _blocks_after(store, directory, chain, before, ranges, snapshots=False)
+    async with aclosing(blocks):
+        async for block in blocks:
+            yield block
+
+
+async def _blocks_after(
+    store: StorePort,
+    directory: str,
+    chain: ChainState,
+    since: Position,
+    ranges: HashRanges | None,
+    *,
+    snapshots: bool,
+) -> AsyncGenerator[StoredStateBlock]:
+    """Yield the blocks of a chain after a position in it. snapshots: also those of finished snapshots."""
+    for span in chain.segments:
+        at = max(since.size - span.base, 0)
+        skips = False
+        while at < span.length:
+            index = None
+            window = 0 if ranges is None else start_read_bytes_max  # only up to the next index is needed
+            records = read_span(store, directory, span, at, span.length, window_bytes=window)
+            async with aclosing(flat(records)) as found:
+                async for at, record in found:
+                    if record.op is Op.SNAPSHOT_BEGIN:
+                        # Half of a state is the state of no moment: its writer failed.
+                        skips = not (snapshots and span.snapshot_end)
+                    elif record.op is Op.SNAPSHOT_END:
+                        skips = False
+                    elif record.op is Op.INDEX and (skips or ranges is not None):
+                        index = StateIndex(record, span.name, at)
+                        break
+                    elif not skips and (block := state_block(span.base + at, record)) is not None:
+                        yield block
+            if index is None:
+                break
+            if not skips and ranges is not None:
+                async with aclosing(_indexed(store, directory, span, at, index, ranges)) as blocks:
+                    async for block in blocks:
+                        yield block
+            at += int(index.ends[-1])
+
+
+async def _indexed(
+    store: StorePort, directory: str, span: SegmentSpan, at: int, index: StateIndex, ranges: HashRanges
+) -> AsyncGenerator[StoredStateBlock]:
+    """Yield the blocks of an index, which ends at offset `at`, that overlap the ranges."""
+    for first, last in runs(index.overlapping(ranges)):
+        begin, end = at + int(index.ends[first]), at + int(index.ends[last])
+        number = first
+        async with aclosing(flat(read_span(store, directory, span, begin, end))) as records:
+            async for offset, record in records:
+                index.check(number, record, offset - at)
+                block = state_block(span.base + offset, record)
+                assert block is not None
+                yield block
+                number += 1
+
+
+async def flat(batches: AsyncGenerator[list[tuple[int, Record]]]) -> AsyncGenerator[tuple[int, Record]]:
+    """Yield the records of batches, and close these."""
     async with aclosing(batches):
         async for batch in batches:
-            for end, record in batch:
-                if record.op in (Op.SNAPSHOT_BEGIN, Op.SNAPSHOT_END, Op.SEGMENT_START):
-                    # A segment start also ends the snapshot before it, whose writer failed.
-                    in_snapshot = record.op is Op.SNAPSHOT_BEGIN
-                if not in_snapshot and (block := state_block(end, record)) is not None:
-                    yield block
+            for decoded in batch:
+                yield decoded
 
 
 async def _chain_between(

@@ -104,6 +104,8 @@ def _check(size: timedelta, slide: timedelta, offset: timedelta) -> None:
 class WindowKeys(StateTable):
     """A state table of keys by window, with `values` for each."""
 
+    by_key = True
+
     def __init__(
         self,
         keys: Sequence[str],

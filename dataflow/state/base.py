@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from checkpoint import Layout, TakenPart
 from checkpoint.chains.state_blocks import slices
+from checkpoint.chains.state_index import HashRanges
 from checkpoint.key_hash import HASH_COLUMN
 
 Ranges = Sequence[tuple[int, int]]
@@ -58,6 +59,11 @@ class Share:
         kept = in_ranges(block.column(HASH_COLUMN).to_numpy(), part.ranges, self.unit_bits)
         return block if kept.all() else block.filter(pa.array(kept))
 
+    def hashes_of(self, part: TakenPart) -> HashRanges:
+        """Return the ranges of the hashes that are taken over from a part."""
+        bits = 64 - self.unit_bits
+        return [(begin << bits, (end << bits) - 1) for begin, end in part.ranges]
+
     def owns(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         """Return which hashes belong to this worker now."""
         return in_ranges(hashes, self.ranges, self.unit_bits)
@@ -92,6 +98,11 @@ class StateTable(Protocol):
     | watermarks | the least of the parts, on a new worker; before an exchange they begin anew (`Circuit`) |
     | totals since the region began | stay with their worker; the heir of a leaving worker adds its totals |
     | a user's operator | as its class declares (`redistribute`) |
+    """
+
+    by_key: bool = False
+    """Whether `restore_part` takes only rows whose `_hash` is in the ranges of the part: a worker that takes
+    over does not read the blocks without such rows.
     """
 
     def checkpoint(self) -> pa.RecordBatch:

@@ -67,6 +67,8 @@ class SlotValues(Protocol):
 class KeyedTable(StateTable):
     """The keyed state of one operator on one worker."""
 
+    by_key = True
+
     def __init__(
         self,
         keys: pa.Schema,

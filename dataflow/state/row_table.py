@@ -98,7 +98,7 @@ class RowTable(StateTable):
     def __init__(self, columns: pa.Schema, *, keyed: bool = True) -> None:
         """keyed: the rows belong to the worker of their key, so `add` is given their hashes."""
         self._columns = columns
-        self._keyed = keyed
+        self._keyed = self.by_key = keyed
         self._gathered = GatheredParts()
         fields = [pa.field(field.name, field.type) for field in columns]
         self._blocks = block_schema(

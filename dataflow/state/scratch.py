@@ -12,7 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from checkpoint.chains.state_blocks import encode_block
+from checkpoint.chains.state_blocks import encoded_blocks
+from checkpoint.chains.state_index import BlockEntry
 from dataflow import limits
 from dataflow.errors import OperatorFailure, UserFault
 
@@ -55,13 +56,18 @@ class SnapshotSpool:
         self._scratch = scratch
         self._names: list[tuple[str, int]] = []
         """(table, size of the block), in order."""
+        self.entries: list[BlockEntry] = []
+        """What an index states of the blocks of `add`."""
         self._file: Any = None
 
-    def add(self, table: str, blocks: Iterable[pa.RecordBatch]) -> None:
-        """Append the blocks of a table. Raises UserFault if the disk fails; the spool is invalid then."""
+    def add(self, table: str, blocks: Iterable[pa.RecordBatch], *, by_key: bool = False) -> None:
+        """Append the blocks of a table. by_key: as of `encoded_blocks`. Raises UserFault if the disk fails;
+        the spool is invalid then.
+        """
         for block in blocks:
-            for data in encode_block(block):
-                self.append(table, data)
+            for one in encoded_blocks(table, block, by_key=by_key):
+                self.append(table, one.data)
+                self.entries.append(BlockEntry.of(one))
 
     def append(self, table: str, data: bytes) -> None:
         """Append an encoded block of a table. Raises as `add`."""

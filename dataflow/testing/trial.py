@@ -499,7 +499,10 @@ class Trial:
             share = Share.of(self._layout, worker, parts[worker])
             for part in share.parts:
                 for operator, data in stored[part.worker]:
-                    circuit.restore_part(operator, decode_block(data), part, share)
+                    block = decode_block(data)
+                    if circuit.stateful[operator].by_key:  # a worker reads no block without such rows
+                        block = share.of_part(block, part)
+                    circuit.restore_part(operator, block, part, share)
             circuit.parts_restored(share)
 
         self._directories.begin_move()

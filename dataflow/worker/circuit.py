@@ -841,7 +841,7 @@ class Circuit:
                 with self.working(node.name, "a checkpoint"):
                     into.blocks[stored] = table.checkpoint()
                     if into.snapshot is not None:
-                        into.snapshot.add(stored, table.snapshot_pieces())
+                        into.snapshot.add(stored, table.snapshot_pieces(), by_key=table.by_key)
             if node.name in self._directories:
                 with self.working(node.name, "a checkpoint"):
                     self._directories[node.name].checkpoint(into.checkpoint, into.step)

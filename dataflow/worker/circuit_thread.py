@@ -37,7 +37,7 @@ from checkpoint import (
     WorkerCheckpoint,
     job_digest,
 )
-from checkpoint.chains.state_blocks import decode_block, encode_block
+from checkpoint.chains.state_blocks import EncodedBlock, decode_block, encoded_blocks
 from dataflow import limits
 from dataflow.core.event_time import SourceTime, Watermark, decode_watermark, encode_watermark
 from dataflow.core.peer_links import Held, Records, RowsRecord
@@ -543,10 +543,10 @@ class CheckpointTaking:
         """Return the contributions of all stages. sources: the positions at the end of the step."""
         taken, phases = self._under_way.pop(step)
         begin = self._clock.seconds()
-        blocks: list[tuple[str, bytes]] = []
+        blocks: list[EncodedBlock] = []
         for name, block in taken.blocks.items():
             with self._circuit.calling(self._circuit.owner_of(name), f"the checkpoint after step {step}"):
-                blocks += [(name, data) for data in encode_block(block)]
+                blocks += encoded_blocks(name, block, by_key=self._circuit.stateful[name].by_key)
         phases["write"] += self._clock.seconds() - begin
         self._shared.checkpoints += 1
         return CheckpointTaken(

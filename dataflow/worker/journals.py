@@ -227,7 +227,9 @@ class Journals:
     async def prepare(self, taken: CheckpointTaken) -> WorkerCheckpoint:
         """Make the data of a checkpoint durable; return the vote, valid once the sinks are synced too."""
         if self._is_whole(taken) and taken.snapshot is not None:
-            state = await self._state.commit_whole(taken.barrier.checkpoint, taken.snapshot)
+            state = await self._state.commit_whole(
+                taken.barrier.checkpoint, taken.snapshot, taken.snapshot.entries
+            )
         else:
             state = await self._state.commit(taken.barrier.checkpoint, taken.blocks)
         if taken.step == self._after:
@@ -248,7 +250,7 @@ class Journals:
         """Append the snapshot of the checkpoint, if any. It follows the vote so as not to delay it."""
         # After the vote: the checkpoint needs only the changes, and a snapshot would delay its commit.
         if taken.snapshot is not None and not self._is_whole(taken):
-            await self._state.snapshot(taken.snapshot)
+            await self._state.snapshot(taken.snapshot, taken.snapshot.entries)
 
     async def released(self, order: Committed) -> None:
         """Delete in the background what only released checkpoints need. The release is acknowledged (R14)."""

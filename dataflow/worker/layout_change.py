@@ -30,6 +30,7 @@ from checkpoint import (
 )
 from checkpoint.chains.directory_store import DirectoryStore
 from checkpoint.chains.output_log import OutputLog
+from checkpoint.chains.state_index import HashRanges
 from checkpoint.chains.state_store import StateStore, StoredStateBlock, blocks_at, blocks_between
 from checkpoint.chains.steps_log import StepsLog
 from checkpoint.errors import StateNotRecordedError
@@ -274,7 +275,8 @@ class CopiedState:
         await report(0, total)
         for part, at in parts:
             spool = SnapshotSpool(self._scratch)
-            async with aclosing(blocks_at(store, order.job, part.worker, at.state)) as blocks:
+            ranges = change.share.hashes_of(part)
+            async with aclosing(blocks_at(store, order.job, part.worker, at.state, ranges=ranges)) as blocks:
                 async for block in blocks:
                     if load is None:
                         spool.append(block.operator, block.data)
@@ -302,7 +304,9 @@ class CopiedState:
             if loaded.fits(order, () if change is None else change.share.parts):
                 # All before the operators are ordered: those with a part of what followed cannot go back.
                 for part in loaded.parts:
-                    self._since[part.worker] = await self._followed(store, order, part.worker)
+                    assert change is not None
+                    ranges = change.share.hashes_of(part)
+                    self._since[part.worker] = await self._followed(store, order, part.worker, ranges)
                 return None if loaded.at is None else await blocks_since(store, order, loaded.at)
         except StateNotRecordedError as error:  # a snapshot has replaced what followed, or it went back
             logger.info("what worker %d has loaded ahead is not used: %s", order.worker, error)
@@ -312,11 +316,14 @@ class CopiedState:
         self._since.clear()
         return None
 
-    async def _followed(self, store: StorePort, order: Restore, worker: int) -> list[StoredStateBlock]:
+    async def _followed(
+        self, store: StorePort, order: Restore, worker: int, ranges: HashRanges
+    ) -> list[StoredStateBlock]:
         """Return the blocks of a worker that followed what was copied. Raises as `blocks_between`."""
         assert order.restore is not None
         region, at = order.restore.chains_of(order.job), order.restore.workers[worker].state
-        async with aclosing(blocks_between(store, region, worker, self._parts[worker][0], at)) as blocks:
+        before = self._parts[worker][0]
+        async with aclosing(blocks_between(store, region, worker, before, at, ranges=ranges)) as blocks:
             return [block async for block in blocks]
 
     async def restored(
@@ -357,26 +364,30 @@ class CopiedState:
         region = order.restore.chains_of(order.job)
         for part in change.share.parts:
             at = order.restore.workers[part.worker].state
-            async with aclosing(self.blocks(store, region, part.worker, at)) as blocks:
+            async with aclosing(
+                self.blocks(store, region, part.worker, at, change.share.hashes_of(part))
+            ) as blocks:
                 async for block in blocks:
                     yield part, block
 
     async def blocks(
-        self, store: StorePort, region: str, worker: int, at: Position
+        self, store: StorePort, region: str, worker: int, at: Position, ranges: HashRanges
     ) -> AsyncGenerator[StoredStateBlock]:
-        """Yield the state of a worker at a checkpoint: what was copied, and what followed. Raises as
-        `blocks_at`.
+        """Yield the state of a worker at a checkpoint: what was copied, and what followed. ranges: of the
+        copied part. Raises as `blocks_at`.
         """
         before, spool = self._parts.pop(worker, (None, None))
         since = self._since.pop(worker, [])
         if before is not None and (self.loaded is None or not self.loaded.parts):
             try:
-                async with aclosing(blocks_between(store, region, worker, before, at)) as blocks:
+                async with aclosing(
+                    blocks_between(store, region, worker, before, at, ranges=ranges)
+                ) as blocks:
                     since = [block async for block in blocks]
             except StateNotRecordedError:  # a snapshot has replaced what followed
                 spool = None
         if spool is None:
-            async with aclosing(blocks_at(store, region, worker, at)) as blocks:
+            async with aclosing(blocks_at(store, region, worker, at, ranges=ranges)) as blocks:
                 async for block in blocks:
                     yield block
             return

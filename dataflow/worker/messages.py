@@ -20,6 +20,7 @@ from checkpoint import (
     Sources,
     SplitPosition,
 )
+from checkpoint.chains.state_blocks import EncodedBlock
 from dataflow.core.peer_links import Held, Records
 from dataflow.core.schedule import NO_CHECKPOINT, Barrier
 from dataflow.sinks.base import SinkWriter
@@ -164,7 +165,7 @@ class CheckpointTaken:
     incarnation: int
     step: int
     barrier: Barrier
-    blocks: tuple[tuple[str, bytes], ...]
+    blocks: tuple[EncodedBlock, ...]
     snapshot: SnapshotSpool | None
     sources: dict[str, dict[str, SplitPosition]]
     sinks: dict[str, Any]

@@ -44,6 +44,7 @@ class Op(IntEnum):
     REPORT = 16
     FS_CHANGE = 17
     FS_DATA = 18
+    INDEX = 19
 
 
 OPS_BY_NUMBER: tuple[Op, ...] = tuple(Op)
@@ -84,6 +85,7 @@ ARGUMENTS: dict[Op, str] = {
     " strings=[JSON of what a reader of replicas, or a site, reports]",
     Op.FS_CHANGE: "ints=[] strings=[MessagePack of a change of the tree of a gateway, possibly a body]",
     Op.FS_DATA: "ints=[] strings=[a piece of a body]",
+    Op.INDEX: "ints=[checkpoint, records that follow, their bytes] strings=[Arrow IPC stream]",
 }
 assert set(ARGUMENTS) == set(Op)
 
@@ -301,6 +303,11 @@ class ParseResult(NamedTuple):
     needed: int
     """The number of bytes from `end` on that the next parse needs; 0 if there is a fault."""
     fault: CorruptDataError | None
+
+
+def bytes_of_record(ints: int, strings: Sequence[int]) -> int:
+    """Return the size of a record in version 1. ints: how many. strings: the size of each."""
+    return HEADER_V1.size + 8 * (ints + len(strings)) + sum(strings) + DIGEST_BYTES
 
 
 def encode(record: Record, version: int = VERSION_1) -> bytes:

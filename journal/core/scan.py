@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from struct import Struct
 from typing import Final, NamedTuple, TypeVar
 
 from dos_protocol.digests import PrefixDigest
@@ -172,6 +173,10 @@ class SegmentSurveyor:
         )
 
 
+_INDEX_WORDS: Final = Struct(f">{HEADER_V1.size}x3Q")
+"""Header and ints of an INDEX: the checkpoint, how many records it describes, and their bytes."""
+
+
 class BytesWanted(NamedTuple):
     """A requested read: at most `max_bytes` bytes from `offset` of the segment."""
 
@@ -181,7 +186,8 @@ class BytesWanted(NamedTuple):
 
 class SnapshotSearch:
     """A search by record headers in the first `length` bytes of a segment whose second record is
-    SNAPSHOT_BEGIN; bodies are skipped, and verified when they are replayed.
+    SNAPSHOT_BEGIN; bodies are skipped, and so are the records that an INDEX describes. All are verified when
+    they are replayed.
 
     Read the bytes that `wanted` requests and pass them to `take`, until `wanted` is None; `snapshot_end` is
     the offset just past the SNAPSHOT_END, or 0. Raises CorruptRecordError, UnknownRecordError, ChainError.
@@ -216,6 +222,14 @@ class SnapshotSearch:
                     break
                 self._finish(data[at : at + header.bytes], begin + at)
                 return
+            if header.op is Op.INDEX:
+                if size - at < _INDEX_WORDS.size:
+                    break
+                # Not verified here. Where it leads to must be a record, and the end must have the right
+                # count, or the search raises.
+                _, records, described = _INDEX_WORDS.unpack_from(data, at)
+                self._records += records
+                at += described
             self._records += 1
             at += header.bytes
         self._window = read_bytes_max if at <= size else start_read_bytes_max

@@ -129,7 +129,7 @@ def test_nan_keys_and_several_columns_fold() -> None:
 
 
 def test_a_fold_in_bounded_memory_gives_the_same(monkeypatch) -> None:
-    monkeypatch.setattr(limits, "state_block_rows_max", 4)
+    monkeypatch.setattr(limits, "state_fold_rows_min", 4)
     fold, history = StateFold(), []
     for number in range(50):
         block = words_block([(f"w{number % 7}", None if number % 11 == 3 else number)])

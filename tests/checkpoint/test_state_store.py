@@ -2,7 +2,8 @@
 one's rules.
 """
 
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
+from itertools import pairwise
 
 import pyarrow as pa
 import pytest
@@ -11,16 +12,43 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint import limits
-from checkpoint.chains.state_blocks import block_schema, encode_block, make_block
-from checkpoint.chains.state_store import STATE_CHAIN, StateStore, blocks_between, state_block, state_chain
+from checkpoint.chains.state_blocks import (
+    EncodedBlock,
+    block_schema,
+    encode_block,
+    encoded_blocks,
+    make_block,
+)
+from checkpoint.chains.state_index import BlockEntry, StateIndex, block_record, encode_index
+from checkpoint.chains.state_store import (
+    STATE_CHAIN,
+    StateStore,
+    blocks_at,
+    blocks_between,
+    state_block,
+    state_chain,
+)
 from checkpoint.chains.steps_log import STEPS_CHAIN, StepsLog
 from checkpoint.core.records.divisions import Division
 from checkpoint.core.records.manifest import Rolling
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import StateNotRecordedError
-from checkpoint.key_hash import hash_keys
+from checkpoint.key_hash import HASH_COLUMN, hash_keys
 from dos_protocol.errors import ClosedError, CorruptDataError, FencedError, LocalProtocolError
-from journal import ORIGIN, ChainWriter, Op, Position, Record, Scratch, read_batches, take_over
+from journal import (
+    ORIGIN,
+    ChainWriter,
+    LostBytesError,
+    Op,
+    Position,
+    Record,
+    RecordDecoder,
+    Scratch,
+    TornRecordError,
+    read_batches,
+    read_span,
+    take_over,
+)
 from tests.journal.memory_store import MemoryStore
 
 SCHEMA = block_schema(pa.schema([("key", pa.string())]), pa.schema([("value", pa.int64())]))
@@ -419,3 +447,224 @@ async def test_a_record_that_is_cut_off_at_the_second_checkpoint_is_an_error() -
     before, after = await written(memory, ["commit", "commit"])
     with pytest.raises(CorruptDataError):
         await between(memory, before, Position(after.epoch, after.size - 1, after.digest))
+
+
+# --- reads of some hashes ---------------------------------------------------------------------------------
+
+
+NUMBERS = block_schema(pa.schema([("key", pa.int64())]), pa.schema([("value", pa.int64())]))
+
+
+def numbered(table, values, by_key=True):
+    """The blocks of a table with {key: value, None for deleted}."""
+    keys = pa.array(list(values), pa.int64())
+    dead = pa.array([value is None for value in values.values()], pa.bool_()).to_numpy(zero_copy_only=False)
+    made = make_block(NUMBERS, [keys], hash_keys([keys]), [pa.array(list(values.values()), pa.int64())], dead)
+    return encoded_blocks(table, made, by_key=by_key)
+
+
+def rows_within(blocks, ranges):
+    """Table -> the rows of its blocks, those of tables by key with a hash in the ranges only, in order."""
+    found = {}
+    for block in blocks:
+        decoded = block.decoded()
+        hashes = decoded.column(HASH_COLUMN).to_pylist()
+        for row, one in zip(decoded.to_pylist(), hashes, strict=True):
+            if block.operator == "whole" or any(first <= one <= last for first, last in ranges):
+                found.setdefault(block.operator, []).append((block.checkpoint, row))
+    return found
+
+
+async def played(memory, history):
+    """Carry out (kind, changes) pairs; return the position of each checkpoint."""
+    store, state, ends = await opened_to_read(memory, 1), {}, [ORIGIN]
+    epoch = 1
+    for kind, values in history:
+        if kind == "snapshot":
+            state = {key: value for key, value in state.items() if value is not None}
+            await store.snapshot(numbered("keyed", state) + numbered("whole", {1: len(ends)}, by_key=False))
+            continue
+        if kind == "reset":  # the last commit is of no checkpoint
+            at = ends[-1] if len(ends) > 1 else None
+            await store.commit(store.version + 1, numbered("keyed", {1: 0, 2: 0}))
+            await store.aclose()
+            epoch += 1
+            store = await opened_to_read(memory, epoch, len(ends) - 1, at)
+            continue
+        state |= values
+        blocks = numbered("keyed", values) + numbered("whole", {1: len(ends)}, by_key=False)
+        ends.append(await store.commit(store.version + 1, blocks))
+    await store.aclose()
+    return ends
+
+
+async def read(blocks):
+    async with aclosing(blocks):
+        return [block async for block in blocks]
+
+
+hash_of = st.integers(0, 2**64 - 1)
+ranges_read = st.lists(hash_of, max_size=6).map(
+    lambda bounds: list(zip(*[iter(sorted(bounds)[: len(bounds) // 2 * 2])] * 2, strict=True))
+)
+numbers = st.dictionaries(st.integers(0, 60), st.none() | st.integers(0, 9), max_size=50)
+indexed_histories = st.lists(
+    st.tuples(st.sampled_from(["commit", "commit", "commit", "snapshot", "reset"]), numbers), max_size=6
+)
+
+
+@pytest.mark.trio
+@given(indexed_histories, ranges_read)
+@settings(max_examples=80)
+async def test_what_is_read_of_some_hashes_is_what_the_whole_state_has_of_them(history, ranges) -> None:
+    """Also if each index has few blocks, and none if the blocks are small."""
+    with few_rows():
+        memory = MemoryStore()
+        ends = await played(memory, history)
+        for number, at in enumerate(ends):
+            whole = await read(blocks_at(memory, REGION, 0, at))
+            some = await read(blocks_at(memory, REGION, 0, at, ranges=ranges))
+            assert rows_within(some, ranges) == rows_within(whole, ranges)
+            for before in ends[:number]:
+                try:
+                    whole = await read(blocks_between(memory, REGION, 0, before, at))
+                except StateNotRecordedError:
+                    continue
+                some = await read(blocks_between(memory, REGION, 0, before, at, ranges=ranges))
+                assert rows_within(some, ranges) == rows_within(whole, ranges)
+
+
+@contextmanager
+def few_rows():
+    """Blocks have few rows, indexes few blocks, and small changes none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "state_block_rows_max", 4)
+        patch.setattr(limits, "state_index_blocks_max", 3)
+        patch.setattr(limits, "state_indexed_bytes_min", 1_500)
+        yield
+
+
+QUARTERS = [((1 << 62) * quarter, (1 << 62) * (quarter + 1) - 1) for quarter in range(4)]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("snapshot", [False, True], ids=["changes", "snapshot"])
+async def test_a_reader_of_a_quarter_of_the_hashes_reads_little_more(snapshot) -> None:
+    memory = RecordingStore()
+    store = await opened_to_read(memory, 1)
+    blocks = numbered("keyed", dict.fromkeys(range(300_000), 7))
+    at = await store.commit(1, blocks)
+    if snapshot:
+        await store.snapshot(blocks)
+        at = await store.commit(2, numbered("keyed", {1: 1}))
+    await store.aclose()
+    size = sum(len(block.data) for block in blocks)
+    for quarter in QUARTERS:
+        memory.streamed = 0
+        found = await read(blocks_at(memory, REGION, 0, at, ranges=[quarter]))
+        assert sum(len(block.data) for block in found) < 0.3 * size
+        assert memory.streamed < 0.4 * size  # with the first reads, up to the index
+
+
+@pytest.mark.trio
+async def test_a_row_at_the_end_of_a_range_is_read() -> None:
+    with few_rows():
+        memory = MemoryStore()
+        *_, at = await played(memory, [("commit", dict.fromkeys(range(40), 1))])
+        for block in await read(blocks_at(memory, REGION, 0, at)):
+            for one in block.decoded().column(HASH_COLUMN).to_pylist():
+                found = await read(blocks_at(memory, REGION, 0, at, ranges=[(one, one)]))
+                assert block in found
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("window", [0, 1, 100])
+async def test_a_read_of_a_part_of_a_segment_that_ends_early_is_an_error(window) -> None:
+    """Between two records, too: its members have lost bytes that the checkpoint names."""
+    memory = MemoryStore()
+    (at,) = await written(memory, ["commit"])
+    chain = await state_chain(memory, REGION, 0, at)
+    (span,) = chain.segments
+
+    def part(end):
+        return read_span(memory, DIRECTORY, span, 0, end, window_bytes=window)
+
+    assert [end for batch in await read(part(span.length)) for end, _ in batch][-1] == span.length
+    with pytest.raises(LostBytesError):
+        await read(part(span.length + 1))
+    with pytest.raises(TornRecordError):
+        await read(part(span.length - 1))
+
+
+def changed(data, at, bits):
+    return data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("part", ["index", "block"])
+async def test_a_flipped_bit_of_an_index_or_of_a_block_is_refused(part) -> None:
+    # EVIDENCE-OF: P-2
+    with few_rows():
+        memory = MemoryStore()
+        ends = await played(memory, [("commit", dict.fromkeys(range(40), 1))])
+        (segment,) = memory.servers[0].objects[DIRECTORY]
+        good = bytes(memory.servers[0].objects[DIRECTORY][segment])
+        op = Op.INDEX if part == "index" else Op.STATE_BLOCK
+        (begin, end), *_ = [
+            (before, end)
+            for (before, _), (end, record) in pairwise([(0, None), *RecordDecoder().feed(good)])
+            if record.op is op
+        ]
+        for at in range(begin, end, 7):
+            for server in memory.servers:
+                server.objects[DIRECTORY][segment][:] = changed(good, at, 1 << at % 8)
+            with pytest.raises(CorruptDataError):
+                await read(blocks_at(memory, REGION, 0, ends[-1], ranges=[(0, 2**64 - 1)]))
+
+
+def entries_of(blocks):
+    return [BlockEntry.of(block) for block in blocks]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        block_record(1, "keyed", b"other bytes"),
+        block_record(2, "keyed", b"one"),
+        block_record(1, "other", b"one"),
+        Record(Op.MARK, ints=(1,)),
+        Record(Op.STATE_BLOCK, ints=(1,), strings=(b"keyed",)),
+    ],
+    ids=["bytes", "checkpoint", "table", "op", "strings"],
+)
+def test_an_intact_block_that_the_index_does_not_state_is_refused(record) -> None:
+    # EVIDENCE-OF: P-2
+    entries = entries_of([EncodedBlock("keyed", b"one"), EncodedBlock("keyed", b"two")])
+    index = StateIndex(encode_index(1, entries), "here", 100)
+    good = block_record(1, "keyed", b"one")
+    index.check(0, good, entries[0].bytes)
+    for wrong, block, end in (
+        (record, 0, entries[0].bytes),
+        (good, 1, index.ends[2]),
+        (good, 0, entries[0].bytes + 1),
+    ):
+        with pytest.raises(CorruptDataError, match="the block that its index states"):
+            index.check(block, wrong, int(end))
+
+
+@pytest.mark.parametrize("change", ["version", "count", "bytes", "no stream", "ints", "columns"])
+def test_an_index_that_does_not_add_up_is_refused(change) -> None:
+    # EVIDENCE-OF: P-2
+    good = encode_index(1, entries_of([EncodedBlock("keyed", b"one"), EncodedBlock("keyed", b"two")]))
+    checkpoint, count, size = good.ints
+    (data,) = good.strings
+    wrong = {
+        "version": Record(Op.INDEX, ints=good.ints, strings=(data.replace(b"dos.index", b"dos.other"),)),
+        "count": Record(Op.INDEX, ints=(checkpoint, count + 1, size), strings=good.strings),
+        "bytes": Record(Op.INDEX, ints=(checkpoint, count, size + 1), strings=good.strings),
+        "no stream": Record(Op.INDEX, ints=good.ints, strings=(b"no stream",)),
+        "ints": Record(Op.INDEX, ints=good.ints[:2], strings=good.strings),
+        "columns": Record(Op.INDEX, ints=good.ints, strings=(data.replace(b"first", b"other"),)),
+    }[change]
+    with pytest.raises(CorruptDataError, match="an index of state blocks of layout 1"):
+        StateIndex(wrong, "here", 0)

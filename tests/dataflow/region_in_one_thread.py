@@ -290,7 +290,7 @@ class OneThreadRegion:
         number = message.barrier.checkpoint
         for writer in message.writers.values():
             writer.sync()
-        self.sides[index].blocks += [(number, name, data) for name, data in message.blocks]
+        self.sides[index].blocks += [(number, *block[:2]) for block in message.blocks]
         votes = self.votes.setdefault(number, {})
         votes[index] = message
         self._count_votes()

@@ -91,8 +91,8 @@ class OneOfTwo:
         made = CircuitIncarnation(
             self.plan, me, order, worker_limits=few, shared=self.shared, post=self._take
         )
-        for name, data in () if taken is None else taken.blocks:
-            made.load(checkpoint, name, data)
+        for block in () if taken is None else taken.blocks:
+            made.load(checkpoint, block.table, block.data)
         made.loaded()
         made.start([self.divisions[step] for step in range(at + 1, len(self.divisions) + 1)])
         return made

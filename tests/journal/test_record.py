@@ -123,6 +123,7 @@ def test_ops_are_numbered_for_ever() -> None:
         (16, "REPORT"),
         (17, "FS_CHANGE"),
         (18, "FS_DATA"),
+        (19, "INDEX"),
     ]
     assert FILE_ARITY == {Op.TRUNCATE: (1, 1), Op.WRITE: (1, 2), Op.REMOVE: (0, 1)}
 

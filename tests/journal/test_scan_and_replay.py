@@ -69,7 +69,7 @@ START = SegmentStart("J", 3, 0, None, 1, "00" * 16)
 NAME = START.name
 BEGIN = Record(Op.SNAPSHOT_BEGIN)
 plain_records = other_records.filter(
-    lambda record: record.op not in (Op.SEGMENT_START, Op.SNAPSHOT_BEGIN, Op.SNAPSHOT_END)
+    lambda record: record.op not in (Op.SEGMENT_START, Op.SNAPSHOT_BEGIN, Op.SNAPSHOT_END, Op.INDEX)
 )
 
 
@@ -192,6 +192,10 @@ def test_a_segment_begins_with_its_start() -> None:
         survey(encode(mark(1)))
 
 
+def index_of(records: list[Record]) -> Record:
+    return Record(Op.INDEX, ints=(0, len(records), sum(len(encode(record)) for record in records)))
+
+
 def search(data: bytes, length: int | None = None, most: int = 1 << 30) -> tuple[int, int]:
     """Where a search finds the snapshot's end, and how many bytes it read for that."""
     one, read = SnapshotSearch(NAME, len(data) if length is None else length), 0
@@ -216,10 +220,28 @@ def test_a_search_by_headers_finds_the_same_end_as_a_survey_of_everything(
     inside = data.draw(
         st.permutations([*records, *(Record(Op.STATE_BLOCK, strings=(bytes(size),)) for size in large)])
     )
+    if data.draw(st.booleans()):
+        begin, until = sorted(data.draw(st.tuples(*[st.integers(0, len(inside))] * 2)))
+        inside.insert(begin, index_of(inside[begin:until]))
     whole = segment(BEGIN, *inside, end(len(inside)), *after)
     length = max(len(whole) - cut, len(segment(BEGIN)))
     assert search(whole, length)[0] == survey(whole[:length]).snapshot_end
     assert search(whole, length, most=100)[0] == survey(whole[:length]).snapshot_end
+
+
+def test_a_search_does_not_read_what_an_index_describes() -> None:
+    blocks = [Record(Op.STATE_BLOCK, strings=(bytes(100_000),))] * 40
+    whole = segment(BEGIN, index_of(blocks), *blocks, end(41), mark(1))
+    found, read = search(whole)
+    assert found == len(whole) - len(encode(mark(1)))
+    assert read < 200_000
+
+
+def test_a_search_refuses_an_index_that_leads_elsewhere() -> None:
+    blocks = [mark(1)] * 3
+    for ints in ((0, 2, 3 * len(encode(mark(1)))), (0, 3, len(encode(mark(1)))), (0, 3, 1)):
+        with pytest.raises((ChainError, CorruptRecordError)):
+            search(segment(BEGIN, Record(Op.INDEX, ints=ints), *blocks, end(4), mark(2)))
 
 
 def test_a_search_reads_little_of_large_records() -> None:

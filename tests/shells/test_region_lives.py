@@ -245,7 +245,7 @@ def a_part_is_not_read_to_its_end() -> Planted:
 
 @planted("scaling", 20)
 def the_tail_after_the_copy_is_not_read() -> Planted:
-    async def nothing(*_: Any) -> AsyncGenerator[Any]:
+    async def nothing(*_: Any, **__: Any) -> AsyncGenerator[Any]:
         for block in ():
             yield block
 
