@@ -13,9 +13,10 @@ checkpoint    with KEYS keys, 1 % of them changed: from the request of a checkpo
 recovery      from the SIGKILL of a worker (alternately) until output of input that was sent after it is
               visible
 latency       from before a batch is sent until the reader has the output of its step (`step`), and until a
-              checkpoint with that step is committed (`checkpoint`); at a tenth of the maximum rate. Timelines
-              of all batches and of the slowest 1 % by step: the medians of their phases, and how many of them
-              overlap a checkpoint, a claim that a server files, and a long garbage collection of this program
+              checkpoint with that step is committed (`checkpoint`); at a tenth of the maximum rate.
+              `starting`: of the batches before that, while a stand-by starts. Timelines of all batches and of
+              the slowest 1 % by step: the medians of their phases, and how many of them overlap a checkpoint,
+              a long sync of a server, and a long garbage collection of any process
                   store    until the batch is on the quorum
                   begin    until the last worker has begun its step
                   show     until the reader has the output of both workers
@@ -28,11 +29,11 @@ import gc
 import json
 import os
 import random
+import runpy
 import signal
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -63,12 +64,11 @@ TOP_UNSEEN_MAX = 8
 PACE_S = 0.02
 CHANGED = 0.01
 SETTLE_S = 4.0
-"""Between a recovery and the next kill: after this time a stand-by is ready again."""
+"""After the region runs, or a recovery: a stand-by has then imported everything, beside the workers."""
 RECOVERY_ROWS_PER_S = 5_000
 LATENCY_KEYS = 10_000
-CLAIMS_POLL_S = 0.02
-COLLECTION_S_MIN = 0.005
-"""A shorter garbage collection explains no tail."""
+LONG_S_MIN = {"sync": 0.02, "collection": 0.005}
+"""A shorter sync or garbage collection explains no tail."""
 
 
 def word(number: int) -> str:
@@ -170,54 +170,39 @@ async def top_rate(region: ObservedRegion, seconds: float) -> float:
     return rate
 
 
-class Beside(threading.Thread):
-    """What happens beside the batches: (from, until), in seconds of `time.perf_counter`."""
+class Pauses:
+    """The syncs of the servers and the garbage collections of all processes, as (from, until) in seconds of
+    `time.perf_counter`. Every process that is started after this object notes its own
+    (`pauses/sitecustomize.py`).
+    """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(daemon=True)
-        self.claims_filed: list[tuple[float, float]] = []
-        self.collections: list[tuple[float, float]] = []
-        self.claims = 0
-        """How many claims the servers have in files."""
-        self._folder = folder
-        self._over = threading.Event()
-        self._collects = 0.0
+        self._folder = folder / "pauses"
+        self._folder.mkdir()
+        os.environ["DOS_BENCH_PAUSES"] = str(self._folder)
+        paths = [str(Path(__file__).parent / "pauses"), os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        runpy.run_path(str(Path(__file__).parent / "pauses/sitecustomize.py"))
 
-    def __enter__(self) -> "Beside":
-        gc.callbacks.append(self._on_collection)
-        self.start()
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        gc.callbacks.remove(self._on_collection)
-        self._over.set()
-        self.join()
-
-    def run(self) -> None:
-        """Notice each claim file that is replaced."""
-        # All directories are claimed before the batches: to look for others would cost processor time.
-        files = {path: path.stat().st_ino for path in self._folder.glob("s*/d/**/.claim")}
-        self.claims, looked = len(files), time.perf_counter()
-        while not self._over.wait(CLAIMS_POLL_S):
-            now = time.perf_counter()
-            for path, before in files.items():
-                files[path] = path.stat().st_ino
-                if files[path] != before:
-                    self.claims_filed.append((looked, now))
-            looked = now
-
-    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
-        del info
-        if phase == "start":
-            self._collects = time.perf_counter()
-        elif time.perf_counter() - self._collects > COLLECTION_S_MIN:
-            self.collections.append((self._collects, time.perf_counter()))
+    def between(self, begin: float, end: float) -> dict[str, list[tuple[float, float]]]:
+        """Return the pauses that overlap a time, by kind."""
+        found: dict[str, list[tuple[float, float]]] = {"sync": [], "collection": []}
+        for file in self._folder.iterdir():
+            for line in file.read_text().splitlines():
+                kind, begun, ended = line.split()
+                if float(begun) < end and begin < float(ended):
+                    found[kind].append((float(begun), float(ended)))
+        return found
 
 
-def timeline(region: ObservedRegion, sent: list[SentBatch], beside: Beside) -> dict[str, Any]:
+def timeline(region: ObservedRegion, sent: list[SentBatch], pauses: Pauses) -> dict[str, Any]:
     """Return the medians of the phases of these batches, and the share of those that overlap something."""
-    commits = [(when - one.seconds, when) for when, one in region.events.checkpoints]
-    kinds = {"checkpoint": commits, "claim filed": beside.claims_filed, "collection": beside.collections}
+    found = pauses.between(sent[0].time, max(one.seen for one in sent))
+    kinds = {"checkpoint": [(when - one.seconds, when) for when, one in region.events.checkpoints]}
+    kinds |= {
+        f"long {kind}": [(a, b) for a, b in times if b - a > LONG_S_MIN[kind]]
+        for kind, times in found.items()
+    }
     phases = [
         {"store": one.stored - one.time, "begin": at - one.stored, "show": one.seen - at}
         for one in sent
@@ -236,26 +221,37 @@ def timeline(region: ObservedRegion, sent: list[SentBatch], beside: Beside) -> d
     }
 
 
-async def latencies(region: ObservedRegion, seconds: float, rate: float, folder: Path) -> dict[str, Any]:
+async def sent_at(region: ObservedRegion, seconds: float, rate: float) -> list[SentBatch]:
+    """Send at this rate, and return the batches after all are visible."""
+    first, end = len(region.output.seen), time.perf_counter() + seconds
+    await paced(region, LATENCY_KEYS, rate, lambda: time.perf_counter() > end)
+    await region.all_seen()
+    return sorted(region.output.seen[first:], key=lambda one: one.time)
+
+
+async def latencies(region: ObservedRegion, seconds: float, rate: float, pauses: Pauses) -> dict[str, Any]:
     """Measure the latency of batches that are sent at this rate, until their step is visible and until their
     checkpoint is committed.
     """
-    first = len(region.output.seen)
-    end = time.perf_counter() + seconds
-    with Beside(folder) as beside:
-        await paced(region, LATENCY_KEYS, rate, lambda: time.perf_counter() > end)
-        await region.all_seen()
-    last = max(sent.step for sent in region.output.seen)
+    # A collection of this process, with all that it has imported, stops the reader for 0.1 s: that would be
+    # measured instead of the region.
+    gc.collect()
+    gc.freeze()
+    starting = await sent_at(region, SETTLE_S, rate)
+    sent = await sent_at(region, seconds, rate)
+    last = max(one.step for one in sent)
     await region.until(lambda: any(one.step >= last for _, one in region.events.checkpoints))
-    sent = region.output.seen[first:]
     committed = [(when, one.step) for when, one in region.events.checkpoints]
     by_checkpoint = [next(when for when, step in committed if step >= one.step) - one.time for one in sent]
     slowest = sorted(sent, key=lambda one: one.time - one.seen)[: max(1, len(sent) // 100)]
+    syncs = pauses.between(sent[0].time, sent[0].time + seconds)["sync"]
     return {
-        "all": timeline(region, sent, beside),
-        "slowest": timeline(region, slowest, beside),
-        "claims": beside.claims,
-        "claims_filed": len(beside.claims_filed),
+        "all": timeline(region, sent, pauses),
+        "slowest": timeline(region, sorted(slowest, key=lambda one: one.time), pauses),
+        "starting": percentiles([one.seen - one.time for one in starting]),
+        "steps_per_s": round(len({one.step for one in sent}) / seconds, 1),
+        "syncs_per_s": round(len(syncs) / seconds),
+        "sync": percentiles([ended - begun for begun, ended in syncs]),
         "rows_per_s": round(sum(one.rows for one in sent) / seconds),
         "batches": len(sent),
         "step": percentiles([one.seen - one.time for one in sent]),
@@ -268,11 +264,11 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
     return {"p50_ms": round(points[49] * 1000, 1), "p99_ms": round(points[98] * 1000, 1)}
 
 
-async def measure(folder: Path, url: str, options: argparse.Namespace) -> dict[str, Any]:
+async def measure(folder: Path, url: str, pauses: Pauses, options: argparse.Namespace) -> dict[str, Any]:
     async def latency(region: ObservedRegion) -> dict[str, Any]:
         await preload(region, LATENCY_KEYS)
         rate = options.rate or await top_rate(region, min(options.seconds, 10.0)) / 10
-        return await latencies(region, options.seconds, rate, folder)
+        return await latencies(region, options.seconds, rate, pauses)
 
     async def recovery(region: ObservedRegion) -> dict[str, Any]:
         await preload(region, options.keys)
@@ -308,10 +304,11 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dos-bench-") as name, ExitStack() as stack:
         folder = Path(name)
+        pauses = Pauses(folder)
         servers = [stack.enter_context(ServerProcess(folder / f"s{index}")) for index in range(3)]
         url = url_of(servers)
         trio.run(init_store, url)
-        figures = trio.run(measure, folder, url, options)
+        figures = trio.run(measure, folder, url, pauses, options)
     print(json.dumps(figures))
     return 0
 
