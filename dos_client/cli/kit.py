@@ -9,7 +9,7 @@
 | 4 | nothing matches (`dos journal grep`) |
 | 130 | interrupted: what is open was closed |
 
-SIGTERM does the same as an interrupt, and then ends the process.
+SIGTERM does the same as an interrupt, and then ends the process. A second signal ends the process at once.
 
 Results go to standard output, everything else to standard error as lines `dos: TEXT`. `dos serve` and
 `dos fsck` do not use this module: `dos_server` imports `dos_protocol` only.
@@ -396,24 +396,38 @@ def begin_command_log(*, as_json: bool = False) -> None:
 
 
 def run_interruptible(function: Callable[[], Awaitable[T]]) -> T:
-    """Run an async function and return its result. SIGINT and SIGTERM cancel it, a second one ends it.
+    """Run an async function and return its result. SIGINT and SIGTERM cancel it, a second one ends the
+    process at once.
 
     SIGTERM then ends the process, as it does where nobody handles it: supervisors take that for a clean end.
     """
     received = list[int]()
+    before = signal.getsignal(signal.SIGINT)
+    handles = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
 
-    def restore_handlers(number: int) -> None:
+    def end_at_once() -> None:
+        if handles:
+            signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+
+    def on_signal(number: int) -> None:
         received.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        end_at_once()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
+    # Also outside `until_interrupted`, which restores it at its end. Python's own handler would raise
+    # KeyboardInterrupt between any two instructions of trio, or of the end of the interpreter.
+    end_at_once()
     try:
-        return trio.run(until_interrupted, function, restore_handlers, (signal.SIGINT, signal.SIGTERM))
+        result = trio.run(until_interrupted, function, on_signal, (signal.SIGINT, signal.SIGTERM))
     except KeyboardInterrupt:
         if signal.SIGTERM in received:
             sys.stdout.flush()  # the signal flushes nothing
             signal.raise_signal(signal.SIGTERM)
         raise
+    finally:
+        if handles and not received:
+            signal.signal(signal.SIGINT, before)
+    return result
 
 
 async def until_interrupted(

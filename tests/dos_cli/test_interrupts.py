@@ -81,3 +81,67 @@ def test_an_append_from_a_source_that_stays_open_ends_at_an_interrupt_and_what_c
             assert process.wait(timeout=60) == 130
             assert process.stderr is not None
             assert b"Traceback" not in process.stderr.read()
+
+
+def test_a_second_interrupt_ends_a_command_at_once_wherever_it_comes_and_silently() -> None:
+    """The first one comes at work, the second one between two instructions of trio: where a KeyboardInterrupt
+    would be an internal error of trio."""
+    program = """
+import signal, sys
+import trio
+import dos_cli.main
+from dos_client.cli import kit
+
+class Second(trio.abc.Instrument):
+    is_due = False
+    def before_io_wait(self, timeout):
+        if Second.is_due:
+            signal.raise_signal(signal.SIGINT)
+
+async def work():
+    trio.lowlevel.add_instrument(Second())
+    print("works", flush=True)
+    try:
+        signal.raise_signal(signal.SIGINT)
+        await trio.sleep_forever()
+    finally:
+        Second.is_due = True
+        with trio.CancelScope(shield=True):
+            await trio.lowlevel.checkpoint()
+        print("is never reached")
+
+def app(**_):
+    kit.run_interruptible(work)
+
+dos_cli.main.app = app
+from dos_cli.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "works\n", "")
+
+
+def test_a_second_interrupt_after_the_work_has_ended_is_silent_too() -> None:
+    program = """
+import signal, sys
+import trio
+import dos_cli.main
+from dos_client.cli import kit
+
+async def work():
+    signal.raise_signal(signal.SIGINT)
+    await trio.sleep_forever()
+
+def app(**_):
+    try:
+        kit.run_interruptible(work)
+    finally:
+        signal.raise_signal(signal.SIGINT)
+        print("is never reached")
+
+dos_cli.main.app = app
+from dos_cli.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
