@@ -186,9 +186,9 @@ class ServedTree:
     async def summary(self, parts: Parts) -> Summary:
         return await self._answer(lambda: self.tree.summary(parts))
 
-    async def check_create(self, parts: Parts, *, overwrite: bool) -> None:
+    async def check_create(self, parts: Parts, *, overwrite: bool, create_parent: bool) -> None:
         def compose() -> None:
-            self.tree.check_put(parts, overwrite=overwrite)
+            self.tree.check_put(parts, overwrite=overwrite, create_parent=create_parent)
             self._check_room()
 
         await self._answer(compose, parts)
@@ -239,7 +239,13 @@ class ServedTree:
         return max(end - offset, 0), self._bytes_of(node, kept, offset, end)
 
     async def create(
-        self, parts: Parts, body: AsyncIterable[bytes], *, overwrite: bool, still_there: Callable[[], None]
+        self,
+        parts: Parts,
+        body: AsyncIterable[bytes],
+        *,
+        overwrite: bool,
+        create_parent: bool = True,
+        still_there: Callable[[], None],
     ) -> None:
         """Put a file; nothing of it is seen before its whole body is there."""
         upload = object()
@@ -257,7 +263,7 @@ class ServedTree:
                 rest = b""
 
             def compose() -> None:
-                self.tree.check_put(parts, overwrite=overwrite)
+                self.tree.check_put(parts, overwrite=overwrite, create_parent=create_parent)
                 self._check_room()
                 put = PutFile(text_of(parts), self.tree.time_ms(now_ms()), self.tree.next_id, tuple(extents))
                 self._change(put, rest)

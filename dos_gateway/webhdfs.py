@@ -393,6 +393,7 @@ class WebHdfs:
 
     async def _create(self, served: ServedTree, request: FileRequest) -> FileReply:
         overwrite = request.flag("overwrite", default=True)
+        create_parent = request.flag("createparent", default=True)
         at = f"{request.host}:{self._body_port}/webhdfs/v1{quote(request.path)}"
         if request.flag("data", default=False):
             if request.is_empty:
@@ -401,13 +402,19 @@ class WebHdfs:
                 self.figures.uploads += 1
                 try:
                     await served.create(
-                        request.parts, body, overwrite=overwrite, still_there=request.still_there
+                        request.parts,
+                        body,
+                        overwrite=overwrite,
+                        create_parent=create_parent,
+                        still_there=request.still_there,
                     )
                 finally:
                     self.figures.uploads -= 1
             return FileReply(201, location=f"{self._scheme}://{at}")
-        await served.check_create(request.parts, overwrite=overwrite)
+        await served.check_create(request.parts, overwrite=overwrite, create_parent=create_parent)
         location = f"{self._scheme}://{at}?op=CREATE&overwrite={str(overwrite).lower()}&data=true"
+        if not create_parent:
+            location += "&createparent=false"
         if request.flag("noredirect", default=False):
             return FileReply(200, {"Location": location})
         return FileReply(307, location=location)

@@ -241,12 +241,15 @@ class Tree:
 
     # --- checking: what a request would change --------------------------------------------------------------
 
-    def check_put(self, parts: Parts, *, overwrite: bool) -> None:
-        """Raise HadoopError if a file may not be put there."""
+    def check_put(self, parts: Parts, *, overwrite: bool, create_parent: bool = True) -> None:
+        """Raise HadoopError if a file may not be put there. Without `create_parent`, its directory exists."""
         found = self.find(parts)
         if found.node is not None and (found.node.is_dir or not overwrite):
             raise exists(text_of(parts))
         self._check_above(parts, found)
+        if not create_parent and self.find(parts[:-1]).node is None:
+            java = "java.io.FileNotFoundException"
+            raise HadoopError(java, f"Parent directory doesn't exist: {text_of(parts[:-1])}")
 
     def make_folder(self, parts: Parts, now_ms: int) -> MakeFolder | None:
         """Return the record, None if the directory exists. Raises HadoopError."""

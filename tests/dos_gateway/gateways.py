@@ -58,9 +58,9 @@ class WebHdfsClient:
     def ask(self, method: str, op: str, path: str, **query: object) -> Answer:
         return self.send(method, f"{PREFIX}{quote(path)}?{urlencode({'op': op, **query})}")
 
-    def put(self, path: str, body: bytes, *, overwrite: bool = False) -> Answer:
+    def put(self, path: str, body: bytes, *, overwrite: bool = False, **query: object) -> Answer:
         """Both legs of a CREATE, the body in chunks; the first one's answer if it refuses."""
-        first = self.ask("PUT", "CREATE", path, overwrite=str(overwrite).lower())
+        first = self.ask("PUT", "CREATE", path, overwrite=str(overwrite).lower(), **query)
         if first.code != 307:
             return first
         at = urlsplit(first.headers["Location"])

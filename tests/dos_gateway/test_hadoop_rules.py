@@ -64,6 +64,24 @@ def test_a_body_has_a_port_of_its_own_whose_connection_ends_after_it(client: Web
     assert re.search(rb"(?i)connection: close", answer)
 
 
+def test_a_file_is_created_without_its_directory_only_if_the_client_allows_it(client: WebHdfsClient) -> None:
+    """`createparent=false` is what Hadoop's createNonRecursive sends: its callers fence others by it."""
+    refused = client.put("/parent/f", b"x", createparent="false")
+    assert (refused.code, refused.refusal) == (404, "FileNotFoundException")
+    assert "Parent directory doesn't exist: /parent" in refused.body.decode()
+    assert client.ask("GET", "GETFILESTATUS", "/parent").code == 404
+    assert client.put("/f/below", b"x", createparent="false").refusal == "ParentNotDirectoryException"
+    assert client.put("/at-the-top", b"x", createparent="false").code == 201
+    assert client.ask("PUT", "MKDIRS", "/parent").code == 200
+    assert client.put("/parent/f", b"x", createparent="false").code == 201
+    assert client.put("/another/f", b"x", createparent="true").code == 201
+    first = client.ask("PUT", "CREATE", "/parent/late", overwrite="true", createparent="false")
+    assert client.ask("DELETE", "DELETE", "/parent", recursive="true").json == {"boolean": True}
+    at = urlsplit(first.headers["Location"])
+    late = client.send("PUT", f"{at.path}?{at.query}", b"x", port=at.port or 0)
+    assert late.refusal == "FileNotFoundException", "the directory was removed before its body came"
+
+
 def test_what_was_sent_to_a_gateway_that_stood_still_is_not_executed(client: WebHdfsClient) -> None:
     """Its client has repeated it elsewhere, perhaps: a file may be deleted that was committed meanwhile."""
     with socket.create_connection((HERE, client.port), timeout=60) as raw:
