@@ -383,10 +383,9 @@ class ServerConnection:
 
     def _process_input(self) -> None:
         turns, self._lacks_room = self._owner.turns, False
-        began, before = self._now(), self._inflow.buffered
+        began = self._now()
         fed = self._feed(began, began + turns.slice_seconds)
         self.use.add(began, self._now())
-        turns.took(before - self._inflow.buffered)
         self.has_more = fed is not Fed.ALL
         if fed is Fed.STALLED:
             self._pause()
@@ -473,6 +472,7 @@ class ServerConnection:
             owner.bad_frame(session, error)
             return Fed.ALL
         left = decoder.buffered
+        owner.turns.took(before - left)
         anew = left < before
         if anew:
             self._last_read = now
@@ -489,8 +489,8 @@ class ServerConnection:
     def _feed_version0(self, inlet: wire0.Inlet, now: float, until: float) -> Fed:
         owner, session = self._owner, self.session
         clock, over = self._now, False
-        requests = 0
-        if inlet.buffered:
+        requests, before = 0, inlet.buffered
+        if before:
             self._last_read = now
         try:
             while wanted := self.wanted():
@@ -512,6 +512,7 @@ class ServerConnection:
         except wire0.RequestTooLongError as error:
             owner.bad_request(session, error)
             return Fed.ALL
+        owner.turns.took(before - inlet.buffered)
         begun = wanted and not over and bool(inlet.buffered)
         self._clock.watch(now, begun=begun, anew=bool(requests))
         if over:

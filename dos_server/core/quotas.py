@@ -244,7 +244,7 @@ class Quotas:
 
     def room_bytes(self, directory: str) -> int:
         room = _ENOUGH
-        for rule in self._of(directory):
+        for rule in self._of(directory) if self._rules else ():
             if rule.quota.bytes_max is not None:
                 room = min(room, rule.quota.bytes_max - rule.bytes)
         return room
@@ -270,7 +270,7 @@ class Quotas:
                 rule.sessions += count
 
     def spend(self, directory: str | None, requests: int, now: float) -> None:
-        for rule in self._of(directory) if directory is not None else ():
+        for rule in self._of(directory) if self._rules and directory is not None else ():
             if rule.quota.requests_per_s is not None:
                 waited = rule.refill(now) <= 0
                 rule.allowance -= requests

@@ -56,6 +56,29 @@ def test_a_claim_waits_for_what_was_accepted_before_it_and_tells_the_final_sizes
     assert server.unasked(old, m.DurabilityAck) == []
 
 
+@pytest.mark.parametrize("ends", ["logged", "refused"])
+def test_a_claim_with_a_log_waits_for_the_slow_write_before_it(ends: str) -> None:
+    # EVIDENCE-OF: P-4
+    server = Harness(slot_bytes=1 << 20)
+    old = claimed(server, 1, W1)
+    server.ask(old, append(b"", b"known"))
+    server.settle()
+    server.slow_writes = True
+    server.send(old, append(b"known", b" last words"))
+    new = server.connect()
+    request = server.send(new, to_claim(2, W2))
+    server.finish(1)  # the record that has the claim; the write still runs
+    assert server.answer(new, request) is None
+    if ends == "refused":
+        server.disk.fail_at("write", "d/dir/o", errno.ENOSPC)
+    server.finish(0)
+    if ends == "logged":
+        assert server.answer(new, request) is None, "the record with the last words is not synced"
+        server.settle()
+    (info,) = server.answer(new, request).entries
+    assert info.synced == len(b"known last words" if ends == "logged" else b"known")
+
+
 def test_a_superseded_writer_is_refused_for_ever_and_may_still_read() -> None:
     # EVIDENCE-OF: P-4, P-8
     server = Harness()

@@ -112,7 +112,8 @@ class Appends:
             else:
                 state.forget_write()
                 self._poison(state)
-            self._claims.grant_if_ready(directory)
+            if directory.claimant is not None:
+                self._claims.grant_if_ready(directory)
         self._write_and_sync(due)
 
     def _wrote(self, directory: DirectoryState, state: ObjectState) -> None:
@@ -176,7 +177,8 @@ class Appends:
         directory = self._tables.directories[state.directory]
         if not state.poisoned:
             self._settled(directory, state, state.was_logged(end))
-        self._claims.grant_if_ready(directory)
+        if directory.claimant is not None:
+            self._claims.grant_if_ready(directory)
 
     def gone(self, state: ObjectState) -> None:
         if state.poisoned:
