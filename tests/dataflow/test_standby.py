@@ -14,7 +14,7 @@ import pytest
 
 from checkpoint.core.region import ResetReport, WorkerJoined
 from dataflow import FileSink, FileSource, Graph, local
-from dataflow.local import ProcessLauncher, Standby, dumps, modules_in
+from dataflow.local import START, ProcessLauncher, Standby, dumps, modules_in
 from dataflow.worker.spec import WorkerSpec
 from tests.dataflow.support import last_counts, true_counts
 from tests.dataflow.test_region_processes import finished, hurry, kill, running, slow_word_count, texts
@@ -68,7 +68,7 @@ def test_what_cannot_be_started_costs_time_and_nothing_else(caplog: pytest.LogCa
 
 
 def test_a_process_that_nobody_needed_ends_with_its_parents_end_of_the_pipe() -> None:
-    process = subprocess.Popen([sys.executable, "-m", "dataflow.local"], stdin=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", START], stdin=subprocess.PIPE)
     process.communicate(timeout=END_S)
     assert process.returncode == 0
 
@@ -79,16 +79,18 @@ def test_a_standby_imports_what_the_specification_of_a_worker_names(tmp_path: Pa
     names = modules_in(dumps(cast("WorkerSpec", graph)))
     assert {"dataflow.sources.file_source", "dataflow.sinks.files"} <= {*names}
     assert "__main__" not in names
-    (tmp_path / "of_a_user.py").write_text("print('imported', flush=True)\n")
+    (tmp_path / "of_a_user.py").write_text(
+        "import gc; print('imported', gc.isenabled(), gc.get_freeze_count() > 10_000, flush=True)\n"
+    )
     process = subprocess.Popen(
-        [sys.executable, "-m", "dataflow.local", "of_nobody", "of_a_user"],
+        [sys.executable, "-c", START, "of_nobody", "of_a_user"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     output, errors = process.communicate(timeout=END_S)
-    assert output == b"imported\n"
+    assert output == b"imported True True\n", "garbage is collected, and what lives as long as it is no part"
     assert b"a stand-by cannot import of_nobody: No module named 'of_nobody'" in errors
     assert process.returncode == 0, "what it has no use for yet is no reason to end"
 
