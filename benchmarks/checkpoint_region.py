@@ -14,9 +14,9 @@ recovery      from the SIGKILL of a worker (alternately) until output of input t
               visible
 latency       from before a batch is sent until the reader has the output of its step (`step`), and until a
               checkpoint with that step is committed (`checkpoint`); at a tenth of the maximum rate.
-              `starting`: of the batches before that, while a stand-by starts. Timelines of all batches and of
-              the slowest 1 % by step: the medians of their phases, and how many of them overlap a checkpoint,
-              a long sync of a server, and a long garbage collection of any process
+              `starting`, with --rate: of the batches before that, while a stand-by starts. Timelines
+              of all batches and of the slowest 1 % by step: the medians of their phases, and how many of them
+              overlap a checkpoint, a long sync of a server, and a long garbage collection of any process
                   store    until the batch is on the quorum
                   begin    until the last worker has begun its step
                   show     until the reader has the output of both workers
@@ -233,11 +233,6 @@ async def latencies(region: ObservedRegion, seconds: float, rate: float, pauses:
     """Measure the latency of batches that are sent at this rate, until their step is visible and until their
     checkpoint is committed.
     """
-    # A collection of this process, with all that it has imported, stops the reader for 0.1 s: that would be
-    # measured instead of the region.
-    gc.collect()
-    gc.freeze()
-    starting = await sent_at(region, SETTLE_S, rate)
     sent = await sent_at(region, seconds, rate)
     last = max(one.step for one in sent)
     await region.until(lambda: any(one.step >= last for _, one in region.events.checkpoints))
@@ -248,7 +243,6 @@ async def latencies(region: ObservedRegion, seconds: float, rate: float, pauses:
     return {
         "all": timeline(region, sent, pauses),
         "slowest": timeline(region, sorted(slowest, key=lambda one: one.time), pauses),
-        "starting": percentiles([one.seen - one.time for one in starting]),
         "steps_per_s": round(len({one.step for one in sent}) / seconds, 1),
         "syncs_per_s": round(len(syncs) / seconds),
         "sync": percentiles([ended - begun for begun, ended in syncs]),
@@ -267,8 +261,16 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 async def measure(folder: Path, url: str, pauses: Pauses, options: argparse.Namespace) -> dict[str, Any]:
     async def latency(region: ObservedRegion) -> dict[str, Any]:
         await preload(region, LATENCY_KEYS)
-        rate = options.rate or await top_rate(region, min(options.seconds, 10.0)) / 10
-        return await latencies(region, options.seconds, rate, pauses)
+        # A collection of this process, with all that it has imported, stops the reader for 0.1 s: that would
+        # be measured instead of the region.
+        gc.collect()
+        gc.freeze()
+        if options.rate is None:
+            rate = await top_rate(region, max(min(options.seconds, 10.0), SETTLE_S)) / 10
+            return await latencies(region, options.seconds, rate, pauses)
+        starting = await sent_at(region, SETTLE_S, options.rate)
+        found = await latencies(region, options.seconds, options.rate, pauses)
+        return {**found, "starting": percentiles([one.seen - one.time for one in starting])}
 
     async def recovery(region: ObservedRegion) -> dict[str, Any]:
         await preload(region, options.keys)

@@ -125,7 +125,7 @@ def latency_rows(ours: dict[str, Any], spark: dict[str, Any], which: str) -> lis
     for kind, aim in (("step", "a tenth of Spark's"), ("checkpoint", "")):
         found = ours[kind]
         figure = f"p50 {found['p50_ms']:,.0f} ms, p99 {found['p99_ms']:,.0f} ms"
-        if kind == "step":
+        if kind == "step" and "starting" in ours:
             figure += f"; while a stand-by starts p99 {ours['starting']['p99_ms']:,.0f} ms"
         other = spark_latency(spark, found["p50_ms"])
         what = f"latency from input to visible output, published by {kind}; {rate} ({DURABLE})"
