@@ -17,6 +17,7 @@ once.
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -198,7 +199,9 @@ def _encoded(block: Any) -> bytes:
 
 
 def decode_block(data: bytes, *, where: str = "a state block") -> Any:
-    """Decode and verify the block in an IPC stream. Raises CorruptDataError."""
+    """Decode and verify the block in an IPC stream. Raises CorruptDataError, and MemoryError if this process
+    has too little memory, which says nothing about the block.
+    """
     try:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
             batches = list(reader)
@@ -208,7 +211,6 @@ def decode_block(data: bytes, *, where: str = "a state block") -> Any:
         key_columns(block.schema)
         block.validate(full=True)
         hashes = block.column(HASH_COLUMN).to_numpy()
-    # ArrowMemoryError: a damaged length of compressed data. The lengths of a sound block are small.
     except (
         pa.ArrowInvalid,
         pa.ArrowNotImplementedError,
@@ -217,12 +219,24 @@ def decode_block(data: bytes, *, where: str = "a state block") -> Any:
         OSError,
         KeyError,
     ) as error:
+        if _is_shortage(error):
+            raise MemoryError(f"{where}: too little memory to decode it: {error}") from error
         raise CorruptDataError(
             where, 0, "an Arrow IPC stream of one state block", str(error)[:300]
         ) from error
     if block.column(HASH_COLUMN).null_count or np.any(hashes[1:] < hashes[:-1]):
         raise CorruptDataError(where, 0, f"rows sorted by {HASH_COLUMN}", "another order")
     return block
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Return whether a sound block may cause this error in a process with too little memory. A length that no
+    sound block has is a damaged one.
+    """
+    if isinstance(error, pa.ArrowMemoryError):
+        wanted = re.search(r"size (\d+)", str(error))
+        return wanted is None or int(wanted[1]) <= limits.data_bytes_max
+    return isinstance(error, OSError) and "not enough memory" in str(error)  # of the decompression
 
 
 def with_columns(block: Any, schema: Any) -> Any:

@@ -1,6 +1,9 @@
 """State blocks: what is encoded comes back, folds to the newest, and damage is named."""
 
 import math
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -186,6 +189,37 @@ def test_a_damaged_length_of_compressed_data_is_a_named_error() -> None:
     for length in (1 << 62, 800 << 24, 799, 801, 0):
         with pytest.raises(CorruptDataError, match="state block"):
             decode_block(good[:at] + length.to_bytes(8, "little") + good[at + 8 :])
+
+
+def test_a_real_shortage_of_memory_is_no_damage() -> None:
+    program = """
+import resource
+import pyarrow as pa
+from checkpoint.chains.state_blocks import block_schema, decode_block, encode_block, make_block
+from checkpoint.key_hash import hash_keys
+
+schema = block_schema(pa.schema([("k", pa.int64())]), pa.schema([("text", pa.string())]))
+keys = pa.array(range(1_000), pa.int64())
+(data,) = encode_block(make_block(schema, [keys], hash_keys([keys]), [pa.array(["x" * 4_000] * 1_000)]))
+assert decode_block(data).num_rows == 1_000
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+resource.setrlimit(resource.RLIMIT_AS, (used, hard))
+try:
+    decode_block(data, where="a block")
+except Exception as error:
+    found = error
+resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+print(type(found).__name__, found, type(found.__cause__).__name__, sep="|")
+"""
+    # Each large allocation is one of its own, so that none finds memory that was used before.
+    malloc = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    env = {**os.environ, **malloc, "ARROW_DEFAULT_MEMORY_POOL": "system"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    kind, text, cause = done.stdout.strip().split("|")
+    assert (kind, cause) == ("MemoryError", "ArrowMemoryError"), done.stderr
+    assert text.startswith("a block: too little memory to decode it: ")
 
 
 @pytest.mark.parametrize("encode", [lambda rows: encode_block(words_block(rows))[0], compressed])
