@@ -212,7 +212,7 @@ take_over_bytes_ahead: Final = 64 * MIB
 because its peers wait for its rows. Bytes: read of its input, and received from peers. As many of its stored
 state, which it does not need for that, may wait to be restored.
 """
-take_over_rows_at_once: Final = 8_192
+take_over_rows_at_once: Final = 16_384
 """Local recovery: a worker that takes another one over restores so many rows of its state, in a few
 milliseconds, before it looks for a step that peers wait for.
 """

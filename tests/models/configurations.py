@@ -302,6 +302,7 @@ LOSSES = {
     "own_votes_of_the_term": "local-checkpoint",
     "appends_are_settled": "local-checkpoint",
     "full_takes_no_input": "local-checkpoint",
+    "waits_for_all": "local-checkpoint",
     "remade_is_retained": "local-twice",
     "run_after_load": "local",
     "claim_is_checked": "gateways",

@@ -50,6 +50,10 @@ class LocalRules(NamedTuple):
     """A step that is made again is retained like any other."""
     run_after_load: bool = True
     """A new process runs steps once it has its state; without it, when it has their frames."""
+    waits_for_all: bool = True
+    """A worker runs a step when it has that of every worker; without it, shards that use no rows of
+    each other run their steps alone.
+    """
     full_takes_no_input: bool = True
     """A worker whose retained steps reach their bound divides steps without input; without it, none."""
 

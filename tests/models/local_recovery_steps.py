@@ -88,7 +88,7 @@ class LocalRecovery:
                 return
             counted.append(own[0])
         wrong = ""
-        if len({vote[3:] for vote in counted}) > 1:
+        if len({vote[3:] if self.rules.waits_for_all else vote[3] for vote in counted}) > 1:
             wrong = f"checkpoint {state.requested} is a mixture of different steps"
         elif stale := [vote for vote in counted if vote[1] != state.workers[vote[0]].term]:
             wrong = (
@@ -163,6 +163,9 @@ class LocalRecovery:
                     return None
                 found.append(own[step])
                 continue
+            if not self.rules.waits_for_all:
+                found.append(NOTHING)
+                continue
             frame = one.held[sender][step]
             if frame is None:
                 return None
@@ -182,7 +185,7 @@ class LocalRecovery:
         shown, wrong = state.shown, ""
         if len(shown) < step:
             shown = (*shown, inputs)
-        elif shown[step - 1] != inputs:
+        elif shown[step - 1] != inputs and self.rules.waits_for_all:
             wrong = f"worker {index} uses another input of step {step} than was used before"
         if not one.loaded:
             wrong = f"worker {index} runs step {step} on a state that it has not loaded"
