@@ -435,10 +435,18 @@ class PrefetchedReader(base.SourceReader):
         self, pieces: Sequence[InputPiece], by_piece: Sequence[Sequence[pa.RecordBatch]]
     ) -> base.SourceBatch:
         batches = [one for batches in by_piece for one in batches]
+        batches = batches or [pa.RecordBatch.from_pylist([], self._schema)]
         ends = accumulate(sum(one.num_rows for one in batches) for batches in by_piece)
-        table = pa.Table.from_batches(batches, self._schema).combine_chunks()
-        rows = table.to_batches()
-        batch = rows[0] if rows else pa.RecordBatch.from_pylist([], self._schema)
+        try:
+            # Not Table.combine_chunks: it divides a text above 2 GiB, and a step takes one batch.
+            columns = [pa.concat_arrays([one.column(name) for one in batches]) for name in self._schema.names]
+            batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        except pa.ArrowInvalid as error:
+            raise InputReadError(
+                f"{self._at_piece(pieces[-1])} have, with what the step took before, over 2 GiB"
+                f" of text or lists in one column: {error}",
+                remedy="write fewer rows in each batch of the input",
+            ) from error
         origins = tuple(
             base.BatchPiece(piece.split, piece.begin, piece.end, at)
             for piece, at in zip(pieces, (0, *ends), strict=False)

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import trio
@@ -96,6 +97,19 @@ def test_a_replay_of_divisions_gives_the_same_rows_in_the_same_order(seed: int) 
         assert reader.take_division() == division
         assert reader.positions() == positions
     assert sum(len(rows) for _, rows, _ in steps) == 72
+
+
+def test_rows_of_a_step_with_text_above_2_gib_are_refused_and_no_row_is_left_out() -> None:
+    """No memory is touched: both texts are the same bytes, which are zeros."""
+    half = (1 << 30) + 1
+    buffers = [None, pa.py_buffer(np.array([0, half], np.int32)), pa.py_buffer(np.zeros(half, "u1"))]
+    text = pa.Array.from_buffers(pa.string(), 1, buffers)
+    rows = pa.record_batch([text], names=["text"])
+    reader = PrefetchedReader(rows.schema, "input 'x'")
+    piece = InputPiece("a", 0, 9, 0, 2, b"compressed")
+    with pytest.raises(InputReadError, match="over 2 GiB") as refused:
+        reader._batch([piece], [[rows, rows]])
+    assert "fewer rows" in refused.value.remedy
 
 
 @pytest.mark.parametrize("seed", range(5))
