@@ -41,6 +41,7 @@ from tests.dataflow.test_region_processes import (
     Watch,
     finished,
     hurry,
+    hurry_of,
     kill,
     running,
     slow_word_count,
@@ -268,16 +269,22 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 def number_of(row: Any) -> dict[str, int]:
-    return {"id": row["value"]}
+    return {"id": int(row["word"])}
 
 
 def test_rows_in_transactions_count_once_through_changes_and_kills(
     shared_store: str, tmp_path: Path, postgres: PostgresServer
 ) -> None:
     """The heir of a worker that left commits what that worker had prepared, and nothing else of it."""
-    rows = 8_000
+    rows, out = 4_000, tmp_path / "out"
+    paths = [tmp_path / f"numbers-{part}" for part in range(8)]
+    for part, path in enumerate(paths):  # long lines, so that there is input left after any restart
+        path.write_text("".join(f"{number:<2500}\n" for number in range(part, rows, len(paths))))
     graph = Graph("sold")
-    numbers = graph.source("rows", RateSource(500, rows=rows)).map("numbers", number_of, schema="id bigint")
+    words = graph.source("lines", FileSource(paths)).flat_map(
+        "words", partial(unhurried, hurry_of(out)), schema="word string", takes="batch"
+    )
+    numbers = words.map("numbers", number_of, schema="id bigint")
     numbers.sink("files", ParquetSink(tmp_path / "files"))
     numbers.sink("table", SqlSink(postgres.url, "rescaled"))
     with running(graph, shared_store, tmp_path, workers=3) as (control, watch):
@@ -286,6 +293,7 @@ def test_rows_in_transactions_count_once_through_changes_and_kills(
             control.scale(workers, WAIT_S)
             kill(control, workers - 1, wipe=False)
             control.checkpoint(WAIT_S)
+        hurry(out)
         assert finished(control), control.status
     read = pq.read_table(tmp_path / "files")
     assert sorted(read.column("id").to_pylist()) == list(range(rows))
