@@ -31,6 +31,7 @@ from checkpoint.errors import StateNotRecordedError
 from checkpoint.key_hash import HASH_COLUMN
 from checkpoint.runtime import runtime
 from dos_client import Store
+from dos_client.errors import QuorumUnavailableError
 from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from journal import (
     ORIGIN,
@@ -223,11 +224,21 @@ async def blocks_at(
     """
     chain = await state_chain(store, region, worker, at)
     directory = worker_directory(region, worker)
-    if ranges is None:
-        blocks = blocks_in(read_batches(store, chain, directory=directory))
-    else:
-        blocks = _blocks_after(store, directory, chain, ORIGIN, ranges, snapshots=True)
-    async with aclosing(blocks):
+    if ranges is not None:
+        begun = False
+        try:
+            async with aclosing(
+                _blocks_after(store, directory, chain, ORIGIN, ranges, snapshots=True)
+            ) as some:
+                async for block in some:
+                    begun = True
+                    yield block
+            return
+        except QuorumUnavailableError:
+            # A part of a span is sound only if a quorum says so; of a whole one the chain has the digest.
+            if begun:
+                raise
+    async with aclosing(blocks_in(read_batches(store, chain, directory=directory))) as blocks:
         async for block in blocks:
             yield block
 

@@ -158,11 +158,16 @@ def locate(window: ReadWindow, seed: int, position: int) -> LocatedExtent | Head
     return decoded if isinstance(decoded, HeaderFault) else LocatedExtent(position, *decoded)
 
 
+def is_whole(payload: Buffer, count: int, digest: int) -> bool:
+    """Return whether a payload is the one that its header states."""
+    return len(payload) == count and digest64(payload) == digest
+
+
 def payload_of(window: ReadWindow, located: LocatedExtent) -> memoryview | None:
     """Return the verified payload; None if it is incomplete or its digest does not match."""
     count = located.header.payload_bytes
     payload = window.at(located.position + extent_header_bytes, count)
-    if len(payload) != count or digest64(payload) != located.header.payload_digest:
+    if not is_whole(payload, count, located.header.payload_digest):
         return None
     return payload
 
@@ -225,7 +230,7 @@ def read_part(
                 if len(payload) < count:  # the last one, which is longer than what is asked for
                     payload = memoryview(read(position + begin, count))
                     read_bytes += len(payload)
-                if len(payload) < count or digest64(payload) != digest:
+                if not is_whole(payload, count, digest):
                     break
                 parts.append(payload[max(start - offset, 0) : end - offset])
             if after >= end or len(parts) == extents_max:

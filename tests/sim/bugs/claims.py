@@ -156,10 +156,10 @@ def refused_appends_are_written() -> list[Patch]:
 def the_last_object_is_not_listed() -> list[Patch]:
     original = Tables.send
 
-    def send(self: Tables, session: Session, message: m.Message, request_id: int = 0) -> None:
+    def send(self: Tables, session: Session, message: m.Message, *more: Any, **named: Any) -> None:
         if isinstance(message, m.Listing) and session.directory is not None:
             message = m.Listing(message.entries[:-1], message.more)
-        original(self, session, message, request_id)
+        original(self, session, message, *more, **named)
 
     return [(Tables, "send", send)]
 

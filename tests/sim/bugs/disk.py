@@ -135,14 +135,10 @@ def a_damaged_header_is_a_torn_tail() -> list[Patch]:
 
 @bug("row 12")
 def payload_digests_are_not_compared() -> list[Patch]:
-    def payload_of(window: scan.ReadWindow, placed: scan.LocatedExtent) -> memoryview | None:
-        count = placed.header.payload_bytes
-        payload = window.at(placed.position + extent_header_bytes, count)
-        return payload if len(payload) == count else None
+    def is_whole(payload: Any, count: int, digest: int) -> bool:
+        return len(payload) == count
 
-    return [
-        (module, "payload_of", payload_of) for module in (scan, recovery) if hasattr(module, "payload_of")
-    ]
+    return [(scan, "is_whole", is_whole)]
 
 
 @bug("O12: what the scrub finds")

@@ -72,7 +72,7 @@ class Workers(OneThreadRegion):
         super()._stage_ended(index, message)
 
     def _checkpoint_taken(self, index: int, message: CheckpointTaken) -> None:
-        changed = counts_in(data for _, data in message.blocks)
+        changed = counts_in(block.data for block in message.blocks)
         at = f"checkpoint {message.barrier.checkpoint}, the end of step {message.step}"
         self.tell(f"worker {index} votes for {at}: changed is {changed}")
         super()._checkpoint_taken(index, message)
