@@ -412,11 +412,13 @@ class _Lexer:
 
     def __init__(self, delimiter: str) -> None:
         other = re.escape(delimiter)
-        quoted = r'"(?:[^"]++|"")*+"'
+        # No possessive repetition of a group with alternatives: Python 3.11.2 matches them wrongly, and took
+        # half of a quoted field for a record.
+        quoted = r'"[^"]*+(?:""[^"]*+)*+"'
 
         def record(rest: str, end: str) -> "re.Pattern[bytes]":
             field = rf'(?:{quoted}[^{other}{rest}]*+|(?!")[^{other}{rest}]*+)'
-            return re.compile(rf"{field}(?:{other}{field})*+{end}".encode())
+            return re.compile(rf"{field}(?:{other}{field})*{end}".encode())
 
         self._bounds = np.frombuffer(f"{delimiter}\r\n".encode(), np.uint8)
         self.loose, self.strict = record(r"\n", r"\n"), record(r"\r\n", r"\r*\n")

@@ -85,6 +85,11 @@ def test_rows_and_bad_records_do_not_depend_on_the_blocks(kind: str, data: st.Da
     assert read_of(records, block, want) == read_of(records, block, len(block) + 1)
 
 
+@pytest.mark.parametrize("block", [b',"\n', b'1,"a""\n', b'"","\n","'])
+def test_a_newline_in_a_quote_that_is_open_ends_no_record(block: bytes) -> None:
+    assert CSV.whole(block) == 0
+
+
 @given(
     st.lists(
         st.tuples(st.none() | st.integers(-99, 99), st.none() | st.text('ab",\r\n é', max_size=6)), max_size=9
