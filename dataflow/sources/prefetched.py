@@ -23,6 +23,7 @@ from dataflow.operators.base import OperatorContext
 from dataflow.schema import schema_text
 from dataflow.sources import base
 from dataflow.sources.base import RoundRobin
+from dataflow.values.columns import concatenated
 from dataflow.values.schema_fit import Misfit, SchemaFit, fit_of
 from dos_client import Store
 
@@ -435,12 +436,9 @@ class PrefetchedReader(base.SourceReader):
         self, pieces: Sequence[InputPiece], by_piece: Sequence[Sequence[pa.RecordBatch]]
     ) -> base.SourceBatch:
         batches = [one for batches in by_piece for one in batches]
-        batches = batches or [pa.RecordBatch.from_pylist([], self._schema)]
         ends = accumulate(sum(one.num_rows for one in batches) for batches in by_piece)
         try:
-            # Not Table.combine_chunks: it divides a text above 2 GiB, and a step takes one batch.
-            columns = [pa.concat_arrays([one.column(name) for one in batches]) for name in self._schema.names]
-            batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+            batch = concatenated(batches, self._schema)
         except pa.ArrowInvalid as error:
             raise InputReadError(
                 f"{self._at_piece(pieces[-1])} have, with what the step took before, over 2 GiB"

@@ -24,6 +24,7 @@ from dataflow.core.event_time import Watermark
 from dataflow.errors import SchemaError
 from dataflow.state.base import GatheredParts, Share, StateTable
 from dataflow.state.key_index import Hashes, Slots, hashes_of, in_pieces
+from dataflow.values.columns import concatenated
 
 ROW: Final = "_row"
 _RELEASE: Final = "_release"
@@ -60,12 +61,8 @@ class RowChunk:
 
 def one_batch(parts: Sequence[pa.RecordBatch], columns: pa.Schema) -> pa.RecordBatch:
     """Return the rows of batches as one. Raises RecordTooLargeError if that has too much text."""
-    if not parts:
-        return pa.RecordBatch.from_pylist([], columns)
-    # Not Table.combine_chunks: it divides a text above 2 GiB, so its table has several batches.
-    by_column = [[part.column(name) for part in parts] for name in columns.names]
     try:
-        return pa.RecordBatch.from_arrays([*map(pa.concat_arrays, by_column)], schema=columns)
+        return concatenated(parts, columns)
     except pa.ArrowInvalid as error:
         raise RecordTooLargeError(
             f"{sum(part.num_rows for part in parts)} rows of the state of an operator on one worker do not"

@@ -194,3 +194,14 @@ def has_values_of(given: pa.DataType, kind: pa.DataType) -> bool:
 def _equal_floats(one: pa.Array, other: pa.Array) -> bool:
     left, right = (column.fill_null(0).to_numpy(zero_copy_only=False) for column in (one, other))
     return bool(np.array_equal(left, right, equal_nan=True))
+
+
+def concatenated(parts: Sequence[pa.RecordBatch], columns: pa.Schema) -> pa.RecordBatch:
+    """Return the rows of batches as one. Raises ArrowInvalid if a column of text or lists is above 2 GiB.
+
+    Table.combine_chunks divides such a column, so that its table has several batches.
+    """
+    if not parts:
+        return pa.RecordBatch.from_pylist([], columns)
+    arrays = [pa.concat_arrays([part.column(name) for part in parts]) for name in columns.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns)
