@@ -235,7 +235,7 @@ async def blocks_at(
                     yield block
             return
         except QuorumUnavailableError:
-            # A part of a span is sound only if a quorum says so; of a whole one the chain has the digest.
+            # Only the digests of a quorum prove a part of a span; those of the chain prove a whole one.
             if begun:
                 raise
     async with aclosing(blocks_in(read_batches(store, chain, directory=directory))) as blocks:
