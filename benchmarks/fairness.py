@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from load import run_apart
-from load_sessions import DosSession, Watermarks, dos_login
+from load_sessions import DosSession, Watermarks, answer, dos_login
 from yardsticks import raise_at_sigterm, running_dos
 
 ROOT = Path(__file__).parent.parent
@@ -39,8 +39,9 @@ sys.path.insert(0, str(ROOT))
 from dos_bench.core.figures import percentile  # noqa: E402
 from dos_protocol import messages as m  # noqa: E402
 from dos_protocol.digests import PrefixDigest  # noqa: E402
-from dos_protocol.frames import encode_frame, frame_head  # noqa: E402
+from dos_protocol.frames import FrameDecoder, encode_frame, frame_head  # noqa: E402
 from dos_protocol.limits import KIB, MIB, entries_max  # noqa: E402
+from dos_server.limits import list_entries_max  # noqa: E402
 
 POLITE: Final = 8
 EACH_S: Final = 0.05
@@ -96,23 +97,20 @@ def append_for_ever(address: Address, name: str) -> None:
 
 
 def ask_for_ever(address: Address, directory: str, request: m.Message) -> None:
-    """Send a request again and again, with eight of them under way, and discard the answers."""
+    """Send a request again and again, with eight of them under way, and discard the answers, which are all
+    as long as the first one.
+    """
     sock = dos_login(address, directory)
     asked = encode_frame(m.encode(request, 1))
     sock.sendall(asked)
-    view, first = memoryview(bytearray(4 * MIB)), 0
-    sock.settimeout(0.2)
-    with contextlib.suppress(TimeoutError):  # how long is an answer?
-        while True:
-            first += sock.recv_into(view)
-    sock.settimeout(60)
+    answer_bytes = len(encode_frame(m.encode(answer(sock, FrameDecoder()), 1)))
     sock.sendall(asked * 8)
-    rest = 0
+    view, rest = memoryview(bytearray(4 * MIB)), 0
     while True:
         rest += sock.recv_into(view)
-        if (done := rest // first) > 0:
+        if (done := rest // answer_bytes) > 0:
             sock.sendall(asked * done)
-            rest -= done * first
+            rest -= done * answer_bytes
 
 
 def one_stream(address: Address) -> None:
@@ -128,7 +126,7 @@ def gets(address: Address) -> None:
 
 
 def lists(address: Address) -> None:
-    at_once([lambda: ask_for_ever(address, "many", m.List("", "", entries_max))] * 4)
+    at_once([lambda: ask_for_ever(address, "many", m.List("", "", list_entries_max))] * 4)
 
 
 def at_once(works: list[Callable[[], None]]) -> None:
@@ -141,7 +139,10 @@ CASES: Final[dict[str, tuple[str, Callable[[Address], None]]]] = {
     "stream": ("appends of 64 KiB without a pause, one connection", one_stream),
     "streams": ("the same over 16 connections, each to an object of its own", many_streams),
     "get": ("GET of 1 MiB again and again, 4 connections with 8 each", gets),
-    "list": (f"LIST of {entries_max:,} objects again and again, 4 connections with 8 each", lists),
+    "list": (
+        f"LIST of {list_entries_max:,} of {entries_max:,} objects again and again, 4 connections with 8 each",
+        lists,
+    ),
 }
 """Name -> what the greedy client does."""
 
@@ -155,11 +156,14 @@ def prepare(address: Address, case: str) -> None:
             while session.settled(session.sock.recv(4_096)) < number:
                 pass
     if case == "list":
-        sock, marks = dos_login(address, "many"), 0
-        for number in range(entries_max):
-            sock.sendall(encode_frame(m.encode(m.Append(f"object-{number:06d}", 0, 0, b"x"), 2)))
-        while marks < entries_max * 2:  # an answer has some bytes; the last ones may be missing
-            marks += len(sock.recv(65_536))
+        decoder, durable = FrameDecoder(), set[str]()
+        with dos_login(address, "many") as sock:
+            for number in range(entries_max):
+                sock.sendall(encode_frame(m.encode(m.Append(f"object-{number:06d}", 0, 0, b"x"), 2)))
+            while len(durable) < entries_max:  # a page lists only objects that exist
+                ack = answer(sock, decoder)
+                if isinstance(ack, m.DurabilityAck) and ack.synced:
+                    durable.add(ack.name)
 
 
 @contextlib.contextmanager
