@@ -95,7 +95,7 @@ class ChainFollower:
 
     async def _spans(self) -> list[SegmentSpan]:
         """Return the spans that may hold new records, the oldest first."""
-        if self._head is not None:
+        if self._head is not None and self.at >= self._head.base:  # not if the last poll ended before it
             view = await self._store.inspect(self._directory)
             seen = segments_seen(self._chain, view.answers)
             if seen and seen[0].name == self._head:

@@ -2,12 +2,15 @@
 offset, visit no segment below it.
 """
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dos_protocol.errors import BrokenConnectionError
 from journal import ChainFollower, ChainState, ChainWriter, Op, Position, take_over
 from tests.journal.memory_store import DIRECTORY, MemoryStore
 from tests.journal.takeovers import note, texts_of
@@ -133,3 +136,27 @@ async def test_a_position_of_another_epoch_is_not_looked_for_in_the_segment_that
     (new,) = await grow(store, 3, state, 1)
     found = [record.strings[0] async for _, record in follower.poll(new) if record.op is Op.OUTPUT]
     assert found == [b"3.0"]
+
+
+@pytest.mark.parametrize("cut", ["the caller stops", "a read fails"])
+async def test_a_reader_that_ended_in_an_older_segment_reads_the_rest_of_it_first(
+    monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:
+    store = MemoryStore()
+    await grow(store, 1, None, 3)
+    follower = ChainFollower(store, DIRECTORY, "J")
+    if cut == "the caller stops":
+        async with aclosing(follower.poll()) as records:
+            await anext(records)
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(follower, "_records", fails)
+            with pytest.raises(BrokenConnectionError, match="lost"):
+                await anext(follower.poll())
+    notes = [record.strings[0] async for _, record in follower.poll() if record.op is Op.OUTPUT]
+    assert notes == [b"1.0", b"1.1", b"1.2"]
+
+
+async def fails(_: object) -> AsyncGenerator[Any]:
+    raise BrokenConnectionError("lost")
+    yield
