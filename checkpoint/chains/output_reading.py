@@ -87,8 +87,8 @@ class OutputFollower:
         self._publish: Publish | None = None
 
     def _go_to(self, at: int, epoch: int = 0) -> None:
-        self._read_to = at
-        """The end of the last output that was read."""
+        self._read_to, self._read_epoch = at, epoch
+        """The end of the last output that was read, and the epoch of its segment; 0: not known."""
         self._uid, chain = self._output.uid, output_chain(self._output.uid)
         self._chain = ChainFollower(self._store, self._directory, chain, at=at, epoch=epoch)
         self._watch = ChainWatch(self._store, self._chain)
@@ -177,7 +177,7 @@ class OutputFollower:
                     yield followed
         except (LostBytesError, CorruptDataError) as error:
             # The log may have branched off below what was read, since the manifest was read.
-            if await self._goes_back(await self._output.last_checkpoint(fresh=True)):
+            if await self._goes_back(await self._output.last_checkpoint(fresh=True), error):
                 return
             await self._refuse(error)
             raise
@@ -211,10 +211,15 @@ class OutputFollower:
             async for end, record in records:
                 if record.op is Op.OUTPUT:
                     output = log.output(record, end)
+                    # Until a checkpoint covers this record, the worker may open the log again at this place.
+                    # A checkpoint that was read before the worker left does not show that (`reopens`).
+                    if output.head.begins and (log.covered is None or end > log.covered.size):
+                        self._go_to(self._read_to, self._read_epoch)
+                        return
                     if not await self._belongs(output, end):
                         return
                     self._check_follows(output, end)
-                    self._read_to = end
+                    self._read_to, self._read_epoch = end, self._chain.epoch
                     yield FollowedOutput(begin, end, output)
                 begin = end
 
@@ -240,28 +245,27 @@ class OutputFollower:
             return True
         if of_line > line or back is not None:
             # The reader does not know of the line yet, or the worker has not opened its log on it.
-            self._go_to(self._read_to)
+            self._go_to(self._read_to, self._read_epoch)
             return False
         self._line = of_line
         return True
 
-    async def _goes_back(self, checkpoint: Checkpoint | None) -> bool:
-        """Return whether a restore explains a gap; then this reader is where it continues. Raises as
-        `_notice_restore`.
+    async def _goes_back(self, checkpoint: Checkpoint | None, error: Exception) -> bool:
+        """Return whether a restore, or that the log was opened again, explains a gap; then this reader is
+        where it continues. Raises as `_notice_restore`.
         """
         if await self._notice_restore(checkpoint):
             return True
-        if (
-            checkpoint is None
-            or checkpoint.line <= self._line
-            or (parted := parting(checkpoint, self._line)) is None
-        ):
-            return False
         # What lies between the last output and here may be of an opening that is void.
-        at = min(self._size_in(parted.outputs, self._read_to), self._read_to)
+        at, epoch = self._read_to, self._read_epoch
+        if checkpoint and checkpoint.line > self._line and (parted := parting(checkpoint, self._line)):
+            at = min(self._size_in(parted.outputs, 0), at)
+            epoch = epoch if at == self._read_to else 0
+        elif not isinstance(error, RewrittenChainError) or (at and not epoch):
+            return False  # without the epoch, a log that was deleted and begun again could not be told apart
         if at >= self._chain.at:
             return False
-        self._go_to(at)
+        self._go_to(at, epoch)
         return True
 
     def _size_in(self, outputs: dict[int, dict[str, int]], default: int) -> int:
@@ -331,7 +335,8 @@ class OutputFollower:
         self._watch.close()
 
     def _check_follows(self, output: Output, end: int) -> None:
-        if self._chain_begun and output.step != self._step + 1 and not output.head.begins:
+        follows = output.step >= self._step if output.head.begins else output.step == self._step + 1
+        if self._chain_begun and not follows:
             expected = f"the output of step {self._step + 1}"
             raise CorruptDataError(self._directory, end, expected, f"that of step {output.step}")
         self._chain_begun, self._step = True, output.step

@@ -4,8 +4,10 @@
 |---|---|
 | publish="checkpoint" | what the last committed checkpoint covers |
 | publish="step" | what a quorum holds, if it counts (`VisibleLog.counts`) |
-| either, while the last checkpoint begins a line of history | what that checkpoint covers |
-| either, of a sink that was removed | up to its end, which the last checkpoint states |
+| either, while the last checkpoint begins a line of history, or does not have the log | what it covers |
+
+A checkpoint does not have the log of a worker that was not there, or that has left since, and that of a sink
+that comes with a later graph, or was removed.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterable
@@ -33,7 +35,10 @@ class VisibleLog:
     begin: int
     """The offset from which on it is retained: 0 if it was never trimmed."""
     line: int
-    rewound: bool
+    reopens: bool
+    """Nothing beyond what is covered counts: the workers may open the log there again and again, until the
+    next checkpoint, which comes before any step.
+    """
     ended: bool = False
     """The sink was removed: nothing follows what is covered."""
 
@@ -44,18 +49,17 @@ class VisibleLog:
         """
         directory, chain = worker_directory(region, worker), output_chain(sink)
         if checkpoint is None:
-            return cls(directory, chain, None, 0, 0, rewound=False)
+            return cls(directory, chain, None, 0, 0, reopens=False)
         covered = covered_in(checkpoint, sink).get(worker)
         begin = begin_in(checkpoint, worker, sink)
-        ended = sink in checkpoint.ended
-        return cls(directory, chain, covered, begin, checkpoint.line, rewound=checkpoint.rewound, ended=ended)
+        own, ended = checkpoint.workers.get(worker), sink in checkpoint.ended
+        reopens = checkpoint.rewound or own is None or sink not in own.sinks
+        return cls(directory, chain, covered, begin, checkpoint.line, reopens, ended)
 
     def ends_with_checkpoint(self, publish: Publish) -> bool:
         """Return whether nothing is visible that the checkpoint does not cover."""
-        # After a restore, a checkpoint is committed before any step runs. Until then the workers may open
-        # their logs again and again, each time at the same place: nothing there may be read.
-        # After the end of a removed log, a worker that was superseded may have written more.
-        return publish is Publish.CHECKPOINT or self.rewound or self.ended
+        # After the end of a log, a worker that was superseded may also have written more.
+        return publish is Publish.CHECKPOINT or self.reopens
 
     def counts(self, end: int, of_line: int) -> bool:
         """Return whether the output that ends at `end` and states this line of history counts."""
@@ -109,7 +113,7 @@ class BatchOutputReader:
             return
         covered = msgspec.convert(processed.logs[worker][sink], Position)
         directory, chain = worker_directory(self._region, worker), output_chain(sink)
-        log = VisibleLog(directory, chain, covered, 0, processed.line, rewound=False)
+        log = VisibleLog(directory, chain, covered, 0, processed.line, reopens=False)
         follower = self._follower
         # Another epoch is of another incarnation: after a rollback it may have other bytes below this offset.
         if follower is None or (follower.at, follower.epoch) != (begin, covered.epoch):

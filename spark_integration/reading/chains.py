@@ -496,7 +496,7 @@ class OutputOrigin(ChainOrigin):
         log = await self._output.log(split)
         if log.line != self._line:
             return  # restored since the plan was made: what the log has now is of the next plan
-        by_checkpoint = visible_end is not ALL or log.rewound
+        by_checkpoint = visible_end is not ALL or log.reopens
         if by_checkpoint and log.covered is None:
             return
         polled = follower.poll(log.covered) if by_checkpoint else follower.poll(proved=log.covered)

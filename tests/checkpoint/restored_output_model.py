@@ -1,5 +1,6 @@
-"""A region of two workers with one output log each, that is restored again and again, on a store in memory:
-real manifests and logs. The oracle knows the steps of every line of history.
+"""A region of two workers with one output log each, that is restored again and again, and of which the second
+one leaves and joins again, on a store in memory: real manifests and logs. The oracle knows the steps of every
+line of history.
 """
 
 import random
@@ -17,10 +18,10 @@ from checkpoint.core.coordination.vocabulary import (
     CheckpointAppended,
 )
 from checkpoint.core.records.lines import ended_after, restored
-from checkpoint.core.records.manifest import Checkpoint, retained_with
+from checkpoint.core.records.manifest import Checkpoint, RetiredWorker, retained_with
 from checkpoint.core.records.outputs import OutputDecision, Publish, output_chain
 from checkpoint.core.region import worker_directory
-from dos_protocol.errors import FencedError
+from dos_protocol.errors import ClosedError, FencedError
 from journal import ORIGIN, Position
 from tests.checkpoint.manifest_samples import notes, numbered_checkpoint, worker_checkpoint
 from tests.checkpoint.savepoint_model import taken_over
@@ -58,10 +59,19 @@ class InterruptedStore(Store):
 
 
 class RestoredOutputModel:
-    """The region. `history`: line -> the line on which each of its steps was made, from step 1 on."""
+    """The region. `history`: line -> the line on which each of its steps was made, from step 1 on. removes:
+    its sink is removed at times. scales: its second worker leaves at times, and joins again.
+    """
 
-    def __init__(self, publish: Publish, rng: random.Random, *, removes: bool = False) -> None:
-        self.removes = removes
+    def __init__(
+        self, publish: Publish, rng: random.Random, *, removes: bool = False, scales: bool = False
+    ) -> None:
+        self.removes, self.scales = removes, scales
+        self.layout: tuple[int, ...] = WORKERS[: rng.choice((1, 2))] if scales else WORKERS
+        """The workers of this incarnation. If the last checkpoint has others, its first checkpoint begins the
+        layout."""
+        self.made_by: dict[tuple[int, int], tuple[int, ...]] = {}
+        """Line on which it was made, step -> its workers."""
         self.publish, self.rng, self.store = publish, rng, InterruptedStore()
         self.history: dict[int, list[int]] = {0: []}
         self.at_checkpoint: dict[int, list[int]] = {}
@@ -87,14 +97,34 @@ class RestoredOutputModel:
         """Whether the graph has the sink no more."""
         return self.checkpoint is not None and SINK in self.checkpoint.ended
 
-    async def open(self) -> None:
-        """A driver takes over; its workers open their logs later, one by one."""
+    @property
+    def begins(self) -> bool:
+        """Whether a line or a layout begins with the last checkpoint: the next one comes before any step."""
+        last = self.checkpoint
+        return last is not None and (last.rewound or sorted(last.workers) != list(self.layout))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether all workers have opened their logs."""
+        return len(self.opened) == len(self.layout)
+
+    @property
+    def present(self) -> dict[int, int]:
+        """Worker -> its last step, of the workers of this incarnation."""
+        return {worker: self.made[worker] for worker in self.layout}
+
+    async def open(self, layout: tuple[int, ...] | None = None) -> None:
+        """A driver takes over; its workers open their logs later, one by one. layout: None for the workers of
+        the last checkpoint.
+        """
         self.manifest, opened = await taken_over(self.manifest, self.store, REGION, self.events)
         self.kept, self.incarnation, self.checkpoint = opened.kept, opened.incarnation, opened.last_checkpoint
+        if self.checkpoint is not None:
+            self.layout = layout or tuple(sorted(self.checkpoint.workers))
         self.opened = set()
 
     async def open_worker(self, worker: int) -> None:
-        if worker in self.opened:
+        if worker in self.opened or worker not in self.layout:
             return
         checkpoint, after = self.checkpoint, 0 if self.checkpoint is None else self.checkpoint.step
         if self.is_removed:
@@ -102,7 +132,9 @@ class RestoredOutputModel:
             self.made[worker] = after
             return
         claim = await self.store.claim(worker_directory(REGION, worker), self.incarnation)
-        at = None if checkpoint is None else msgspec.convert(checkpoint.workers[worker].sinks[SINK], Position)
+        part = None if checkpoint is None else checkpoint.outputs().get(worker)
+        at = None if part is None else msgspec.convert(part.sinks[SINK], Position)
+        joins = checkpoint is not None and worker not in checkpoint.workers
         self.logs[worker] = await OutputLog.open(
             claim,
             SINK,
@@ -111,14 +143,16 @@ class RestoredOutputModel:
             at=at,
             generation=1,
             line=self.line,
-            rewound=checkpoint is not None and checkpoint.rewound,
-            workers=len(WORKERS),
+            rewound=joins or (checkpoint is not None and checkpoint.rewound),
+            workers=len(self.layout),
         )
+        if joins:
+            await self.logs[worker].begin_after(SINK, after)
         self.made[worker] = after
         self.opened.add(worker)
-        if len(self.opened) == len(WORKERS):
-            self.started = set(self.logs.values())
-            if checkpoint is not None and checkpoint.rewound:
+        if self.is_open:
+            self.started = {self.logs[one] for one in self.layout}
+            if self.begins:
                 await self.commit()  # no step runs before
 
     async def make(self, worker: int) -> None:
@@ -127,43 +161,50 @@ class RestoredOutputModel:
         if log not in self.started:
             return
         step, line = self.made[worker] + 1, int(log._history or 0)
-        if worker in self.opened and step > min(self.made.values()) + 3:
+        if worker in self.opened and step > min(self.present.values()) + 3:
             return  # it waits for the others
         try:
             if log.judge(step, step) is OutputDecision.APPEND:
                 await log.append(SINK, step, 1, step, arrow(row_of(line, step, worker)), {})
                 await log.synced(step)
-        except FencedError:
+        except (FencedError, ClosedError):  # closed: it was fenced before
             return
         self.made[worker] = step
         history = self.history[line]
         if step > len(history):
             history.append(line)
+            self.made_by[line, step] = WORKERS[: log._workers]
 
     async def commit(self) -> None:
         """A checkpoint, of the step that all workers reach."""
-        if len(self.opened) < len(WORKERS):
+        if not self.is_open:
             return
         if self.is_removed:
             await self.vote_without_sink()
             return
-        if self.checkpoint is None or not self.checkpoint.rewound:
+        if not self.begins:
             await self.make(0)
-        while len(set(self.made.values())) > 1:
-            await self.make(min(WORKERS, key=lambda worker: self.made[worker]))
+        while len(set(self.present.values())) > 1:
+            await self.make(min(self.present, key=self.present.__getitem__))
         number, step = self.kept[-1].number + 1 if self.kept else 1, self.made[0]
         workers = {}
-        for worker in WORKERS:
+        for worker in self.layout:
             end = await self.logs[worker].synced(step)
             sinks = {SINK: msgspec.to_builtins(end)}
             workers[worker] = worker_checkpoint(self.incarnation, sinks=sinks, floors={CHAIN: (1, 0)})
         last = self.kept[-1] if self.kept else None
+        former = {} if last is None else {**last.retired, **last.workers}
         record = numbered_checkpoint(
             number,
             incarnation=self.incarnation,
             parent=number - 1,
             step=step,
             workers=workers,
+            retired={
+                worker: RetiredWorker(sinks=part.sinks, floors=part.floors)
+                for worker, part in former.items()
+                if worker not in workers
+            },
             operators=notes(count="count", **{SINK: "sink"}),
             retained=retained_with(self.kept, number, 4),
             line=self.line,
@@ -194,17 +235,29 @@ class RestoredOutputModel:
 
     async def remove(self) -> None:
         """The sink is removed. Its log stays as it is, also what is above the checkpoint, or comes there."""
-        if self.is_removed or len(self.opened) < len(WORKERS):
+        if self.is_removed or not self.is_open:
             return
         await self.make_all()  # nothing is shown after its last checkpoint
         await self.commit()
         self.strays, self.logs, self.started = list(self.logs.values()), {}, set()
         await self.vote_without_sink()
 
+    async def scale(self) -> None:
+        """The second worker leaves or joins: the region pauses with a checkpoint, and a driver continues it
+        with other workers. Until the first checkpoint of these, it may give the change up, or begin again.
+        """
+        if self.begins:
+            await self.open(self.rng.choice([None, self.layout]))
+        elif self.is_open:
+            await self.make_all()
+            await self.commit()
+            self.started = set()
+            await self.open(WORKERS if len(self.layout) == 1 else WORKERS[:1])
+
     async def stray(self) -> None:
         """A process whose log has ended writes to it, what is not visible."""
         for log in self.strays if self.publish is Publish.CHECKPOINT else ():
-            with suppress(FencedError):
+            with suppress(FencedError, ClosedError):
                 step, line = log.last_step + 1, int(log._history or 0)
                 await log.append(SINK, step, 1, step, arrow(row_of(line, step, 9)), {})
                 await log.synced(step)
@@ -230,6 +283,8 @@ class RestoredOutputModel:
         choices = {"make": 12, "open worker": 6, "commit": 4, "restore": 2, "open": 1}
         if self.removes:
             choices |= {"remove": 1, "stray": 1}
+        if self.scales:
+            choices |= {"scale": 8 if self.begins else 3}
         choice = rng.choices(list(choices), list(choices.values()))[0]
         if choice == "make":
             for _ in range(rng.choice([1, 3, 8])):
@@ -242,6 +297,8 @@ class RestoredOutputModel:
             await self.restore(rng.choice(self.kept))
         elif choice == "open":
             await self.open()
+        elif choice == "scale":
+            await self.scale()
         elif choice == "remove":
             await self.remove()
         elif choice == "stray":
@@ -269,13 +326,18 @@ class RestoredOutputModel:
 
     async def make_all(self) -> None:
         """All workers make what any of them has made."""
-        while not self.is_removed and min(self.made.values()) < len(self.history[self.line]):
-            await self.make(min(WORKERS, key=lambda worker: self.made[worker]))
+        while not self.is_removed and min(self.present.values()) < len(self.history[self.line]):
+            await self.make(min(self.present, key=self.present.__getitem__))
 
     def rows(self, line: int) -> list[list[str]]:
         """The rows of each step of a line."""
         made = enumerate(self.history[line], 1)
-        return [[row_of(by, step, worker) for worker in WORKERS] for step, by in made]
+        return [[row_of(by, step, worker) for worker in self.made_by[by, step]] for step, by in made]
+
+    def rows_by(self, worker: int, line: int) -> dict[int, str]:
+        """Step of a line -> its row of one worker."""
+        made = enumerate(self.history[line], 1)
+        return {step: row_of(by, step, worker) for step, by in made if worker in self.made_by[by, step]}
 
 
 __all__ = ["COLUMNS", "ORIGIN", "REGION", "SINK", "WORKERS", "RestoredOutputModel"]

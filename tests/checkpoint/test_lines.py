@@ -19,6 +19,7 @@ from trio.testing import MockClock
 
 from checkpoint import limits
 from checkpoint.chains import output_reading, visible_log
+from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.output_reading import OnRewind, OutputFollower, PublishedOutput
 from checkpoint.chains.visible_log import VisibleLog
 from checkpoint.core.records.lines import parting, recorded_again, restored, taken_back
@@ -89,6 +90,14 @@ def test_of_lines_that_are_no_longer_known_everything_counts_as_taken_back() -> 
     assert "from its beginning as a new reader" in refused.value.remedy
 
 
+CHANGES = ("", "removed", "scaled")
+"""What changes beside restores: nothing, the sink, or the workers."""
+
+
+def changed(publish: Publish, rng: random.Random, changes: str) -> RestoredOutputModel:
+    return RestoredOutputModel(publish, rng, removes=changes == "removed", scales=changes == "scaled")
+
+
 # --- readers --------------------------------------------------------------------------------------------
 
 
@@ -133,8 +142,8 @@ class OutputReader:
         self.line = step.line
 
 
-async def play(publish: Publish, rng: random.Random, *, removes: bool = False) -> int:
-    model = RestoredOutputModel(publish, rng, removes=removes)
+async def play(publish: Publish, rng: random.Random, changes: str = "") -> int:
+    model = changed(publish, rng, changes)
     await model.open()
     readers = [OutputReader(model), OutputReader(model)]
     for _ in range(ACTIONS):
@@ -151,13 +160,12 @@ async def play(publish: Publish, rng: random.Random, *, removes: bool = False) -
     return sum(reader.notices for reader in readers)
 
 
-@pytest.mark.parametrize("removes", [False, True], ids=["stays", "removed"])
+@pytest.mark.parametrize("changes", CHANGES, ids=["stays", "removed", "scaled"])
 @pytest.mark.parametrize("publish", list(Publish))
 def test_readers_of_a_region_that_is_restored_at_random_never_return_a_mix(
-    publish: Publish, removes: bool
+    publish: Publish, changes: str
 ) -> None:
-    played = partial(play, publish, removes=removes)
-    notices = sum(trio.run(played, random.Random(seed)) for seed in range(SEEDS))
+    notices = sum(trio.run(play, publish, random.Random(seed), changes) for seed in range(SEEDS))
     assert notices >= SEEDS / 2, "readers were there when output was taken back"
 
 
@@ -236,11 +244,15 @@ class LogReader:
                     self._keep(piece.digest - 1)
                     with pa.ipc.open_stream(piece.data) as reader:
                         (self.rows[piece.digest],) = reader.read_all()["row"].to_pylist()
-                    self.at[piece.digest] = SplitPosition(piece.end, piece.digest, line=piece.line)
+                    self.at[piece.digest] = SplitPosition(
+                        piece.end, piece.digest, line=piece.line, epoch=piece.epoch
+                    )
                     pieces_max -= 1
                     if not pieces_max:
                         break
         except OutputRewoundError as error:
+            if "deleted" in str(error):
+                raise AssertionError("the region was restored and scaled, and never deleted") from error
             if self.published.on_rewind == "follow" and error.checkpoint:
                 raise AssertionError("it is known where to continue") from error
             self._keep(error.step - 1)
@@ -248,9 +260,9 @@ class LogReader:
         if pieces_max == 0:  # the iteration was not ended: a source does so only when it ends
             self.follower = self._at(max(self.at))
         self._keep(self.follower._step)
-        line_now = self.model.rows(self.follower._line)
-        read = [self.rows[step] for step in sorted(self.rows)]
-        assert read == [row[self.worker] for row in line_now][: len(read)], "a mix of two lines"
+        line_now = self.model.rows_by(self.worker, self.follower._line)
+        read = sorted(self.rows.items())
+        assert read == list(line_now.items())[: len(read)], "a mix of two lines"
 
     def _keep(self, last: int) -> None:
         """Forget what was taken back, or is read again."""
@@ -260,16 +272,20 @@ class LogReader:
         self.at = {step: at for step, at in self.at.items() if step <= last}
 
 
-def lives(publish: Publish, on_rewind: OnRewind, seed: int, *, removes: bool = False) -> int:
-    """Every other region states only its last two restores: of older lines a reader knows nothing."""
+def lives(publish: Publish, on_rewind: OnRewind, seed: int, changes: str = "") -> int:
+    """Every other region states only its last two restores: of older lines a reader knows nothing. Every
+    third one has short segments.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if seed % 2:
             patch.setattr(limits, "rewinds_kept_max", 2)
-        return trio.run(play_followed, publish, on_rewind, random.Random(seed), removes, clock=MockClock())
+        if seed % 3 == 0:  # each segment has one or two outputs
+            patch.setattr(limits, "output_segment_bytes_max", 700)
+        return trio.run(play_followed, publish, on_rewind, random.Random(seed), changes, clock=MockClock())
 
 
-async def play_followed(publish: Publish, on_rewind: OnRewind, rng: random.Random, removes: bool) -> int:
-    model = RestoredOutputModel(publish, rng, removes=removes)
+async def play_followed(publish: Publish, on_rewind: OnRewind, rng: random.Random, changes: str) -> int:
+    model = changed(publish, rng, changes)
     await model.open()
     readers = [LogReader(model, worker, on_rewind) for worker in WORKERS]
     for _ in range(FOLLOWED_ACTIONS):
@@ -288,19 +304,98 @@ async def play_followed(publish: Publish, on_rewind: OnRewind, rng: random.Rando
             assert reader.follower.seen >= ends[reader.follower._split]
         else:
             assert ends is None
-        present = [row[reader.worker] for row in model.rows(model.line)]
-        assert [reader.rows[step] for step in sorted(reader.rows)] == present
+        assert reader.rows == model.rows_by(reader.worker, model.line)
     return sum(reader.notices for reader in readers)
 
 
-@pytest.mark.parametrize("removes", [False, True], ids=["stays", "removed"])
+@pytest.mark.parametrize("changes", CHANGES, ids=["stays", "removed", "scaled"])
 @pytest.mark.parametrize("on_rewind", ["fail", "follow"])
 @pytest.mark.parametrize("publish", list(Publish))
 def test_a_follower_of_a_region_that_is_restored_at_random_never_has_a_mix(
-    publish: Publish, on_rewind: OnRewind, removes: bool
+    publish: Publish, on_rewind: OnRewind, changes: str
 ) -> None:
-    notices = sum(lives(publish, on_rewind, seed, removes=removes) for seed in range(FOLLOWED_SEEDS))
+    notices = sum(lives(publish, on_rewind, seed, changes) for seed in range(FOLLOWED_SEEDS))
     assert notices >= FOLLOWED_SEEDS / 2, "followers were there when output was taken back"
+
+
+async def begin_of(model: RestoredOutputModel) -> None:
+    """The second worker opens its log, and its process ends before its first record is stored."""
+
+    async def ends(*_: object) -> None:
+        """The record is never sent."""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OutputLog, "begin_after", ends)
+        await model.open_worker(1)
+
+
+@pytest.mark.parametrize("on_rewind", ["fail", "follow"])
+@pytest.mark.parametrize("known", ["last", "older"])
+@pytest.mark.parametrize("ends_at", ["start", "record"])
+def test_a_log_that_a_joining_worker_opens_again_was_not_deleted(
+    ends_at: str, known: str, on_rewind: OnRewind
+) -> None:
+    """Its process is killed after the start of its segment, or after its first record. known: the checkpoint
+    that the reader knows; in the older one the worker has not left yet.
+    """
+
+    async def main() -> None:
+        model = RestoredOutputModel(Publish.STEP, random.Random(1), scales=True)
+        model.layout = WORKERS
+        await model.open()
+        await model.settle()
+        reader = LogReader(model, 1, on_rewind)
+        await model.scale()
+        await reader.poll(fresh=True)
+        await model.settle()
+        await model.scale()
+        assert (model.layout, model.begins) == (WORKERS, True)
+        read = len(reader.rows)
+        for attempt in range(2):
+            await (begin_of(model) if ends_at == "start" and not attempt else model.open_worker(1))
+            await reader.poll(fresh=known == "last")
+            assert len(reader.rows) == read, "no step ran"
+            await model.open(model.layout)
+        await model.settle()
+        for _ in range(2):
+            await reader.poll(fresh=True)
+        assert reader.rows == model.rows_by(1, model.line)
+        assert len(reader.rows) > read
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("on_rewind", ["fail", "follow"])
+def test_a_log_is_read_from_its_beginning_after_a_restore_to_before_its_worker_joined(
+    on_rewind: OnRewind,
+) -> None:
+    """Nothing was taken back: no step ran since the worker joined. But its log begins again."""
+
+    async def main() -> None:
+        model = RestoredOutputModel(Publish.STEP, random.Random(1), scales=True)
+        model.layout = WORKERS[:1]
+        await model.open()
+        await model.settle()
+        reader = LogReader(model, 1, on_rewind)
+        await model.scale()
+        for worker in WORKERS:
+            await model.open_worker(worker)
+        before, joined = model.kept[-2:]
+        assert (1 in before.workers, 1 in joined.workers, before.step) == (False, True, joined.step)
+        await reader.poll(fresh=True)
+        assert reader.follower.seen, "it knows that the worker joined"
+        await model.restore(before)
+        await model.settle()
+        await model.scale()
+        await model.open_worker(1)
+        await reader.poll(fresh=True)
+        await model.settle()
+        for _ in range(2):
+            await reader.poll(fresh=True)
+        assert reader.rows == model.rows_by(1, model.line)
+        assert reader.rows
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 def lines_are_not_compared(patch: pytest.MonkeyPatch) -> None:
@@ -356,8 +451,7 @@ def test_random_removals_find_planted_bugs_of_followers(
 ) -> None:
     bug(monkeypatch)
     seeds = range(4 * FOLLOWED_SEEDS)
-    found = partial(lives, removes=True)
-    runs = (partial(found, publish, "follow", seed) for seed in seeds for publish in Publish)
+    runs = (partial(lives, publish, "follow", seed, "removed") for seed in seeds for publish in Publish)
     assert is_found(runs, AssertionError, DosError)
 
 

@@ -142,8 +142,7 @@ class ModelStream:
         lines = {at.line for at in self.at.values() if at.size}
         assert len(lines) <= 1, "a mix of lines"
         for split, rows in self.rows.items():
-            expected = self.model.history[self.at[split].line]
-            made = [row_of(line, step, int(split[1:])) for step, line in enumerate(expected, 1)]
+            made = list(self.model.rows_by(int(split[1:]), self.at[split].line).values())
             assert rows == made[: len(rows)]
 
 

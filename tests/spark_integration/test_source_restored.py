@@ -27,14 +27,14 @@ from dos_client.blocking import BlockingStore
 from dos_protocol.errors import DosError
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration.core import offsets
-from spark_integration.core.offsets import SplitPoint, points_on_line
+from spark_integration.core.offsets import BatchLimits, SplitPoint, points_on_line
 from spark_integration.core.options import parse_options
 from spark_integration.errors import MalformedOffsetError
 from spark_integration.reading import planning
 from spark_integration.reading.chains import ChainOrigin, OutputOrigin
 from spark_integration.reading.planning import plan_batch
 from spark_integration.reading.readers import rows_of
-from tests.checkpoint.restored_output_model import SINK
+from tests.checkpoint.restored_output_model import SINK, WORKERS, RestoredOutputModel
 from tests.checkpoint.test_lines import checkpoint_at
 from tests.spark_integration.restored_streams import ModelStream, UnnamedStream, play
 from tests.spark_integration.stored_data import write_checkpoints, write_steps
@@ -83,6 +83,36 @@ def test_streams_of_a_region_that_is_restored_at_random_never_return_a_mix(
     runs = [(play, publish, policy, random.Random(seed), monkeypatch, kind) for seed in range(SEEDS)]
     notices = sum(trio.run(*run) for run in runs)
     assert notices >= SEEDS / 2, "streams ran when output was taken back"
+
+
+@pytest.mark.parametrize("workers", [1, 2], ids=["joins", "comes back"])
+def test_a_stream_continues_past_a_log_that_a_joining_worker_opens_again(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process of the worker is killed before the first checkpoint of its layout. workers: at first."""
+    monkeypatch.setattr(limits, "output_poll_s", 0.0)
+
+    async def main() -> None:
+        model = RestoredOutputModel(Publish.STEP, random.Random(1), scales=True)
+        model.layout = WORKERS[:workers]
+        await model.open()
+        await model.settle()
+        if workers == 2:
+            await model.scale()
+            await model.settle()
+        stream = ModelStream(model, random.Random(1), "fail")
+        await model.scale()
+        for _ in range(2):
+            await model.open_worker(1)
+            await stream.poll(BatchLimits())
+            await model.open(model.layout)
+        await model.settle()
+        await stream.poll(BatchLimits())
+        made = {worker: list(model.rows_by(worker, model.line).values()) for worker in WORKERS}
+        assert stream.rows == {f"w{worker:04d}": rows for worker, rows in made.items()}
+        await stream.aclose()
+
+    trio.run(main)
 
 
 def ignores_lines_of_points(patch: pytest.MonkeyPatch) -> None:
