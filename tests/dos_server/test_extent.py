@@ -405,6 +405,7 @@ def test_a_start_serves_no_byte_of_another_place_or_time() -> None:
         server.disk.put("d/dir/.marks", marks)
         epoch += 1
         refused_after_restart(server, epoch, content, what)
+    assert epoch > 100
 
 
 def test_without_a_mark_what_does_not_fit_together_is_damaged_from_its_beginning() -> None:
