@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, TypedDict
 
 from prometheus_client import CollectorRegistry
 
@@ -58,6 +58,7 @@ from dos_monitoring import (
     LOG_VARIABLE,
     METRICS_VARIABLE,
     HealthServer,
+    MetricsListen,
     begin_logs,
     log_choice_of_environment,
     parse_metrics_listen,
@@ -115,19 +116,37 @@ def monitoring_of(metrics: str | None) -> Monitoring:
 
 
 class RegionMonitor:
-    """The HTTP port of one region in its driver, and its figures. Without an address there is no port."""
+    """The HTTP port of one region in its driver, and its figures. Without an address there is no port.
+
+    If another driver of the region has the only port, in this process, it follows: as soon as that one has
+    closed the port, it is opened here (`RegionHandle.replace`).
+    """
+
+    _opening: ClassVar = threading.Lock()
+    _with_port: ClassVar[dict[tuple[str, str], "RegionMonitor"]] = {}
+    """Region and its `listen` -> the monitor that has a port."""
 
     def __init__(self, region: str, listen: str) -> None:
         """listen: `Monitoring.metrics`. Raises as `tracer_of_environment`."""
         self.address = ""
         self._tracer = tracer_of_environment()
-        self._region = region
+        self._region, self._listen = region, listen
         self._figures = RegionFigures(region)
         self._control: RegionControl | None = None
         self._server: HealthServer | None = None
         self._shares: metrics.SharedFigures | None = None
+        self._heir: RegionMonitor | None = None
         if (place := parse_metrics_listen(listen)) is None:
             return
+        with self._opening:
+            before = self._with_port.get((region, listen))
+            if before is not None and place.ports[0] and len(place.ports) == 1:
+                before._heir = self  # noqa: SLF001 - of this class
+                self.address = before.address
+            else:
+                self._open(place)
+
+    def _open(self, place: MetricsListen) -> None:
         registry, shares = CollectorRegistry(), metrics.SharedFigures()
         registry.register(self._figures)
         registry.register(shares)
@@ -136,9 +155,12 @@ class RegionMonitor:
         except (OSError, TlsSettingsError) as error:
             shares.close()
             # No reason to refuse a region: it runs without a port.
-            logger.warning("region %s: its driver serves no figures at %s: %s", region, listen, error)
+            logger.warning(
+                "region %s: its driver serves no figures at %s: %s", self._region, self._listen, error
+            )
         else:
             self._shares = shares
+            self._with_port[self._region, self._listen] = self
             self.address = place.reached_at(self._server.port, runtime().host_name())
 
     def observe(self, event: RegionEvent) -> None:
@@ -153,10 +175,20 @@ class RegionMonitor:
 
     def close(self) -> None:
         """Close the port. Without effect the second time."""
-        server, shares, self._server, self._shares = self._server, self._shares, None, None
-        if server is not None and shares is not None:
+        with self._opening:
+            server, shares, self._server, self._shares = self._server, self._shares, None, None
+            before = self._with_port.get((self._region, self._listen))
+            if before is not None and before._heir is self:  # noqa: SLF001 - of this class
+                before._heir = None  # noqa: SLF001
+            if server is None or shares is None:
+                return
             server.close()
             shares.close()
+            if before is self:
+                del self._with_port[self._region, self._listen]
+            heir, place = self._heir, parse_metrics_listen(self._listen)
+            if heir is not None and place is not None:
+                heir._open(place)  # noqa: SLF001
 
     def _hangs(self) -> str:
         return "" if self._control is None else self._control.hangs()

@@ -4,6 +4,7 @@ graph in whose steps it was read, whatever is killed.
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -40,6 +41,7 @@ from dos_client.blocking import open_store as open_blocking
 from tests.dataflow.test_edited_regions import state_of
 from tests.dataflow.test_region_processes import finished, kill, running
 from tests.support.dos_command import dos
+from tests.support.http import fetch_url
 from tests.support.polling import until
 
 ROWS = "key string, n bigint"
@@ -267,9 +269,11 @@ class Told(RegionListener):
 def test_a_handle_continues_with_another_graph_or_with_its_own(shared_store: str, tmp_path: Path) -> None:
     """The end of the former driver is not reported as that of the region. Every row counts once."""
     name, told = tmp_path.name, Told()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
     with open_blocking(shared_store) as client:
         shown = partial(client.portal.call, last_rows, client.store, name)
-        first, later = graph_of(1, "step"), {"listeners": [told]}
+        first, later = graph_of(1, "step"), {"listeners": [told], "metrics": listen}
         with running(first, shared_store, tmp_path, workers=2, **later) as (region, watch):
             ended = threading.Thread(target=region.awaitTermination, daemon=True)
             ended.start()
@@ -293,6 +297,8 @@ def test_a_handle_continues_with_another_graph_or_with_its_own(shared_store: str
             until(lambda: sum(shown()[0].values()) == 45, "the even rows are shown", 60)
             region.replace(graph=graph_of(3, "step"), workers=3, timeout=90)
             assert len(region.status.workers) == 3
+            assert region.status.metrics == listen
+            assert fetch_url(f"http://{listen}/readyz")[0] == 200, "the new driver has the port"
             send(client, name, range(60, 66))
             region.checkpoint(60)
             assert ended.is_alive()
