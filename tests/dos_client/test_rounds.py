@@ -17,12 +17,15 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from dos_client import ObjectWriter, init_store, open_store
+from dos_client.limits import chunk_bytes_max, send_batch_bytes
 from dos_client.rounds import ClientRounds
 from dos_client.sessions import connection as sessions
 from dos_client.sessions.connection import Connection, open_connection
+from dos_client.writing.claim import MemberCopies
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import BrokenConnectionError
 from dos_protocol.frames import encode_frame
+from dos_protocol.limits import KIB, MIB
 from dos_protocol.messages import DurabilityAck, encode
 from dos_server.memory.host import MemoryRounds
 from dos_server.memory.network import MemoryNetwork, MemoryTimers
@@ -154,6 +157,34 @@ async def test_a_bug_in_a_callback_ends_its_session_and_no_other(
         assert isinstance(bad.failure, BrokenConnectionError)
         assert isinstance(bad.failure.__cause__, KeyError)
         assert "KeyError: 'a bug'" in caplog.text
+
+
+async def test_a_turn_sends_a_bounded_number_of_bytes_to_a_server_however_many_wait(
+    three: list[ThreadServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all objects of a claim together: so other sessions have their turns, and acks are read between."""
+    # EVIDENCE-OF: P-10
+    turns: list[int] = []
+    feed = MemberCopies._feed
+
+    def counted(self: MemberCopies, buffers: list[Buffer]) -> bool:
+        before = sum(map(len, buffers))
+        more = feed(self, buffers)
+        turns.append(sum(map(len, buffers)) - before)
+        return more
+
+    monkeypatch.setattr(MemberCopies, "_feed", counted)
+    contents = {name: Random(name).randbytes(3 * MIB) for name in "ab"}
+    await init_store(url_of(three))
+    async with open_store(url_of(three)) as store, await store.claim("turns", 1, new_writer()) as claim:
+        writers = {name: claim.open_object(name) for name in contents}
+        ends = {name: writer.append(contents[name]) for name, writer in writers.items()}
+        for name, end in ends.items():
+            await writers[name].wait_synced(end)
+            assert await store.read("turns", name, 0, end) == contents[name]
+    assert sum(turns) >= 2 * 6 * MIB, "a quorum has both objects"
+    frames = 8  # at most so many chunks, each with its header
+    assert max(turns) <= send_batch_bytes + chunk_bytes_max + frames * KIB
 
 
 async def test_a_session_given_up_while_it_greets_leaves_its_number_to_the_next(
