@@ -3,10 +3,12 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,17 +24,18 @@ from dataflow import (
     FileSink,
     FileSource,
     Graph,
+    InputSource,
     JournaledFileSink,
     LogSink,
     LogSource,
     ParquetSink,
-    RateSource,
     Tumbling,
+    blocking,
 )
 from dataflow.handle import RegionHandle
 from dataflow.sinks.sql import SqlSink
 from dataflow.worker.layout_change import CopiedState
-from dos_client.blocking import open_store
+from dos_client.blocking import BlockingStore, open_store
 from tests.dataflow.support import rows_of, true_counts
 from tests.dataflow.test_output_processes import counted, inputs, last_shown, steps_of
 from tests.dataflow.test_region_processes import (
@@ -223,23 +226,51 @@ def test_output_of_workers_that_made_no_checkpoint_is_discarded(
     assert counts_in(tmp_path / "out") == dict(true_counts(texts, 3))
 
 
-def of_ten(row: Any) -> dict[str, Any]:
-    return {"at": row["timestamp"], "word": f"w{row['value'] % 10}"}
+TIMED = "at timestamp, word string"
+
+
+@contextmanager
+def sending(client: BlockingStore, region: str) -> Iterator[Callable[[], int]]:
+    """Send 50 rows about ten times a second, each with ten words in turn and 2 ms of event time after the one
+    before. The function that is yielded ends it, and returns how many were sent.
+    """
+    over = threading.Event()
+
+    def send() -> int:
+        begin, count = datetime(2026, 1, 1, tzinfo=UTC), 0
+        with blocking.open_producer(client, region, "rows", "p", TIMED) as producer:
+            while not over.wait(0.1):
+                rows = [
+                    {"at": begin + timedelta(milliseconds=2 * number), "word": f"w{number % 10}"}
+                    for number in range(count, count + 50)
+                ]
+                producer.wait_recorded(producer.send(rows))
+                count += len(rows)
+        return count
+
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(send)
+
+        def end() -> int:
+            over.set()
+            return sent.result()
+
+        try:
+            yield end
+        finally:
+            over.set()
 
 
 def test_a_region_reads_the_log_of_one_that_is_scaled_with_every_row_in_time(
     shared_store: str, tmp_path: Path
 ) -> None:
     """Windows close by the event time of all logs: that of a worker that left holds nothing back, and no row
-    of one that joins is late."""
-    rows = 12_000
+    of one that joins is late. Rows come until all changes are made, however long these take."""
     above = Graph("above")
-    words = above.source("rows", RateSource(500, rows=rows)).map(
-        "words", of_ten, schema="at timestamp, word string"
-    )
+    words = above.source("rows", InputSource("rows", TIMED))
     words.key_by("divided", "word").sink("shown", LogSink())  # so that each log has rows
     below = Graph("below")
-    read = below.source("read", LogSource("shown", "at timestamp, word string", region=f"{tmp_path.name}-a"))
+    read = below.source("read", LogSource("shown", TIMED, region=f"{tmp_path.name}-a"))
     timed = read.event_time("timed", "at", lateness=timedelta(seconds=3)).key_by("by_word", "word")
     windows = timed.aggregate("windows", Tumbling("at", timedelta(seconds=0.3)), n=Count())
     windows.sink("out", FileSink(tmp_path / "out"))
@@ -247,6 +278,8 @@ def test_a_region_reads_the_log_of_one_that_is_scaled_with_every_row_in_time(
     with (
         running(above, shared_store, up, workers=2) as (upper, watch),
         running(below, shared_store, down, workers=2) as (lower, _),
+        open_store(shared_store) as client,
+        sending(client, up.name) as end,
     ):
         watch.checkpoints(2)
         for workers in (1, 3, 2):
@@ -255,6 +288,8 @@ def test_a_region_reads_the_log_of_one_that_is_scaled_with_every_row_in_time(
             if workers == 1:  # what was read before closes 3 s of windows, each with ten words
                 shown = len(rows_of(tmp_path / "out")) + 3 * 10 * 4
                 until(lambda shown=shown: len(rows_of(tmp_path / "out")) > shown, "closed windows", WAIT_S)
+        rows = end()
+        blocking.close_input(client, up.name, "rows")
         assert finished(upper), upper.status
         assert finished(lower), lower.status
         assert not lower.status.dropped.get("late"), lower.status.dropped
