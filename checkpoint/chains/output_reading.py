@@ -262,7 +262,7 @@ class OutputFollower:
             at = min(self._size_in(parted.outputs, 0), at)
             epoch = epoch if at == self._read_to else 0
         elif not isinstance(error, RewrittenChainError) or (at and not epoch):
-            return False  # without the epoch, a log that was deleted and begun again could not be told apart
+            return False  # without the epoch, a log that was deleted and begun again is not noticed
         if at >= self._chain.at:
             return False
         self._go_to(at, epoch)
