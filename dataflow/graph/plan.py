@@ -74,6 +74,11 @@ class GraphPlan:
         return self.delivery == "at-most-once" or any(spec.shows_steps for spec in sinks)
 
     @property
+    def keeps_files(self) -> bool:
+        """Whether an operator or a sink has a directory."""
+        return any(spec.keeps_files for spec in self.specs.values())
+
+    @property
     def fed_by_batches(self) -> tuple[str, ...]:
         """The sources that batches of a query feed: all, or none, by their channel in a share."""
         fed = {spec.channel: name for name, spec in self.specs.items() if isinstance(spec, BatchSource)}

@@ -119,7 +119,6 @@ class Journals:
         self._region_incarnation = order.incarnation
         self._takes_over = order.takes_over
         self._forks = order.forks
-        self._release(order)
 
     @classmethod
     async def open(
@@ -134,9 +133,9 @@ class Journals:
         shows_steps: bool = False,
         run_all: RunAll = one_by_one,
     ) -> "Journals":
-        """Open both chains for the ordered checkpoint, by `run_all`. shows_steps: output of recorded steps
-        may be visible. Raises as `StateStore.open` and `StepsLog.open`; ManifestError if output may be
-        visible that another number of workers made before the first checkpoint.
+        """Open both chains for the ordered checkpoint, by `run_all`; `all_open` follows. shows_steps: output
+        of recorded steps may be visible. Raises as `StateStore.open` and `StepsLog.open`; ManifestError if
+        output may be visible that another number of workers made before the first checkpoint.
         """
         own = None if order.restore is None or order.forks else order.restore.workers.get(order.worker)
         at, version = (None, 0) if own is None else (own.state, order.checkpoint)
@@ -175,6 +174,12 @@ class Journals:
                 await one.aclose()
             raise
         return cls(claim, order, state, steps, collecting or FloorCollector(claim))
+
+    def all_open(self, order: Restore) -> None:
+        """Delete in the background what lies below the floors of the order. Call it when every chain of the
+        worker is open: a chain that is being taken over may read below its floor.
+        """
+        self._release(order)
 
     @property
     def replayed_bytes(self) -> int:
@@ -258,7 +263,7 @@ class Journals:
         await self._steps.forget(order.steps_kept_after)
 
     def _release(self, order: Restore | Committed) -> None:
-        # Both chains are open in this incarnation and their starts are acknowledged: no retained checkpoint
+        # All chains are open in this incarnation and their starts are acknowledged: no retained checkpoint
         # needs what lies below the floors, nor does anything that follows one.
         self._collecting.release(order.floors, order.gaps)
 
@@ -276,6 +281,9 @@ class NoJournals(Journals):
 
     def __init__(self) -> None:
         """There is nothing to hold."""
+
+    def all_open(self, order: Restore) -> None:
+        """There is nothing to delete."""
 
     async def blocks(self) -> AsyncGenerator[tuple[int, str, bytes], None]:
         empty: tuple[tuple[int, str, bytes], ...] = ()

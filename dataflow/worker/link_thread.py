@@ -2,8 +2,8 @@
 
 It runs on trio, without user code or long computation. Orders of the coordinator are executed in the order of
 arrival; an incarnation is ended before the next one begins. A restore claims the worker's directory, opens
-the chains, sends the state to the circuit and dials every peer; only after all of this it sends RESTORED. Any
-failure ends the incarnation and is reported once.
+the chains and dials every peer, while the circuit takes the state; only after all of this it sends RESTORED.
+Any failure ends the incarnation and is reported once.
 
 Local recovery: a worker that takes another one over has read all of its state then, and restores the part
 that its peers do not wait for while it makes the first steps.
@@ -85,6 +85,7 @@ from dataflow.worker.layout_change import (
     Load,
     LoadedState,
     Report,
+    StoredBlocks,
     after_step,
     blocks_since,
     by_name,
@@ -252,8 +253,6 @@ class LinkIncarnation:
         self.number = order.epoch
         self.of_region = order.incarnation
         self._copies = copies
-        self._since: list[StoredStateBlock] | None = None
-        """The blocks of its own state that were not loaded ahead; None: all."""
         self.claim: Claim | None = None
         self._spec = spec
         self._order = order
@@ -302,6 +301,7 @@ class LinkIncarnation:
         self._circuit_ordered = trio.Event()
         """The circuit has its order to restore, or this is over. What it got before, it would drop."""
         self._positioned = trio.Event()
+        self._chains_open = trio.Event()
         self._loaded = trio.Event()
         self._block_room = trio.Semaphore(limits.state_blocks_ahead)
         self._announced_exhausted = False
@@ -447,8 +447,8 @@ class LinkIncarnation:
         buffers = {name: feed.buffer for name, feed in feeds.items()}
         completes = await left_before(self._store, order) if change is None else change.completes
         owner, local = None if order.restore is None else order.restore.identity, order.is_local
-        self._since = await self._copies.since_loaded(SoundStore(self._store), order, change)
-        restores = RestoreCircuit(
+        restoring = partial(
+            RestoreCircuit,
             number,
             after,
             order.checkpoint,
@@ -462,73 +462,78 @@ class LinkIncarnation:
             completes,
             owner,
             order.uids,
-            self._copies.loaded is not None,
-            removed_outputs(order, change, self._spec.removed),
-            is_of_vote(order, self._copies.voted),
+            removed=removed_outputs(order, change, self._spec.removed),
+            voted=is_of_vote(order, self._copies.voted),
         )
-        self._inbox.put(restores)
-        self._circuit_ordered.set()
         async with trio.open_nursery() as reading:
             for feed in feeds.values():  # before the claim: reading needs none, and steps find their input
                 reading.start_soon(reported_first, feed.run, self._control)
-            async with claimed(self._store, order) as claim:
-                self.claim = claim
+            # The stack is closed after all tasks have ended: what it closes, they use.
+            async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
+                nursery.start_soon(self._restore_circuit, restoring)
+                self.claim = await stack.enter_async_context(claimed(self._store, order))
                 phases.end("claim", trio.current_time())
-                await self._work(claim, phases)
+                await self._work(self.claim, stack, nursery, phases)
 
-    async def _work(self, claim: Claim, phases: PhaseTimer) -> None:
-        """With the claim held: open the chains, restore the state, then serve steps and votes."""
+    async def _work(
+        self, claim: Claim, stack: AsyncExitStack, nursery: trio.Nursery, phases: PhaseTimer
+    ) -> None:
+        """With the claim held: open the chains, restore, then serve steps and votes in `nursery`."""
         spec = self._spec
-        async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
-            await stack.enter_async_context(aclosing(self._outputs))
-            await stack.enter_async_context(aclosing(self._directories))
+        # RESTORED promises all: the chains are open, the state is loaded, and every peer can be reached.
+        async with trio.open_nursery() as opening:
+            opening.start_soon(self._exchange.dial_all, nursery)
             journals = await self._open_chains(claim, stack)
             phases.end("open", trio.current_time())
             nursery.start_soon(self._directories.record_all)
-            # RESTORED promises both: the state is loaded, and every peer can be reached.
-            async with trio.open_nursery() as loading:
-                loading.start_soon(self._load, journals)
-                await self._exchange.dial_all(nursery)
-            phases.end("load", trio.current_time())
-            await self._control.report(
-                Restored(
-                    last_step=journals.last_step,
-                    replayed_bytes=sum(
-                        one.replayed_bytes for one in (journals, self._outputs, self._directories)
-                    )
-                    - (0 if self._reads else journals.state_bytes),
-                    seconds=sum(phases.phases_s.values()),
-                    phases_s=phases.phases_s,
-                )
+            await self._loaded.wait()
+        phases.end("load", trio.current_time())
+        await self._control.report(
+            Restored(
+                last_step=journals.last_step,
+                replayed_bytes=sum(one.replayed_bytes for one in (journals, self._outputs, self._directories))
+                - (0 if self._reads else journals.state_bytes),
+                seconds=sum(phases.phases_s.values()),
+                phases_s=phases.phases_s,
             )
-            nursery.start_soon(self._exchange.watch)
-            nursery.start_soon(self._serve, journals)
-            nursery.start_soon(reported_first, partial(self._vote_all, journals), self._control)
-            nursery.start_soon(self._outputs.announce, journals.division_synced)
-            if not spec.without_checkpoints:
-                nursery.start_soon(
-                    self._outputs.trim_all, self._store, spec.region, spec.worker, self._collecting
-                )
-            nursery.start_soon(self._publish)
+        )
+        nursery.start_soon(self._exchange.watch)
+        nursery.start_soon(self._serve, journals)
+        nursery.start_soon(reported_first, partial(self._vote_all, journals), self._control)
+        nursery.start_soon(self._outputs.announce, journals.division_synced)
+        if not spec.without_checkpoints:
             nursery.start_soon(
-                partial(
-                    watch_room,
-                    claim,
-                    self._exchange,
-                    self._shared,
-                    self._inbox,
-                    spec.limits,
-                    lambda step: self._control.report(WantsCheckpoint(step=step)),
-                )
+                self._outputs.trim_all, self._store, spec.region, spec.worker, self._collecting
             )
+        nursery.start_soon(self._publish)
+        nursery.start_soon(
+            partial(
+                watch_room,
+                claim,
+                self._exchange,
+                self._shared,
+                self._inbox,
+                spec.limits,
+                lambda step: self._control.report(WantsCheckpoint(step=step)),
+            )
+        )
 
     async def _open_chains(self, claim: Claim, stack: AsyncExitStack) -> Journals:
-        """Open all chains concurrently; they are independent. `stack` closes what was opened."""
+        """Open all chains concurrently. `stack` closes what was opened, also after a failure, which cancels
+        the others and is raised in a group.
+        """
+        # In no order among themselves, nor among the workers of a region, which are ordered at one time: each
+        # chain is taken over at a position of the checkpoint, or at its own head, whatever others have. Three
+        # orders are needed. The claim comes first, so that no older process appends to what is read (R1). In
+        # each chain, what was taken over is settled before the next segment is opened (R7). All are open
+        # before anything is deleted (R14), sent or voted (R8).
         order, spec, part = self._order, self._spec, self._part
         scratch = Scratch(spec.scratch_dir) if spec.scratch_dir else None
         generation = self._store.record.generation
         journals: Journals = NoJournals()
         self._collecting = FloorCollector(claim)
+        await stack.enter_async_context(aclosing(self._outputs))
+        await stack.enter_async_context(aclosing(self._directories))
         async with trio.open_nursery() as opening:
             opening.start_soon(
                 partial(
@@ -547,9 +552,15 @@ class LinkIncarnation:
             )
             if not spec.without_checkpoints:
                 rolling = Rolling(snapshot_bytes_min=spec.limits.snapshot_bytes_min)
-                # Before the journals: opening them deletes what lies below the floor of any chain.
-                await self._directories.open(
-                    claim, part, generation=generation, scratch=scratch, rolling=rolling
+                opening.start_soon(
+                    partial(
+                        self._directories.open,
+                        claim,
+                        part,
+                        generation=generation,
+                        scratch=scratch,
+                        rolling=rolling,
+                    )
                 )
                 journals = await Journals.open(
                     claim,
@@ -562,22 +573,36 @@ class LinkIncarnation:
                     run_all=_at_once,
                 )
                 await stack.enter_async_context(aclosing(journals))
+        journals.all_open(order)
         self._journals = journals
+        self._chains_open.set()
         return journals
 
-    async def _load(self, journals: Journals) -> None:
-        store = SoundStore(self._store)  # without a claim, positions of the checkpoint are read
+    async def _restore_circuit(self, restoring: Callable[..., RestoreCircuit]) -> None:
+        """Order the circuit to restore, and load its state: `_loaded` follows. restoring: returns the order.
+
+        While the directory is claimed and the chains are opened: what is not in the worker's own chains is
+        read at positions of a committed checkpoint, below which nobody writes.
+        """
+        store, order, change = SoundStore(self._store), self._order, self._change
+        since = await self._copies.since_loaded(store, order, change)
+        self._inbox.put(restoring(opened=self._copies.loaded is not None))
+        self._circuit_ordered.set()
         await self._positioned.wait()
-        own = journals.blocks if self._reads else these
-        stored = self._copies.restored(store, self._order, own, self._change, self._since)
-        async with aclosing(stored) as blocks:
+        own: StoredBlocks = these
+        if self._reads:
+            await self._chains_open.wait()  # R8: not earlier may anything be done with what they have
+            assert self._journals is not None
+            own = self._journals.blocks
+        async with aclosing(self._copies.restored(store, order, own, change, since)) as blocks:
             async for part, block in blocks:
                 await self._block_room.acquire()
                 self._inbox.call(self.number, CircuitIncarnation.load, *block, part)
-        former = FormerFiles.of(store, self._named, self._change, self._plan, self._uids)
+        if self._plan.keeps_files:
+            await self._chains_open.wait()
+        former = FormerFiles.of(store, self._named, change, self._plan, self._uids)
         directories = await self._directories.rebuild(former)
         self._inbox.call(self.number, CircuitIncarnation.loaded, directories)
-        await self._loaded.wait()
 
     async def _serve(self, journals: Journals) -> None:
         """Handle the circuit's messages in order. Record an input division before sending its frames."""

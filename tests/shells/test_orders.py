@@ -17,6 +17,7 @@ from dos_client.live_store import Store
 from dos_client.writing.claim import MemberCopies
 from dos_server.server import PacedReads
 from tests.shells.bugs import planted
+from tests.shells.order_chains import opens_while_another_claims, opens_while_one_fails
 from tests.shells.order_regions import reads_a_replica, votes_and_commits, votes_and_resets
 from tests.shells.order_stories import (
     burst,
@@ -57,6 +58,11 @@ STORIES: dict[str, tuple[Story, int]] = {
     "votes and commits": (votes_and_commits, 40),
     "votes and resets": (votes_and_resets, 21),
     "a reader of a replica": (reads_a_replica, 10),
+    "chains while another process claims": (opens_while_another_claims, 20),
+    "chains while the state fails": (opens_while_one_fails("state"), 9),
+    "chains while the steps fail": (opens_while_one_fails("steps"), 9),
+    "chains while files fail": (opens_while_one_fails("files-own"), 9),
+    "chains while an output log fails": (opens_while_one_fails("out-each"), 9),
 }
 """Story -> itself, and in how many orders it is played."""
 

@@ -337,6 +337,7 @@ class WorkerIncarnation:
         journals = self._journals = await Journals.open(
             self.claim, order, generation=store.generation, rolling=region.rolling, collecting=collecting
         )
+        journals.all_open(order)
         await self._load(journals)
         await self._links.dial_all()
         replayed, took = journals.replayed_bytes, worker.now - begin
