@@ -1,11 +1,12 @@
 """Compare the predicted time of a recovery with the measured one, for a size of state and of output.
 
-benchmarks/recovery_region.py KEYS OUTPUT_MB ROUNDS
+benchmarks/recovery_region.py KEYS OUTPUT_MB ROUNDS [--held-mb N] [--warm-standby]
 
 A region of two local workers over three servers, with three branches: it counts KEYS keys, it copies lines
 until its sink has written OUTPUT_MB, and it writes 1,000 generated rows per second. Then a worker is
 killed (SIGKILL), alternately, ROUNDS times after a first time that is not counted: before it, no launch of
-a single worker was measured.
+a single worker was measured. `--held-mb`: a fourth branch keeps so much state, which does not compress, on
+the disk of the workers. `--warm-standby`: each worker has a stand-by that loads its state.
 
 Predicted: `status.recovery` just before the kill. Measured: from the detection of the loss until the sink
 of the generated rows has written again what it had written when the worker was killed. Prints one line of
@@ -15,13 +16,15 @@ JSON.
 import argparse
 import json
 import os
+import random
 import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 from checkpoint.core.progress import as_json  # noqa: E402
 from checkpoint.core.region import RegionEvent, ResetReport, WorkerLost  # noqa: E402
-from dataflow import FileSink, FileSource, Graph, RateSource  # noqa: E402
+from dataflow import FileSink, FileSource, Graph, KeyState, RateSource  # noqa: E402
 from dataflow.handle import RegionHandle  # noqa: E402
 from dataflow.local import run_local  # noqa: E402
 from dos_client import init_store  # noqa: E402
@@ -43,7 +46,10 @@ FILES = 8
 LINE = b"%09d this line is copied from the input to the output of the region, and to nothing else\n"
 SETTLE_S = 4.0
 """Between a recovery and the next kill: after this time a stand-by is ready again."""
-WAIT_S_MAX = 600.0
+HELD_BYTES = 64 << 10
+"""Of each key that is kept on disk."""
+HELD_PER_S = 500
+WAIT_S_MAX = 900.0
 POLL_S = 0.005
 
 
@@ -73,6 +79,20 @@ def write_lines(folder: Path, line: bytes, count: int) -> None:
                 file.write(b"".join(line % one for one in range(begin, end, FILES)))
 
 
+def keep(row: dict[str, Any], state: KeyState) -> Iterator[tuple[int]]:
+    state.value = {"kept": random.Random(row["value"]).randbytes(HELD_BYTES)}
+    yield (row["value"],)
+
+
+def held_of(graph: Graph, folder: Path, keys: int) -> None:
+    """Add a branch that keeps a value of `HELD_BYTES` for each of these keys."""
+    rows = graph.source("held_rows", RateSource(HELD_PER_S, rows=keys))
+    timed = rows.event_time("timed", "timestamp", lateness=timedelta(0))
+    timed.key_by("by_value", "value").map_state(
+        "held", keep, time="timestamp", state="kept binary", schema="value bigint", state_on="disk"
+    ).sink("kept", FileSink(folder / "kept"))
+
+
 def graph_of(folder: Path) -> Graph:
     graph = Graph("recovery")
     keys = graph.source("keys", FileSource(folder / "keys", watch=True))
@@ -97,9 +117,13 @@ def bytes_in(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("part-*"))
 
 
-def recover(region: RegionHandle, events: Events, worker: int, output: Path) -> dict[str, Any]:
-    """Kill a worker; return the predicted and the measured recovery."""
+def recover(
+    region: RegionHandle, events: Events, worker: int, output: Path, *, warm_standby: bool
+) -> dict[str, Any]:
+    """Kill a worker, whose stand-by has state, if it may; return the predicted and the measured recovery."""
     time.sleep(SETTLE_S)
+    if warm_standby:
+        wait(lambda: all(worker.warm_standby is not None for worker in region.status.workers))
     status = region.status
     predicted = as_json(status.recovery)
     written = bytes_in(output)
@@ -117,19 +141,34 @@ def recover(region: RegionHandle, events: Events, worker: int, output: Path) -> 
     }
 
 
-def measure(folder: Path, url: str, keys: int, output_mb: float, rounds: int) -> Sequence[dict[str, Any]]:
-    lines = int(output_mb * 1e6 / len(LINE % 0))
+def measure(folder: Path, url: str, options: argparse.Namespace) -> Sequence[dict[str, Any]]:
+    keys, rounds = options.keys, options.rounds
+    lines = int(options.output_mb * 1e6 / len(LINE % 0))
     write_lines(folder / "keys", b"k%09d\n", keys)
     write_lines(folder / "lines", LINE, lines)
+    graph, held = graph_of(folder), int(options.held_mb * 1e6 / HELD_BYTES)
+    if held:
+        held_of(graph, folder, held)
     events = Events()
     region = run_local(
-        graph_of(folder), name="recovery", workers=WORKERS, store=url, on_event=events, logs=folder / "logs"
+        graph,
+        name="recovery",
+        workers=WORKERS,
+        store=url,
+        on_event=events,
+        logs=folder / "logs",
+        scratch=folder / "scratch",
+        warm_standby=options.warm_standby,
     )
     assert isinstance(region, RegionHandle)
     wait(lambda: bytes_in(folder / "copied") >= lines * len(LINE % 0))
     wait(lambda: bytes_in(folder / "counted") >= keys * len(b"k%09d\t1\n" % 0))
+    wait(lambda: sum(path.read_bytes().count(b"\n") for path in folder.glob("kept/part-*")) >= held)
     region.checkpoint()
-    found = [recover(region, events, number % WORKERS, folder / "generated") for number in range(rounds + 1)]
+    found = [
+        recover(region, events, number % WORKERS, folder / "generated", warm_standby=options.warm_standby)
+        for number in range(rounds + 1)
+    ]
     region.stop()
     return found[1:]
 
@@ -139,13 +178,15 @@ def main() -> int:
     parser.add_argument("keys", type=int)
     parser.add_argument("output_mb", type=float)
     parser.add_argument("rounds", type=int)
+    parser.add_argument("--held-mb", type=float, default=0)
+    parser.add_argument("--warm-standby", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dos-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         servers = [stack.enter_context(ServerProcess(folder / f"s{index}")) for index in range(3)]
         url = url_of(servers)
         trio.run(init_store, url)
-        found = measure(folder, url, options.keys, options.output_mb, options.rounds)
+        found = measure(folder, url, options)
     print(json.dumps({"keys": options.keys, "output_mb": options.output_mb, "rounds": found}))
     return 0
 

@@ -236,6 +236,12 @@ last_words_s: Final = 0.5
 """How long the loss of a worker waits for the report of its companion, which says what ran. It comes within
 milliseconds, unless the companion is lost, too.
 """
+standby_after_s: Final = 10.0
+"""Warm stand-bys are started after the first commit since a reset, or after this time without one."""
+standby_load_s: Final = 2.0
+"""The least time between two loads of a warm stand-by: each reads the end of a chain."""
+standby_wait_s: Final = 30.0
+"""How long a recovery waits for a load that a warm stand-by has begun. Then all of the state is read."""
 long_call_s: Final = 5.0
 """The status of a region says which operator has run for longer."""
 suspects_fresh_s: Final = 1.5

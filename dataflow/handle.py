@@ -629,6 +629,10 @@ class RegionOptions(TypedDict, total=False):
     - `recovery`: what follows the loss of a worker. "global", the default: all workers go back to the last
       checkpoint. "local": only the lost one does, in another process, while the others keep their state and
       their place in the input. A `consistent(recovery=...)` of the graph counts first.
+    - `warm_standby`: whether each worker has a second process that loads its state after each commit. When
+      the worker is lost, that process takes its place, so a recovery takes as long with much state as with
+      little; with global recovery, those of all workers do. Costs as much memory and disk as the workers,
+      and on Spark as many task slots. Default: False.
     - `restore`: an older checkpoint to go back to first: `savepoint:NAME`, `checkpoint:N`, or a time in ISO
       8601. A program that is started again with the same value does not go back again: use `dos region
       restore` for that. `allow_republish` confirms that rows of sinks come again that cannot be taken back.
@@ -682,6 +686,7 @@ class RegionOptions(TypedDict, total=False):
     checkpoint_interval: float | None
     retain: int | None
     recovery: Recovery | None
+    warm_standby: bool
     restore: str | None
     allow_republish: bool
     drop_state: Sequence[str]
@@ -722,7 +727,7 @@ def options_of_change(
 
 _OF_SPEC: Final = {
     **{name: name for name in ("workers", "autoscale", "token", "retain", "recovery", "restore")},
-    **{name: name for name in ("allow_republish", "on_damaged", "port_range", "hand_over")},
+    **{name: name for name in ("allow_republish", "on_damaged", "port_range", "hand_over", "warm_standby")},
     "checkpoint_interval": "checkpoint_interval_s",
     "start_timeout": "start_timeout_s",
     "keep_before": "keep_before_s",

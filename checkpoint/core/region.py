@@ -193,6 +193,8 @@ class RegionSpec:
     """What follows the loss of a worker: "global" resets all workers, "local" only replaces the lost one."""
     resets_because: str = ""
     """Why the loss of a worker resets all workers even with local recovery; empty if it need not."""
+    warm_standby: bool = False
+    """Whether another process of each worker loads its state, and takes its place when it is lost."""
     shows_steps: bool = False
     """Whether output of a step may be visible for good before a checkpoint covers it."""
     irrevocable: Mapping[str, str] = field(default_factory=dict)
@@ -241,6 +243,11 @@ class RegionSpec:
                 " consistent region: annotate them as consistent(...), or run them with recovery='global'"
             )
         _check_choice("trigger", self.trigger, ("periodic", "operator"))
+        if self.warm_standby and self.without_checkpoints:
+            raise ValueError(
+                f"{self.name}: warm_standby needs checkpoints, and these operators are outside of any"
+                " consistent region: annotate them as consistent(...), or leave warm_standby out"
+            )
         if self.max_consecutive_reset_attempts < 0:
             attempts = self.max_consecutive_reset_attempts
             raise ValueError(f"max_consecutive_reset_attempts must be 0 or more, got {attempts}")
@@ -304,6 +311,8 @@ class WorkerStatus:
     """Of the package that it runs."""
     hosted_by: int | None = None
     """Local recovery: the worker in whose process it runs for a while; None: it has its own process."""
+    warm_standby: int | None = field(metadata={"json": "warmStandby"}, default=None)
+    """The checkpoint whose state its warm stand-by has loaded; None: none has state."""
     metrics: str = ""
     """The address at which it serves its figures; empty if it does not."""
     counters: Counters = field(metadata={"json": None}, default_factory=Counters)

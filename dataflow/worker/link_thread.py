@@ -236,6 +236,8 @@ class LinkIncarnation:
 
     voted: Vote | None = None
     """The last vote of this incarnation."""
+    _read_bytes: int | None = None
+    """How much of its own state is read to restore it; None: all that its chain has."""
     _reads = True
     """Whether the circuit needs the worker's own stored blocks, once it is positioned."""
 
@@ -317,6 +319,8 @@ class LinkIncarnation:
             self._block_room.release()
         elif isinstance(message, CircuitPositioned):
             self._reads = message.reads
+            if not message.reads:
+                self._read_bytes = 0
             self._positioned.set()
         elif isinstance(message, StateLoaded):
             self._loaded.set()
@@ -492,7 +496,8 @@ class LinkIncarnation:
             Restored(
                 last_step=journals.last_step,
                 replayed_bytes=sum(one.replayed_bytes for one in (journals, self._outputs, self._directories))
-                - (0 if self._reads else journals.state_bytes),
+                - journals.state_bytes
+                + (journals.state_bytes if self._read_bytes is None else self._read_bytes),
                 seconds=sum(phases.phases_s.values()),
                 phases_s=phases.phases_s,
             )
@@ -586,6 +591,8 @@ class LinkIncarnation:
         """
         store, order, change = SoundStore(self._store), self._order, self._change
         since = await self._copies.since_loaded(store, order, change)
+        if since is not None:
+            self._read_bytes = sum(len(block.data) for block in since)
         self._inbox.put(restoring(opened=self._copies.loaded is not None))
         self._circuit_ordered.set()
         await self._positioned.wait()

@@ -160,11 +160,13 @@ class CoordinatorHarness:
         return self.appended()
 
     def tick(self, seconds, silent=()):
-        """Seconds pass, each tick on time; linked workers but the silent ones are heard from."""
+        """Seconds pass, each tick on time; all processes but those of silent workers or links are heard
+        from.
+        """
         for _ in range(int(seconds)):
             self.now += 1.0
-            for worker, link in list(self.core.run.roster.linked()):
-                if worker.index not in silent:
+            for worker, link in list(self.core.run.roster.every_link()):
+                if not {worker.index, link} & set(silent):
                     self.receive(worker.index, Progress, link=link, counters=worker.counters)
             due = self.core.deadline()
             if due is not None and due <= self.now:

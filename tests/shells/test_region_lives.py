@@ -99,11 +99,15 @@ LIVES: Final[dict[str, Life]] = {
         lambda _: {"recovers_locally": True},
         ["a worker is taken over", "a worker runs on its host", "an exchange link is opened again"],
     ),
+    "standing_by": Life(
+        lambda seed: {"stands_by": True, "recovers_locally": seed % 4 == 0, "goes_back": seed % 4 == 2},
+        ["a stand-by takes the place of its worker", "state was copied ahead"],
+    ),
     "input_trimming": Life(lambda _: {"trims": True}, ["trimmed"]),
     "damaged_checkpoints": Life(lambda _: {"is_spoiled": True}, ["a region fell back"], (60, 65)),
 }
 
-SHORT: Final = ["forking", "local_recovery"]
+SHORT: Final = ["forking", "local_recovery", "standing_by"]
 
 
 def run(life: Life, seed: int) -> Result:
@@ -384,6 +388,17 @@ def only_the_newest_segment_is_copied() -> Planted:
         return [one._replace(floor=one.at.size) for one in original(checkpoint, region)]
 
     return mock.patch.object(backup, "needed_chains", needed)
+
+
+# --- standing by ------------------------------------------------------------------------------------------
+
+
+@planted("standing_by", 20)
+def what_was_committed_after_a_stand_by_has_loaded_is_not_restored() -> Planted:
+    async def none(*_: Any) -> list[Any]:
+        return []
+
+    return mock.patch.object(layout_change, "blocks_since", none)
 
 
 # --- replacing --------------------------------------------------------------------------------------------

@@ -102,6 +102,13 @@ LIVES: Final[dict[str, Life]] = {
         hunted=SEEDS[:25],
         sound=True,
     ),
+    "standing_by": Life(
+        lambda seed: {"stands_by": True, "recovers_locally": seed % 2 == 0},
+        SEEDS[:20],
+        {"a stand-by takes the place of its worker": 20 / 5, "a worker is taken over": 20 / 10},
+        hunted=SEEDS[:20],
+        sound=True,
+    ),
     "input_trimming": Life(lambda _: {"trims": True}, SEEDS[:8], {"trimmed": 10 * 8}, hunted=SEEDS[:8]),
     # regions of which most fall back
     "damaged_checkpoints": Life(

@@ -27,6 +27,7 @@ from checkpoint.core.coordination.losses import FallingBack, Losses
 from checkpoint.core.coordination.recovery_estimate import estimate
 from checkpoint.core.coordination.rounds import Gathering, Recovery, TakeOvers
 from checkpoint.core.coordination.run import CoordinatorPhase, PhaseEvent, RegionRun
+from checkpoint.core.coordination.warm_standbys import WarmStandbys
 from checkpoint.core.coordination.workers import LINKED, Worker, WorkerState
 from checkpoint.core.links import messages as m
 from checkpoint.core.region import (
@@ -182,8 +183,10 @@ class StatusReporter:
         changes: Changes,
         autoscaling: Autoscaling,
         batches: Batches,
+        standbys: WarmStandbys,
     ) -> None:
         self._run = run
+        self._standbys = standbys
         self._checkpoints = checkpoints
         self._rounds = rounds
         self._changes = changes
@@ -255,7 +258,7 @@ class StatusReporter:
             last_checkpoint_step=run.last_step,
             checkpoints_committed=self._checkpoints.count,
             reset_attempts=self._rounds.attempts,
-            workers=tuple(worker.status() for worker in run.roster),
+            workers=tuple(worker.status(self._standbys.loaded(worker.index)) for worker in run.roster),
             resets=tuple(self._rounds.resets),
             store_waiting=self.waiting_for,
             waiting_s=0.0 if self._waiting_since is None else self._now - self._waiting_since,
@@ -314,9 +317,9 @@ class StatusReporter:
         if run.over:
             return None
         step = max((worker.step for worker in run.roster), default=0)
-        return estimate(
-            self._rounds.history.inputs(run.last_checkpoint, step, (one.meter for one in run.roster))
-        )
+        loaded = all(self._standbys.loaded(worker.index) is not None for worker in run.roster)
+        meters = (one.meter for one in run.roster)
+        return estimate(self._rounds.history.inputs(run.last_checkpoint, step, meters, loaded=loaded))
 
     def report_change(self) -> None:
         """Report the state and its reason to observers if either differs from the last report."""
@@ -364,21 +367,23 @@ class Coordinator:
     one round and spend one reset attempt; a committed checkpoint forgives all attempts.
     """
 
+    _last_tick = 0.0
+
     def __init__(self, spec: RegionSpec, run: RegionRun | None = None) -> None:
         self.run = run = run or RegionRun(spec)
         self.checkpoints = checkpoints = Checkpoints(run)
-        self.rounds = rounds = Recovery(run, checkpoints)
-        self._take_overs = take_overs = TakeOvers(run, checkpoints, rounds)
-        self._gathering = gathering = Gathering(run, checkpoints, rounds, take_overs)
+        self._standbys = standbys = WarmStandbys(run)
+        self.rounds = rounds = Recovery(run, checkpoints, standbys)
+        self._take_overs = take_overs = TakeOvers(run, checkpoints, rounds, standbys)
+        self._gathering = gathering = Gathering(run, checkpoints, rounds, take_overs, standbys)
         self.changes = changes = Changes(run, checkpoints, rounds)
         self._heir = Heir(run, rounds, changes)
-        self._batches = Batches(run, checkpoints)
-        self._autoscaling = Autoscaling(run, checkpoints, changes)
+        self._batches = batches = Batches(run, checkpoints)
+        self._autoscaling = scaling = Autoscaling(run, checkpoints, changes)
         falling_back = FallingBack(run, checkpoints, gathering)
         self._losses = losses = Losses(run, checkpoints, rounds, take_overs, falling_back)
         self._manifest = manifest = ManifestClaim(run, checkpoints, rounds, changes, falling_back)
-        self._reporter = StatusReporter(run, checkpoints, rounds, changes, self._autoscaling, self._batches)
-        self._last_tick = 0.0
+        self._reporter = StatusReporter(run, checkpoints, rounds, changes, scaling, batches, standbys)
         self._on_event: Final[dict[type[Any], Callable[[Any, float], None]]] = {
             v.Begin: self._on_begin,
             v.ManifestOpened: manifest.on_manifest_opened,
@@ -444,6 +449,8 @@ class Coordinator:
         self._reporter.note_waiting(now)
         self.changes.advance(now)
         self._heir.advance(now)
+        self._standbys.advance(now)
+        self._gathering.order_if_gathered(now)
         self._take_overs.advance(now)
         self._stop_if_covered(now)
         self._batches.advance(now)
@@ -591,6 +598,8 @@ class Coordinator:
         return self.checkpoints.on_wants_checkpoint(worker, message, now)
 
     def _on_copied(self, worker: Worker, message: m.CopiedAhead, now: float) -> m.Refusal | None:
+        if worker in self.run.roster.standing_by or self._standbys.loading(worker, now):
+            return self._standbys.on_copied(worker, message)
         copies_for = self._heir if self._heir.takes_over else self.changes
         return copies_for.on_copied(worker, message, now)
 

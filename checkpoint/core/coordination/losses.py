@@ -189,7 +189,7 @@ class Losses:
             # Not before its end was reported: two processes of one attempt would claim the same directory in
             # turn.
             if worker.state is WorkerState.LOST and not run.over and not run.lent:
-                run.roster.schedule(worker, now)
+                self._rounds.relaunch(worker, now)
         elif worker.state is not WorkerState.ABSENT:
             self._dies(worker, event.error or "its process ended", now)
         self._run.end_if_all_ended()
@@ -311,7 +311,7 @@ class Losses:
         error = f"{reason}\n{text}" if text else reason
         # What ends after the region has is ended by it, which is not why.
         self._close(run.roster.lose(worker, worker.error if run.over else error, ended=ended))
-        if run.over or worker in run.roster.coming:
+        if run.over or run.roster.only_joins(worker):
             if not ended:
                 run.emit(CancelWorker(worker.index, worker.attempt))
             self._run.end_if_all_ended()
@@ -334,7 +334,8 @@ class Losses:
             self._rounds.better_reason(reason, worker.index)
         # In OPENING, an attempt that has not ended is cancelled and relaunched when the manifest is held
         # (`ManifestClaim`): until then it may vote in the old incarnation, and its vote may be committed.
-        if not run.over and (ended or run.phase is CoordinatorPhase.GATHERING):
+        replaced = not run.roster.has(worker)  # by a process that stood by
+        if not run.over and not replaced and (ended or run.phase is CoordinatorPhase.GATHERING):
             self._rounds.relaunch(worker, now)
 
     def on_suspects(self, worker: Worker, message: Suspects, now: float) -> Refusal | None:
@@ -384,7 +385,7 @@ class Losses:
         """Send heartbeats, and count every silent worker as lost."""
         run = self._run
         run.timers.set("beat", now + limits.heartbeat_s)
-        for _, link in run.roster.linked(coming=True):
+        for _, link in run.roster.every_link():
             run.send(link, Heartbeat(**run.address))
         spec = run.spec
         while (worker := run.roster.silent(now, spec.suspect_after_s, spec.drain_timeout_s)) is not None:

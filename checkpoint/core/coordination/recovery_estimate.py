@@ -133,14 +133,18 @@ class RecoveryHistory:
         # `start` is what the round took beyond its other phases, so clocks that differ can make it negative.
         self.claims_s.append(max(0.0, phases_s.get("claim", 0.0) + phases_s.get("start", 0.0)))
 
-    def inputs(self, checkpoint: Checkpoint | None, step: int, meters: Iterable[StepMeter]) -> RecoveryInputs:
-        """Return the inputs of an estimate. step: the last step of the region."""
+    def inputs(
+        self, checkpoint: Checkpoint | None, step: int, meters: Iterable[StepMeter], *, loaded: bool = False
+    ) -> RecoveryInputs:
+        """Return the inputs of an estimate. step: the last step of the region. loaded: all workers have warm
+        stand-bys, which have joined and loaded all but the last changes.
+        """
         return RecoveryInputs(
-            launch_s=self.launch_s,
+            launch_s=0.0 if loaded else self.launch_s,
             manifests_s=tuple(self.manifests_s),
             claims_s=tuple(self.claims_s),
             restores=tuple(self.restores),
-            state_bytes=bytes_to_restore(checkpoint),
+            state_bytes=0 if loaded else bytes_to_restore(checkpoint),
             steps=max(0, step - (checkpoint.step if checkpoint else 0)),
             step_s=max((meter.step_s for meter in meters), default=0.0),
         )

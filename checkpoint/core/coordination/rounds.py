@@ -25,6 +25,7 @@ from checkpoint.core.coordination.vocabulary import (
     OpenManifest,
     WorkerHosted,
 )
+from checkpoint.core.coordination.warm_standbys import WarmStandbys
 from checkpoint.core.coordination.workers import (
     Placement,
     Worker,
@@ -75,9 +76,10 @@ class Round:
 class Recovery:
     """The rounds of one region, and the reset attempts that it has spent."""
 
-    def __init__(self, run: RegionRun, checkpoints: Checkpoints) -> None:
+    def __init__(self, run: RegionRun, checkpoints: Checkpoints, standbys: WarmStandbys) -> None:
         self._run = run
         self._checkpoints = checkpoints
+        self._standbys = standbys
         self.placement = Placement()
         self._round = Round()
         self._running_since = inf
@@ -156,7 +158,7 @@ class Recovery:
         run.roster.release()
         self.launch_unhosted(now)
         for finished in run.roster:
-            if finished.state is WorkerState.DONE:
+            if finished.state is WorkerState.DONE and self._standbys.loaded(finished.index) is None:
                 run.roster.schedule(finished, now)
         run.move(PhaseEvent.RESET)
         # With a delay after several attempts in a row, so that they outlast a short outage instead of failing
@@ -246,6 +248,9 @@ class Recovery:
 
     def manifest_opened(self, now: float) -> None:
         self._round.opened_at = now
+        # Not earlier: meanwhile, the loss that began the round is reported. Of all workers: those that were
+        # not lost go back to the checkpoint, too, and their stand-bys have not gone beyond it.
+        self._standbys.take_places(self._run.roster)
 
     def ordered(self, now: float) -> None:
         self._round.ordered_at = now
@@ -289,10 +294,14 @@ class Recovery:
         self._run.report(report)
 
     def relaunch(self, worker: Worker, now: float) -> None:
-        """Cancel the old attempt of a lost worker, and schedule the next one."""
+        """Cancel the old attempt of a lost worker, and schedule the next one, unless a process stands by that
+        takes its place when the manifest is held.
+        """
         if not worker.ended:
             self._run.emit(CancelWorker(worker.index, worker.attempt))
-        self._run.roster.schedule(worker, now)
+        opening = self._run.phase is CoordinatorPhase.OPENING and not self._run.changing
+        if not opening or self._standbys.loaded(worker.index) is None:
+            self._run.roster.schedule(worker, now)
 
 
 @dataclass(slots=True)
@@ -309,10 +318,13 @@ class WorkerTakeOver:
 class TakeOvers:
     """The take-overs of one region: one at a time."""
 
-    def __init__(self, run: RegionRun, checkpoints: Checkpoints, rounds: Recovery) -> None:
+    def __init__(
+        self, run: RegionRun, checkpoints: Checkpoints, rounds: Recovery, standbys: WarmStandbys
+    ) -> None:
         self._run = run
         self._checkpoints = checkpoints
         self._rounds = rounds
+        self._standbys = standbys
         self._under_way: WorkerTakeOver | None = None
 
     def problem(self, worker: Worker) -> str:
@@ -339,6 +351,8 @@ class TakeOvers:
     def begin(self, worker: Worker, reason: str, now: float) -> None:
         """Begin to take a lost worker over. Its old process is cancelled at once: nothing of it counts."""
         run = self._run
+        self._standbys.take_places([worker])
+        worker = run.roster[worker.index]
         self._under_way = WorkerTakeOver(worker, reason, now)
         term = self._next_term()
         # Before another process is launched: a late vote of the old one would name positions that its
@@ -408,7 +422,8 @@ class TakeOvers:
         if under_way is None or under_way.ordered_at or run.over:
             return
         worker = under_way.worker
-        if worker.state is not WorkerState.JOINED or not self._is_settled():
+        loading = self._standbys.loading(worker, now)
+        if worker.state is not WorkerState.JOINED or loading or not self._is_settled():
             return
         if self._checkpoints.final_committed:
             text = "meanwhile the region has processed all of its input"
@@ -488,11 +503,13 @@ class Gathering:
         checkpoints: Checkpoints,
         rounds: Recovery,
         take_overs: TakeOvers,
+        standbys: WarmStandbys,
     ) -> None:
         self._run = run
         self._checkpoints = checkpoints
         self._rounds = rounds
         self._take_overs = take_overs
+        self._standbys = standbys
         self._examining = False
 
     @property
@@ -524,7 +541,7 @@ class Gathering:
             return self._refuse_join(link, "stopped", run.reason)
         worker = run.roster.find(join.worker, join.attempt)
         if worker is None or not run.roster.has(worker) or worker.state is not WorkerState.LAUNCHED:
-            newest = [one for one in (*run.roster, *run.roster.coming) if one.index == join.worker]
+            newest = [one for one in run.roster.ever() if one.index == join.worker and run.roster.has(one)]
             if not newest:
                 return self._refuse_join(link, "refused", f"there is no worker {join.worker}")
             current = ", ".join(f"attempt {one.attempt} is {one.state.name}" for one in newest)
@@ -572,6 +589,8 @@ class Gathering:
         if run.phase is not CoordinatorPhase.GATHERING or not run.roster.all_in(WorkerState.JOINED):
             return
         if self._examining or self._checkpoints.restoring:
+            return
+        if any(self._standbys.loading(worker, now) for worker in run.roster):
             return
         if (alone := worker_on_loopback(run.roster)) is not None:
             self._fail_for_address(alone, now)

@@ -374,7 +374,7 @@ class RegionRun:
         self.timers.clear()
         self.timers.set("grace", now + limits.stop_grace_s)
         self.timers.set("beat", now + limits.heartbeat_s)
-        for _, link in self.roster.linked(coming=True):
+        for _, link in self.roster.every_link():
             self.send(link, self.stop_message(kind, reason))
         for worker in self.roster.ever():
             worker.launch_at = None
@@ -397,7 +397,7 @@ class RegionRun:
         if force or all(worker.ended for worker in self.roster.ever()):
             self.move(PhaseEvent.GONE)
             self.timers.clear()
-            for _, link in list(self.roster.linked(coming=True)):
+            for _, link in self.roster.every_link():
                 self.emit(CloseLink(link))
 
     def grace_expired(self, now: float) -> None:

@@ -154,7 +154,8 @@ class Worker:
         """Begin an attempt, whose companion has not reported yet."""
         self.companion, self.vouched_at, self.last_words, self.dying = None, -inf, "", ""
 
-    def status(self) -> WorkerStatus:
+    def status(self, warm_standby: int | None = None) -> WorkerStatus:
+        """warm_standby: as `WorkerStatus.warm_standby`."""
         join = self.join
         operator, seconds = self.running if self.link is not None else ("", 0.0)
         return WorkerStatus(
@@ -166,6 +167,7 @@ class Worker:
             scratch=join.scratch if join else "",
             version=join.package if join else "",
             hosted_by=self.host,
+            warm_standby=warm_standby,
             metrics=join.metrics if join else "",
             counters=structs.replace(self.counters, step=max(self.step, self.counters.step)),
             replayed_bytes=self.replayed_bytes,
@@ -185,6 +187,10 @@ class Roster:
         self._workers = list(self._ever)
         self.coming: list[Worker] = []
         """Workers that the next layout has and the present one does not, and successors: they only join."""
+        self.standing_by: list[Worker] = []
+        """Further processes of workers, which only join: each takes the place of its worker if that is lost
+        (`WarmStandbys`).
+        """
         self._leaving: list[Worker] = []
         """Replaced workers, and successors that were given up, whose processes have not ended."""
         self._attempts: dict[int, int] = {}
@@ -202,35 +208,50 @@ class Roster:
 
     def ever(self) -> Iterator[Worker]:
         """Yield the workers of all layouts that this driver had, and all further processes of them."""
-        yield from (*self._ever, *self._successors(), *self._leaving)
+        yield from (*self._ever, *self._successors(), *self.standing_by, *self._leaving)
 
     def find(self, index: int, attempt: int) -> Worker | None:
         """Return the worker of which this is the newest attempt; None if there is no such worker."""
         return next((one for one in self.ever() if one.index == index and one.attempt == attempt), None)
 
     def _successors(self) -> list[Worker]:
-        return [worker for worker in self.coming if self.is_successor(worker)]
+        return [worker for worker in self.coming if worker is not self._ever[worker.index]]
 
     def is_successor(self, worker: Worker) -> bool:
         """Return whether it has not replaced the worker of its number yet."""
-        return worker in self.coming and worker is not self._ever[worker.index]
+        return self.only_joins(worker) and worker is not self._ever[worker.index]
+
+    def only_joins(self, worker: Worker) -> bool:
+        """Return whether it comes or stands by: it takes no part in an incarnation yet."""
+        return worker in self.coming or worker in self.standing_by
 
     def resize(self, workers: int) -> list[Worker]:
         """Have this number of workers, and none that comes. Return those that leave, for `retire`."""
         self._grow(workers)
-        successors = self._successors()
-        leaving = [worker for worker in self._ever[workers:] if self.has(worker)] + successors
-        self._leaving += successors
+        further = self._successors() + [one for one in self.standing_by if one.index >= workers]
+        leaving = [worker for worker in self._ever[workers:] if self.has(worker)] + further
+        self._leaving += further
         self._workers, self.coming = self._ever[:workers], []
+        self.standing_by = [one for one in self.standing_by if one.index < workers]
         return leaving
 
     def succeed(self) -> list[Worker]:
         """Put the successors in place of their predecessors. Return these; the caller ends them."""
-        replaced = [self._ever[successor.index] for successor in self._successors()]
-        for successor in self._successors():
+        successors, self.coming = self._successors(), []
+        return self._replace(successors)
+
+    def take_places(self, standbys: list[Worker]) -> list[Worker]:
+        """Put processes that stand by in the places of their workers. Return these; the caller ends them."""
+        self.standing_by = [one for one in self.standing_by if one not in standbys]
+        return self._replace(standbys)
+
+    def _replace(self, successors: list[Worker]) -> list[Worker]:
+        replaced = [self._ever[successor.index] for successor in successors]
+        for before, successor in zip(replaced, successors, strict=True):
+            successor.failures = before.failures
             self._ever[successor.index] = successor
         self._leaving += [worker for worker in replaced if not worker.ended]
-        self._workers, self.coming = self._ever[: len(self)], []
+        self._workers = self._ever[: len(self)]
         return replaced
 
     def expect(self, workers: int) -> None:
@@ -242,9 +263,14 @@ class Roster:
         """Let another process of a worker join, that `succeed` will put in its place."""
         self.coming = [Worker(index)]
 
+    def stand_by(self, index: int) -> Worker:
+        """Let another process of a worker join, that `take_places` may put in its place, and return it."""
+        self.standing_by.append(Worker(index))
+        return self.standing_by[-1]
+
     def has(self, worker: Worker) -> bool:
-        """Return whether it is a worker of the present layout, or one that comes."""
-        return worker in self._workers or worker in self.coming
+        """Return whether it is a worker of the present layout, or one that comes or stands by."""
+        return worker in self._workers or self.only_joins(worker)
 
     def _grow(self, workers: int) -> None:
         self._ever += [Worker(index) for index in range(len(self._ever), workers)]
@@ -275,6 +301,12 @@ class Roster:
     def linked(self, *, coming: bool = False) -> Iterator[tuple[Worker, int]]:
         """Yield (worker, its link) of every linked worker; with `coming` also of those that come."""
         for worker in (*self._workers, *(self.coming if coming else ())):
+            if worker.link is not None:
+                yield worker, worker.link
+
+    def every_link(self) -> Iterator[tuple[Worker, int]]:
+        """Yield (worker, its link) of every process that has a link."""
+        for worker in self.ever():
             if worker.link is not None:
                 yield worker, worker.link
 
@@ -333,7 +365,7 @@ class Roster:
 
     def shift(self, seconds: float) -> None:
         """Add time that does not count as silence of any worker."""
-        for worker, _ in self.linked(coming=True):
+        for worker, _ in self.every_link():
             worker.received_at += seconds
             worker.vouched_at += seconds
 
@@ -344,7 +376,7 @@ class Roster:
             limit_s = vouched_s if now - worker.vouched_at <= seconds else seconds
             return now - worker.received_at > limit_s
 
-        return next((worker for worker, _ in self.linked(coming=True) if is_silent(worker)), None)
+        return next((worker for worker, _ in self.every_link() if is_silent(worker)), None)
 
 
 def launch_delay_s(failures: int) -> float:

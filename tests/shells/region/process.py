@@ -306,7 +306,7 @@ class RecordedShell(RegionShell):
         region = self._driver.region
         if isinstance(effect, SendControl):
             region.guarded(region.record.sent, effect.message)
-            region.saw(f"sent: {type(effect.message).__name__}")
+            region.sent(self._driver.name, effect.link, effect.message)
             if isinstance(effect.message, Restore) and effect.message.takes_over:
                 region.saw("a worker is taken over")
         elif isinstance(effect, AppendCheckpoint):

@@ -384,6 +384,7 @@ class ShellRegion(RegionBase):
             name="region" if original is None else FORK,
             retain=5 if self.is_spoiled else retain,
             recovery="local" if self.recovers_locally else "global",
+            warm_standby=self.stands_by,
             on_damaged="previous" if self.is_spoiled else "fail",
         )
         self.limits = WorkerLimits(step_bytes_max=_STEP_ROWS)
@@ -505,7 +506,7 @@ class ShellRegion(RegionBase):
             self._scale(driver)
         if self.replaces:
             self._replace(driver)
-        if self.recovers_locally:
+        if self.recovers_locally or self.stands_by:
             self._lose()
         if self.goes_back and self.record.committed and self._restoring.random() < 0.4:
             number = self._restoring.choice(self.record.committed[-1].retained)

@@ -6,6 +6,7 @@ from random import Random
 from typing import Any, ClassVar, Final
 
 from checkpoint.core.coordination.vocabulary import End, SavepointWanted
+from checkpoint.core.links.messages import CopyAhead, Restore, ToTask, ToWorker
 from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import RegionSpec, RegionState, SavepointSettled
 from dataflow.graph.plan import GraphPlan
@@ -19,7 +20,7 @@ SOURCES: Final = ("lines",)
 FORK: Final = "fork"
 TRAITS: Final = (
     *("scales", "makes_savepoints", "replaces", "goes_back", "forks", "is_spoiled", "edits", "backs_up"),
-    *("recovers_locally", "trims"),
+    *("recovers_locally", "stands_by", "trims"),
 )
 _FOR_A_PERSON: Final = ("consecutive resets", "did not join within")
 """Ends after which an operator starts the region again. No fault explains any other failure."""
@@ -127,6 +128,8 @@ class RegionBase:
     """Whether processes back it up to a bucket. A test sets it, too."""
     recovers_locally: ClassVar[bool] = False
     """Whether lost workers are taken over while the others continue. A test sets it, too."""
+    stands_by: ClassVar[bool] = False
+    """Whether its workers have stand-bys with state. A test sets it, too."""
     trims: ClassVar[bool] = False
     """Whether a producer trims its input. A test sets it, too."""
     finishing_pace: float
@@ -143,6 +146,8 @@ class RegionBase:
         """Of a fork: its first record."""
         self.forker: Any = None
         """The person who forks it, if one does."""
+        self._standing_by: set[tuple[str, int]] = set()
+        """(driver, link) of the processes that were ordered to load a state ahead."""
         self._at_next: dict[str, list[Callable[[], None]]] = {}
         self._readers = 0
 
@@ -170,6 +175,15 @@ class RegionBase:
         """Draw the length of a piece of work."""
         pace = self.pace_s * (self.finishing_pace if self.finishing else 1.0)
         return pace * (0.5 + rng.random()) if produced else 0.002 * (0.5 + rng.random())
+
+    def sent(self, driver: str, link: int, message: ToWorker | ToTask) -> None:
+        """Note what a driver sends on a link."""
+        self.saw(f"sent: {type(message).__name__}")
+        if isinstance(message, CopyAhead) and message.opens:
+            self._standing_by.add((driver, link))
+        elif isinstance(message, Restore) and (driver, link) in self._standing_by:
+            self._standing_by.remove((driver, link))
+            self.saw("a stand-by takes the place of its worker")
 
     def saw(self, what: str) -> None:
         """Count an event, and make the calls that wait for it."""

@@ -253,7 +253,7 @@ class Driver(Process):
                 self.start("last checkpoint", self._read_last())
             case SendControl(link, message):
                 self.region.record.sent(message)
-                self.region.saw(f"sent: {type(message).__name__}")
+                self.region.sent(self.name, link, message)
                 channel = self._links.get(link)
                 if channel is not None and not channel.over:
                     channel.send(control_frame(message))

@@ -117,6 +117,7 @@ class Region(RegionBase):
             name="region" if first is None else FORK,
             retain=kept.choice([2, 2, 2, 3, 5]),
             recovery="local" if self.recovers_locally else "global",
+            warm_standby=self.stands_by,
         )
         if self.is_spoiled:
             self.spec = replace(self.spec, on_damaged="previous", retain=5)
@@ -222,7 +223,7 @@ class Region(RegionBase):
             self._scale(started)
         if self.replaces and started is not None and not self.finishing:
             self._replace(started)
-        if self.recovers_locally and started is not None and not self.finishing:
+        if (self.recovers_locally or self.stands_by) and started is not None and not self.finishing:
             self._lose()
         if self.goes_back and started is not None and not self.finishing:
             self._restore(started)
