@@ -5,7 +5,8 @@ python benchmarks/backup_speed.py [--keys 1000000] [--changed 0.01] [--pairs 3] 
 
 The state is written as a worker writes it: one block of all keys in the first checkpoint, one of the
 changed keys in the second. The service is moto in a process of its own, the store is one server. boto3
-puts the same pieces, as many at a time, from memory. It runs alternately with the backup, in two ways:
+puts the same pieces, as many at a time, from memory. It runs alternately with the backup, in an order that
+changes from round to round, in two ways:
 
 - alone: nothing is read, verified or read back. boto3 itself computes a CRC32, and a SHA-256 to sign. -
 with the same digests: each piece has its SHA-256 in the request, and the MD5 that the service returns is
@@ -28,7 +29,8 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +65,10 @@ SCHEMA = block_schema(
 
 
 @contextmanager
-def process(*command: str, ready: str) -> Iterator[str]:
-    """Run a process in the context. Yields what the group of `ready` matches in one of its first lines."""
+def process(*command: str, ready: str) -> Iterator[tuple[str, int]]:
+    """Run a process in the context. Yields what the group of `ready` matches in one of its first lines, and
+    the process id.
+    """
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
     ) as one:
@@ -72,9 +76,15 @@ def process(*command: str, ready: str) -> Iterator[str]:
             assert one.stdout is not None
             found = next(match for line in one.stdout if (match := re.search(ready, line)))
             threading.Thread(target=one.stdout.read, daemon=True).start()  # a full pipe would block it
-            yield found[1]
+            yield found[1], one.pid
         finally:
             one.kill()
+
+
+def processor_s(pid: int) -> float:
+    """Return the processor time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def blocks_of(keys: "np.ndarray[Any, Any]", rng: np.random.Generator) -> list[bytes]:
@@ -113,43 +123,71 @@ async def commit(
         await held.log.append(AppendCheckpoint(checkpoint))
 
 
-async def measure(url: str, keys: int, changed: float, pairs: int) -> dict[str, Any]:
+Runs = dict[str, list[dict[str, float]]]
+
+
+async def measure(
+    url: str, pids: dict[str, int], keys: int, changed: float, pairs: int
+) -> tuple[Runs, BackupDone]:
+    """Return the figures of each way in each round, and the backup after some keys have changed."""
+    runs: Runs = {"backup": [], "boto3": [], "boto3_checked": []}
+    pids = {"client": os.getpid()} | pids
     async with open_store(url) as store:
         directory = worker_directory(REGION, 0)
         async with await store.claim(directory, 1, secrets.token_bytes(16)) as claim:
             state = await StateStore.open(claim, version=0, at=None, generation=store.record.generation)
             steps = await ChainWriter.open(claim, "steps", None, store.record.generation)
             await commit(store, state, steps, 1, np.arange(keys))
-            ours: list[float] = []
-            theirs: list[float] = []
-            checked: list[float] = []
-            megabytes = 0.0
+            done = await copied(store, f"s3://{BUCKET}/first")  # also the first requests of all processes
             for number in range(pairs):
-                done = await copied(store, f"s3://{BUCKET}/first{number}")
-                megabytes = done.copied_bytes / 1e6
-                ours.append(megabytes / done.seconds)
-                for speeds, put in ((theirs, put_plain), (checked, put_checked)):
-                    seconds = await trio.to_thread.run_sync(put_all, put, done.copied_bytes, number)
-                    speeds.append(megabytes / seconds)
+                ways = list(runs)[number % 3 :] + list(runs)[: number % 3]
+                for way in ways if number % 2 else reversed(ways):
+                    clock = partial(measured, runs[way], pids, done.copied_bytes / 1e6)
+                    if way == "backup":
+                        await copied(store, f"s3://{BUCKET}/again", clock)
+                    else:
+                        put = put_plain if way == "boto3" else put_checked
+                        await trio.to_thread.run_sync(put_all, put, done.copied_bytes, clock)
+                    print(way, runs[way][-1], file=sys.stderr, flush=True)
+                    await trio.to_thread.run_sync(delete_all, "again/")
+            runs["state"] = [{"mb": done.copied_bytes / 1e6}]
             some = np.random.default_rng(7).choice(keys, int(keys * changed), replace=False)
             await commit(store, state, steps, 2, some)
-            second = await copied(store, f"s3://{BUCKET}/first0")
+            second = await copied(store, f"s3://{BUCKET}/first")
             await state.aclose()
-    return {
-        "state_mb": megabytes,
-        "backup_mb_per_s": statistics.median(ours),
-        "boto3_mb_per_s": statistics.median(theirs),
-        "ratio": statistics.median(one / other for one, other in zip(ours, theirs, strict=True)),
-        "boto3_checked_mb_per_s": statistics.median(checked),
-        "ratio_checked": statistics.median(one / other for one, other in zip(ours, checked, strict=True)),
-        "incremental_mb": second.copied_bytes / 1e6,
-        "incremental_s": second.seconds,
-    }
+    return runs, second
 
 
-async def copied(store: Store, url: str) -> BackupDone:
+def summary(runs: Runs, second: BackupDone) -> dict[str, Any]:
+    """Return the medians, and the medians of the ratios in each round."""
+    found: dict[str, Any] = {"state_mb": runs.pop("state")[0]["mb"]}
+    for way, each in runs.items():
+        for key in each[0]:
+            found[f"{way}_{key}"] = statistics.median(one[key] for one in each)
+    for name, other in (("ratio", "boto3"), ("ratio_checked", "boto3_checked")):
+        rounds = zip(runs["backup"], runs[other], strict=True)
+        found[name] = statistics.median(ours["mb_per_s"] / theirs["mb_per_s"] for ours, theirs in rounds)
+    return found | {"incremental_mb": second.copied_bytes / 1e6, "incremental_s": second.seconds}
+
+
+Clock = Callable[[], AbstractContextManager[None]]
+
+
+@contextmanager
+def measured(into: list[dict[str, float]], pids: dict[str, int], megabytes: float) -> Iterator[None]:
+    """Add the rate and the processor times of the context. Clients are opened, and bytes made, before it."""
+    before, began = {name: processor_s(pid) for name, pid in pids.items()}, time.perf_counter()
+    yield
+    found = {"mb_per_s": megabytes / (time.perf_counter() - began)}
+    for name, pid in pids.items():
+        found[f"{name}_ms_per_mb"] = 1_000 * (processor_s(pid) - before[name]) / megabytes
+    into.append(found)
+
+
+async def copied(store: Store, url: str, clock: Clock = nullcontext) -> BackupDone:
     async with open_target(url) as target, target.place(REGION) as place:
-        return await back_up(store, REGION, place, SavepointMaker(store, REGION, stopped=True))
+        with clock():
+            return await back_up(store, REGION, place, SavepointMaker(store, REGION, stopped=True))
 
 
 def put_plain(client: Any, key: str, data: bytes) -> None:
@@ -162,16 +200,17 @@ def put_checked(client: Any, key: str, data: bytes) -> None:
     assert done["ETag"].strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
-def put_all(put: Callable[[Any, str, bytes], None], count: int, number: int) -> float:
-    """Put as many bytes by boto3, in pieces of the same size. Return the seconds."""
+def put_all(put: Callable[[Any, str, bytes], None], count: int, clock: Clock) -> None:
+    """Put as many bytes by boto3, in pieces of the same size."""
     client = boto3.session.Session().client("s3")
     size = limits.backup_piece_bytes_max
     pieces = [os.urandom(min(size, count - begin)) for begin in range(0, count, size)]
-    began = time.perf_counter()
-    with ThreadPoolExecutor(limits.backup_copies_max) as pool:
-        keys = [f"{put.__name__}{number}/{index}" for index in range(len(pieces))]
-        list(pool.map(put, [client] * len(pieces), keys, pieces))
-    return time.perf_counter() - began
+    with clock(), ThreadPoolExecutor(limits.backup_copies_max) as pool:
+        list(pool.map(put, [client] * len(pieces), [f"again/{one}" for one in range(len(pieces))], pieces))
+
+
+def delete_all(prefix: str) -> None:
+    boto3.session.Session().resource("s3").Bucket(BUCKET).objects.filter(Prefix=prefix).delete()
 
 
 def main() -> None:
@@ -195,8 +234,11 @@ def main() -> None:
             "--listen",
             "127.0.0.1:0",
             ready=r" at (\S+),",
-        ) as server,
-        process(sys.executable, "-m", "moto.server", "-p", "0", ready=r"(http://127\S+)") as endpoint,
+        ) as (server, store_pid),
+        process(sys.executable, "-m", "moto.server", "-p", "0", ready=r"(http://127\S+)") as (
+            endpoint,
+            service_pid,
+        ),
     ):
         os.environ |= {
             "AWS_ACCESS_KEY_ID": "testing",
@@ -206,7 +248,9 @@ def main() -> None:
         }
         boto3.session.Session().client("s3").create_bucket(Bucket=BUCKET)
         trio.run(init_store, f"dos://{server}")
-        found = trio.run(measure, f"dos://{server}", options.keys, options.changed, options.pairs)
+        pids = {"service": service_pid, "store": store_pid}
+        arguments = (f"dos://{server}", pids, options.keys, options.changed, options.pairs)
+        found = summary(*trio.run(measure, *arguments))
     if options.json:
         print(json.dumps(found))
     else:
