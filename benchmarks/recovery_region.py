@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from checkpoint.core.progress import as_json  # noqa: E402
-from checkpoint.core.region import RegionEvent, ResetReport, WorkerLost  # noqa: E402
+from checkpoint.core.region import RegionEvent, ResetReport  # noqa: E402
 from dataflow import FileSink, FileSource, Graph, KeyState, RateSource  # noqa: E402
 from dataflow.handle import RegionHandle  # noqa: E402
 from dataflow.local import run_local  # noqa: E402
@@ -49,6 +49,8 @@ SETTLE_S = 4.0
 HELD_BYTES = 64 << 10
 """Of each key that is kept on disk."""
 HELD_PER_S = 500
+LOADED_BEHIND = 4
+"""A warm stand-by loads every few checkpoints."""
 WAIT_S_MAX = 900.0
 POLL_S = 0.005
 
@@ -117,22 +119,29 @@ def bytes_in(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("part-*"))
 
 
+def all_loaded(region: RegionHandle) -> bool:
+    """Return whether all warm stand-bys have loaded all but the last checkpoints."""
+    status = region.status
+    loaded = [worker.warm_standby for worker in status.workers]
+    return all(one is not None and one >= status.last_checkpoint - LOADED_BEHIND for one in loaded)
+
+
 def recover(
     region: RegionHandle, events: Events, worker: int, output: Path, *, warm_standby: bool
 ) -> dict[str, Any]:
     """Kill a worker, whose stand-by has state, if it may; return the predicted and the measured recovery."""
     time.sleep(SETTLE_S)
     if warm_standby:
-        wait(lambda: all(worker.warm_standby is not None for worker in region.status.workers))
+        wait(lambda: all_loaded(region))
     status = region.status
     predicted = as_json(status.recovery)
     written = bytes_in(output)
     killed = time.perf_counter()
     os.kill(status.workers[worker].pid, signal.SIGKILL)
-    _, reset = wait(lambda: events.of(ResetReport, killed))[0]
+    reported, reset = wait(lambda: events.of(ResetReport, killed))[0]
     wait(lambda: bytes_in(output) >= written)
     again = time.perf_counter()
-    noticed = events.of(WorkerLost, killed)[0][0]
+    noticed = reported - reset.seconds
     return {
         "predicted": predicted,
         "seconds": round(again - noticed, 3),

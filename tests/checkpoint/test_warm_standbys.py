@@ -8,6 +8,7 @@ from checkpoint import limits
 from checkpoint.core.coordination.vocabulary import (
     CancelWorker,
     CloseLink,
+    ControlReceived,
     LaunchWorker,
     LinkDown,
     MessageRefused,
@@ -16,7 +17,15 @@ from checkpoint.core.coordination.vocabulary import (
     WorkerEnded,
 )
 from checkpoint.core.coordination.workers import WorkerState
-from checkpoint.core.links.messages import CopiedAhead, CopyAhead, Failed, Restore, Restored, Stop
+from checkpoint.core.links.messages import (
+    CompanionReport,
+    CopiedAhead,
+    CopyAhead,
+    Failed,
+    Restore,
+    Restored,
+    Stop,
+)
 from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import RegionState, WorkerLost
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
@@ -200,6 +209,20 @@ def test_the_loss_that_a_peer_reports_first_is_reported_itself() -> None:
     assert [event.worker for event in region.events(WorkerLost)] == [0]
     reopened(region)
     assert [link for link, _ in region.sent(Restore)] == [link_of(0), link_of(1)]
+
+
+def test_the_loss_of_a_worker_whose_companion_has_not_said_why_is_reported() -> None:
+    region = with_state()
+    report = CompanionReport(
+        job="region", worker=0, attempt=1, operator="", waits="", seconds=0.0, sinks="", stopped=False
+    )
+    region.play(ControlReceived(999, report))
+    region.receive(1, Failed, kind="peer", message="worker 0 is lost")
+    region.play(LinkDown(link_of(0, 1), "reset by peer"))
+    assert region.events(WorkerLost) == []
+    reopened(region)
+    assert [event.worker for event in region.events(WorkerLost)] == [0]
+    assert "worker 0 was lost" in region.core.status().reason
 
 
 def test_a_worker_whose_stand_by_is_lost_meanwhile_is_launched() -> None:

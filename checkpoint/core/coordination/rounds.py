@@ -45,7 +45,7 @@ from checkpoint.core.links.messages import (
     overlap,
     versions_text,
 )
-from checkpoint.core.region import ResetReport, WorkerJoined
+from checkpoint.core.region import ResetReport, WorkerJoined, WorkerLost
 from checkpoint.errors import RegionFailedError
 
 RESETS_KEPT_MAX: Final = 100
@@ -250,6 +250,10 @@ class Recovery:
         self._round.opened_at = now
         # Not earlier: meanwhile, the loss that began the round is reported. Of all workers: those that were
         # not lost go back to the checkpoint, too, and their stand-bys have not gone beyond it.
+        for worker in self._run.roster:
+            if worker.dying and self._standbys.loaded(worker.index) is not None:  # its last words come later
+                self._run.report(WorkerLost(worker.index, worker.attempt, worker.dying))
+                self.better_reason(f"worker {worker.index} was lost: {worker.dying}", worker.index)
         self._standbys.take_places(self._run.roster)
 
     def ordered(self, now: float) -> None:
