@@ -184,7 +184,9 @@ requests_open_max: Final = 1_000
 request_ids_kept_max: Final = 10_000
 """Number of request ids remembered for the detection of duplicates."""
 requests_poll_s: Final = 0.25
-"""How often a driver polls for requests."""
+"""How often a driver polls for requests, beside watching the newest object of them."""
+outcome_wait_s: Final = 0.15
+"""How long the first answer to a request waits for the outcome, so that both are one write."""
 savepoints_poll_s: Final = 5.0
 """How often a driver checks whether savepoints that the project made for itself are over."""
 answers_poll_s: Final = 0.05

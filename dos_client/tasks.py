@@ -11,6 +11,7 @@ import trio
 from dos_protocol.errors import ClosedError, DosError
 
 T = TypeVar("T")
+U = TypeVar("U")
 AT_ONCE: Final = 8
 
 
@@ -66,6 +67,30 @@ async def read_each(names: Iterable[str], read: Callable[[str], Awaitable[T]]) -
     if failures:
         raise failures[0]
     return {name: found[name] for name in sorted(found)}
+
+
+async def run_both(first: Callable[[], Awaitable[T]], second: Callable[[], Awaitable[U]]) -> tuple[T, U]:
+    """Run both at once. The first DosError ends the other and is raised as it is, not in a group."""
+    errors: list[DosError] = []
+    results: list[U] = []
+
+    async def run_second() -> None:
+        try:
+            results.append(await second())
+        except DosError as error:
+            errors.append(error)
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_second)
+        try:
+            result = await first()
+        except DosError as error:
+            errors.append(error)
+            nursery.cancel_scope.cancel()
+    if errors:
+        raise errors[0]
+    return result, results[0]
 
 
 class _Begun(Generic[T]):

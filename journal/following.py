@@ -7,6 +7,7 @@ or below a position in a committed checkpoint (`poll(upto)`).
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import Protocol
 
 import trio
 
@@ -189,10 +190,22 @@ async def size_seen(store: StorePort, directory: str, chain: str) -> int:
     return max((seen.name.base + seen.longest for seen in segments_seen(chain, view.answers)), default=0)
 
 
-class ChainWatch:
-    """A wait for new bytes of the chain that a follower reads. Create and `close` it in the same trio run."""
+class Following(Protocol):
+    """A reader of objects that grow one after another."""
 
-    def __init__(self, store: GrowingPort, follower: ChainFollower) -> None:
+    @property
+    def directory(self) -> str: ...
+
+    @property
+    def frontier(self) -> tuple[str, int] | None:
+        """The newest known object and how many bytes of it were returned; None if there is none yet."""
+        ...
+
+
+class ChainWatch:
+    """A wait for new bytes of what a follower reads. Create and `close` it in the same trio run."""
+
+    def __init__(self, store: GrowingPort, follower: Following) -> None:
         self._store = store
         self._follower = follower
         self._segment = ""

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from checkpoint import limits
 from checkpoint.chains.manifest_log import StoreHost, read_manifest, retained_checkpoints
@@ -22,6 +23,7 @@ from checkpoint.maintenance.retention import InputRows, read_by
 from checkpoint.maintenance.stopped_region import SavepointMaker, append_record, hold_manifest
 from checkpoint.runtime import checkpoint_named, wall_time_ms
 from dos_client import Store
+from dos_client.tasks import run_both
 from dos_protocol.names import check_name
 from journal.ports import StorePort
 
@@ -75,11 +77,14 @@ async def fork_region(store: Store, wanted: Forking) -> Forked:
     why = wanted.why or f"region {wanted.new} began as a fork here"
     # First the savepoint: nothing that the fork needs is deleted from here on, however slow this is. If it is
     # stopped before the fork's record, the savepoint stays; `dos region savepoints` shows it as "missing".
+    make = partial(savepoints.make, origin.savepoint, why=why, fork=wanted.new)
     with _as_refusal():
-        checkpoint = origin.checkpoint if wanted.at else 0  # 0: what was read may be released meanwhile
-        held_checkpoint = await savepoints.make(
-            origin.savepoint, why=why, checkpoint=checkpoint, fork=wanted.new
-        )
+        try:
+            held_checkpoint = await make(checkpoint=origin.checkpoint)
+        except SavepointRefusedError:
+            if wanted.at:
+                raise
+            held_checkpoint = await make()  # the one that was read may be released meanwhile
     try:
         if held_checkpoint != origin.checkpoint:
             here = replace(wanted, at=f"checkpoint:{held_checkpoint}")
@@ -96,8 +101,8 @@ async def fork_region(store: Store, wanted: Forking) -> Forked:
         await savepoints.drop(origin.savepoint)
         raise
     # A person may have dropped the savepoint before the record of the fork was there to need it.
-    last = (await read_manifest(store, wanted.region)).last
-    if last is None or last.savepoints.get(origin.savepoint) != origin.checkpoint:
+    kept = await retained_checkpoints(store, wanted.region)
+    if not kept or kept[-1].savepoints.get(origin.savepoint) != origin.checkpoint:
         raise ForkRefusedError(
             f"savepoint {origin.savepoint} of region {wanted.region!r} was dropped before {wanted.new!r}"
             " began: its state may be deleted",
@@ -118,10 +123,11 @@ async def _planned(store: Store, wanted: Forking, *, savepoint: str) -> tuple[Ch
 async def _target(store: Store, wanted: Forking) -> Checkpoint:
     """Return the checkpoint to fork. Raises ForkRefusedError if that, or the new name, is not possible."""
     check_name(worker_directory(wanted.new, limits.workers_max))
-    view = await read_manifest(store, wanted.region)
-    await _refuse_existing(store, wanted.new)
-    kept = view.kept
+    kept, _ = await run_both(
+        partial(retained_checkpoints, store, wanted.region), partial(_refuse_existing, store, wanted.new)
+    )
     if not kept:
+        await read_manifest(store, wanted.region)  # raises NoRegionError
         raise ForkRefusedError(f"region {wanted.region!r} has committed no checkpoint")
     if not wanted.at:
         return kept[-1]

@@ -50,6 +50,7 @@ from checkpoint.maintenance.stopped_region import hold_manifest
 from checkpoint.requests.client import running_text
 from checkpoint.runtime import runtime, wall_time_ms
 from dos_client import Store
+from dos_client.tasks import read_each
 from journal import NO_FLOOR, ChainState, Floor, below, inspect_chain
 
 logger = logging.getLogger("dos.checkpoint")
@@ -217,32 +218,39 @@ async def output_rows(store: Store, region: str, sink: str) -> OutputRows:
 
 async def all_rows(store: Store) -> list[InputRows | OutputRows]:
     """Return every input and output log with a register of consumers. Raises what reading raises."""
-    found: list[InputRows | OutputRows] = []
-    for name in await store.list_directories():
+
+    async def rows_of(name: str) -> list[InputRows | OutputRows]:
         application, is_input, handle = name.rpartition(INPUT_REGISTERS)
         if is_input:
-            found.append(InputRows(store, application, handle))
-        elif name.endswith(OUTPUT_REGISTERS):
-            region = name.removesuffix(OUTPUT_REGISTERS)
-            last = (await retained_checkpoints(store, region))[-1:]
-            for checkpoint in last:
-                logs = {uid for logs in log_sizes(checkpoint).values() for uid in logs}
-                stored = stored_under(checkpoint.operators, checkpoint.uids)
-                ended = checkpoint.ended.items()
-                names = {uid: log.sink for uid, log in ended if log.sink not in stored}
-                names |= {uid: name for name, uid in stored.items()}
-                found += [OutputRows(store, region, names.get(uid, uid), uid) for uid in sorted(logs)]
-    return found
+            return [InputRows(store, application, handle)]
+        region = name.removesuffix(OUTPUT_REGISTERS)
+        found: list[InputRows | OutputRows] = []
+        for checkpoint in (await retained_checkpoints(store, region))[-1:]:
+            logs = {uid for logs in log_sizes(checkpoint).values() for uid in logs}
+            stored = stored_under(checkpoint.operators, checkpoint.uids)
+            ended = checkpoint.ended.items()
+            names = {uid: log.sink for uid, log in ended if log.sink not in stored}
+            names |= {uid: name for name, uid in stored.items()}
+            found += [OutputRows(store, region, names.get(uid, uid), uid) for uid in sorted(logs)]
+        return found
+
+    registers = [
+        name
+        for name in await store.list_directories()
+        if INPUT_REGISTERS in name or name.endswith(OUTPUT_REGISTERS)
+    ]
+    return [rows for found in (await read_each(registers, rows_of)).values() for rows in found]
 
 
 async def read_by(store: Store, region: str) -> list[tuple[InputRows | OutputRows, Consumer]]:
     """Return every input and output log that a region reads, with its entry. Raises what reading raises."""
-    found = []
-    for rows in await all_rows(store):
-        consumer = (await settled_register(store, rows.place)).consumers.get(region)
-        if consumer is not None:
-            found.append((rows, consumer))
-    return found
+    rows = {"/".join(one.place): one for one in await all_rows(store)}
+
+    async def entry(name: str) -> Consumer | None:
+        return (await settled_register(store, rows[name].place)).consumers.get(region)
+
+    entries = await read_each(rows, entry)
+    return [(one, consumer) for name, one in rows.items() if (consumer := entries[name]) is not None]
 
 
 async def unread_bytes(store: Store, region: str, checkpoint: Checkpoint) -> dict[str, int]:

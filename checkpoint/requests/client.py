@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from checkpoint.requests.queue import QueueReader, newest_records, write_records
 from checkpoint.runtime import runtime, wall_time_ms
 from dos_client import QuorumUnavailableError, Store, randomness
 from dos_protocol.errors import BrokenConnectionError
+from journal import ChainWatch
 
 logger = logging.getLogger("dos.checkpoint")
 
@@ -68,19 +70,20 @@ class RequestClient:
         await self._write(request)
         doubt, begun = "", False
         deadline = trio.current_time() + patience_s
-        while trio.current_time() < deadline:
-            for answer in await self._new_answers(request.id):
-                newer = await self._newer_epoch(answer)
-                if answer.verdict == "accepted":
-                    if not begun:
-                        deadline = trio.current_time() + wait_s
-                        accepted(answer)
-                    begun = True
-                elif answer.verdict == "done" and (not newer or what != "status"):
-                    return Reply(answer, newer)
-                elif not newer:
-                    return Reply(answer)
-                else:
+        with closing(ChainWatch(self._store, self._queue)) as watch:
+            while trio.current_time() < deadline:
+                for answer in await self._new_answers(request.id):
+                    if answer.verdict == "accepted":
+                        if not begun:
+                            deadline = trio.current_time() + wait_s
+                            accepted(answer)
+                        begun = True
+                        continue
+                    newer = await self._newer_epoch(answer)
+                    if answer.verdict == "done" and (not newer or what != "status"):
+                        return Reply(answer, newer)
+                    if not newer:
+                        return Reply(answer)
                     doubt = (
                         f"incarnation {answer.incarnation}, {answer.driver}, answered,"
                         f" but epoch {newer} has it"
@@ -89,7 +92,7 @@ class RequestClient:
                     if what == "status":
                         request = self._request(what, incarnation, patience_s, fields)
                         await self._write(request)
-            await trio.sleep(limits.answers_poll_s)
+                await watch.wait(limits.answers_poll_s)
         raise NoAnswerError(self._no_answer_text(request, doubt, patience_s, wait_s, begun=begun))
 
     def _request(

@@ -35,6 +35,16 @@ class QueueReader:
         self._first_name = ""
         """Objects with lower names are never read."""
 
+    @property
+    def directory(self) -> str:
+        return self._directory
+
+    @property
+    def frontier(self) -> tuple[str, int] | None:
+        """The newest object that was found, and how many bytes of it were read; None if there is none."""
+        newest = max(self._offsets, default=None)
+        return None if newest is None else (newest, self._offsets[newest])
+
     async def skip_present(self) -> None:
         """Skip everything present now, including what only one member has. Raises QuorumUnavailableError."""
         self._offsets = {name: info.synced for name, info in (await self._sizes()).items()}
@@ -162,7 +172,9 @@ async def _writer(claim: Claim, size: int, roll_bytes: int) -> ObjectWriter:
         # Its tail may be of a writer that nobody acknowledged: continued, the copies would differ.
         if copy.received != copy.synced:
             return claim.open_object(new)
-        if copy.synced and (await session.stat(newest, copy.synced)).digest != copy.digest:
+        # The longest copy is as it was listed; only the digest of a shorter one is not known of it.
+        same = longest if copy.synced == longest.synced else None
+        if copy.synced and copy.digest != (same or await session.stat(newest, copy.synced)).digest:
             return claim.open_object(new)
     base = longest.synced - longest.synced % digest_block_bytes
     base_digest = (await session.stat(newest, base)).digest if base else 0

@@ -7,7 +7,7 @@ are dropped if it was fenced. Failures here are logged and never end a region.
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any, Final, Protocol
 
 import trio
@@ -38,6 +38,7 @@ from checkpoint.requests.queue import QueueReader, QueueRepair, write_records
 from checkpoint.runtime import this_driver, wall_time_ms
 from dos_client import Store
 from dos_protocol.errors import DosError
+from journal import ChainWatch
 
 logger: Final = logging.getLogger("dos.checkpoint")
 
@@ -76,25 +77,38 @@ class RequestServer:
         self._repair_at = 0.0
         self._outbox: deque[WriteAnswer] = deque(maxlen=limits.requests_open_max)
         self._wake = trio.Event()
+        self._settled = trio.Event()
+        """Set by an outcome that came after the last poll began."""
         self._failure = ""
 
     def on_event(self, event: RegionEvent) -> None:
         """Process an event of the region. Does not block."""
-        self._handle(RegionNotified(event))
-        if self._outbox:
+        if self._handle(RegionNotified(event)):
+            self._settled.set()
             self._wake.set()
 
     async def run(self) -> None:
         """Read and answer requests until cancelled."""
         try:
             await self._repeat(self._queue.skip_present, until_done=True)
-            while True:
-                await self._repeat(self._poll_once, until_done=False)
-                self._wake = trio.Event()
-                with trio.move_on_after(limits.requests_poll_s):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch_queue)
+                while True:
+                    await self._repeat(self._poll_once, until_done=False)
                     await self._wake.wait()
+                    # Not after the next poll: an answer that comes while it writes would wait in the outbox.
+                    self._wake = trio.Event()
         except Exception:  # a bug here must not end a region that runs well
             logger.exception("region %s: requests through the store are no longer answered", self._spec.name)
+
+    async def _watch_queue(self) -> None:
+        """Wake the server when a request is there, and at regular intervals: the first request is in an
+        object that is not watched, and after the loss of a member each one is.
+        """
+        with closing(ChainWatch(self._store, self._queue)) as watch:
+            while True:
+                await watch.wait(limits.requests_poll_s)
+                self._wake.set()
 
     async def write_last_answers(self) -> None:
         """Answer the open requests after the region has ended, within `limits.last_answers_s`."""
@@ -129,6 +143,7 @@ class RequestServer:
         """Read new requests, then write the pending answers."""
         if not self._region.held():
             return
+        self._settled = trio.Event()
         for found in await self._queue.poll():
             if isinstance(found, Request):
                 logger.info("region %s: %s requested by %s", self._spec.name, found.what, found.asked_by)
@@ -136,6 +151,10 @@ class RequestServer:
             else:
                 self._log_skipped(found)
         self._handle(QueueRead())
+        if any(one.verdict == "accepted" for one in self._outbox):
+            # A write takes about as long as a checkpoint, whose outcome would wait for it.
+            with trio.move_on_after(limits.outcome_wait_s):
+                await self._settled.wait()
         held = self._region.held()
         if self._outbox and held:
             with trio.move_on_after(limits.request_write_s):
@@ -157,12 +176,16 @@ class RequestServer:
             "region %s: skipped a record in the requests directory %s: %s", self._spec.name, directory, what
         )
 
-    def _handle(self, event: RequestEvent) -> None:
+    def _handle(self, event: RequestEvent) -> bool:
+        """Process an event; return whether it added an answer."""
+        answers = False
         for effect in self._handler.handle(event, self._region.status(), trio.current_time()):
             if isinstance(effect, CommandRegion):
                 self._region.post(effect.event)
             else:
                 self._outbox.append(effect)
+                answers = True
+        return answers
 
     async def _write_answers(self, incarnation: int) -> None:
         """Write all pending answers at once. Answers that are not acknowledged stay pending."""

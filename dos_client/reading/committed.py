@@ -40,7 +40,7 @@ from dos_client.reading.member_queries import (
     with_retries,
 )
 from dos_client.sessions.connection import Connection
-from dos_client.tasks import Ahead
+from dos_client.tasks import Ahead, run_both
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import BrokenConnectionError, CorruptError, DosError, NotFoundError, PastEndError
 from dos_protocol.limits import digest_block_bytes
@@ -49,7 +49,6 @@ from dos_protocol.names import check_name
 from dos_protocol.store_record import Member
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ class CommittedReads:
         return None
 
     async def fetch(self, start: int, end: int) -> CommittedPiece:
-        (agreed, (data, server_id)) = await _run_both(
+        (agreed, (data, server_id)) = await run_both(
             lambda: self._agreed(start, end), lambda: self._bytes(start, end)
         )
         agreed_end, digest = agreed
@@ -265,30 +264,6 @@ class CommittedReads:
 
 def _damaged(answers: MemberAnswers[StatResult]) -> bool:
     return any(isinstance(error, CorruptError) for error in answers.failed.values())
-
-
-async def _run_both(first: Callable[[], Awaitable[T]], second: Callable[[], Awaitable[U]]) -> tuple[T, U]:
-    """Run both at once. The first error cancels the other and is raised as it is, not in a group."""
-    errors: list[DosError] = []
-    results: list[U] = []
-
-    async def run_second() -> None:
-        try:
-            results.append(await second())
-        except DosError as error:
-            errors.append(error)
-            nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_second)
-        try:
-            result = await first()
-        except DosError as error:
-            errors.append(error)
-            nursery.cancel_scope.cancel()
-    if errors:
-        raise errors[0]
-    return result, results[0]
 
 
 Stream = AsyncGenerator[bytes]

@@ -292,7 +292,8 @@ class CommitsFirst(SavepointMaker):
     """The region commits another checkpoint, and releases the one before, just before a savepoint is made."""
 
     async def make(self, name: str, **how: Any) -> int:
-        await committed_by(self._store, "shop")
+        if how.get("checkpoint") == 1:
+            await committed_by(self._store, "shop")
         return await super().make(name, **how)
 
 
@@ -349,6 +350,22 @@ async def test_a_fork_that_is_given_up_between_its_records_leaves_a_savepoint_th
         assert await fork_needs(store, "shop", name, note) is None, "there is no such fork"
         with pytest.raises(DeletionRefusedError, match=", or was never made: then drop that"):
             await delete_region(store, "shop", patience_s=SOON_S)
+
+
+@pytest.mark.trio
+async def test_a_fork_whose_savepoint_was_dropped_before_its_record_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with shop() as (store, _):
+
+        async def drop_first(held: HeldManifest, region: str, record: Checkpoint) -> None:
+            assert record.origin is not None
+            await SavepointMaker(store, "shop", stopped=True).drop(record.origin.savepoint)
+            await append_record(held, region, record)
+
+        monkeypatch.setattr(forking, "append_record", drop_first)
+        with pytest.raises(ForkRefusedError, match="was dropped before 'test' began"):
+            await fork_region(store, FORK)
 
 
 @pytest.mark.trio
