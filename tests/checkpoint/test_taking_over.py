@@ -32,6 +32,8 @@ from checkpoint.core.coordination.workers import WorkerState
 from checkpoint.core.links.messages import (
     Committed,
     CompanionReport,
+    CopiedAhead,
+    CopyAhead,
     Counters,
     Failed,
     Finished,
@@ -340,9 +342,6 @@ def test_a_worker_on_a_host_gets_its_own_process_and_moves_there_after_a_commit(
     assert region.core.status().workers[1].hosted_by == 0
     restored(region)
     assert LaunchWorker(1, 3, beside=True) in region.take()
-    region.play(ScaleWanted(4))
-    (refused,) = reports(region, ScaleSettled)
-    assert refused.error.startswith("worker 0 runs worker 1 as well, until")
     hosted = region.links[1]
     joins(region, 1, attempt=3)
     assert not region.sent(Restore), "just after a commit there is least to make again"
@@ -363,6 +362,130 @@ def test_a_worker_on_a_host_gets_its_own_process_and_moves_there_after_a_commit(
     restored(region, term=FIRST + 2, last_step=9)
     assert region.core.status().workers[1].hosted_by is None
     assert [report.term for report in reports(region, ResetReport)] == [FIRST + 2]
+
+
+def with_a_hosted_worker(worker: int = 1, workers: int = 3) -> CoordinatorHarness:
+    """A worker runs in the process of its predecessor, and one of its own is launched."""
+    region = running(workers)
+    region.die(worker)
+    region.take()
+    region.play(WorkerHosted(worker, 2, host=(worker - 1) % workers))
+    joins(region, worker)
+    restored(region, worker)
+    assert LaunchWorker(worker, 3, beside=True) in region.take()
+    return region
+
+
+def paused_at(region: CoordinatorHarness, hosted: int) -> None:
+    """All workers have stopped after a step; the checkpoint that follows is committed."""
+    workers = len(region.core.run.roster)
+    terms = [FIRST + (worker == hosted) for worker in range(workers)]
+    for worker, term in enumerate(terms):
+        at = {"pause": region.core.checkpoints.pause, "step": 8, "counters": Counters(step=8)}
+        region.receive(worker, Paused, epoch=term, **at)
+    for worker, term in enumerate(terms):
+        voted(region, worker, term, checkpoint=2, step=9)
+    appended(region)
+    region.opened(region.core.run.last_checkpoint, epoch=region.epoch + FIRST)
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["launched", "joined"])
+@pytest.mark.parametrize(
+    ("hosted", "workers"), [(1, 4), (0, 2), (2, 2)], ids=["more", "without-its-host", "without-it"]
+)
+def test_with_another_number_of_workers_a_hosted_one_gets_its_own_process(
+    hosted: int, workers: int, joined: bool
+) -> None:
+    """The process that runs it may be that of a worker that leaves."""
+    region = with_a_hosted_worker(hosted)
+    link = region.links[hosted]
+    if joined:
+        joins(region, hosted, attempt=3)
+    region.play(ScaleWanted(workers))
+    launched = [one for one in region.out if isinstance(one, LaunchWorker)]
+    assert launched == [LaunchWorker(new, 1) for new in range(3, workers)]
+    for new in range(3, workers):
+        joins(region, new, attempt=1)
+    if not joined:
+        joins(region, hosted, attempt=3)
+    own, region.links[hosted] = region.links[hosted], link
+    copying = [to for to, _ in region.sent(CopyAhead)]
+    assert copying == [region.links[one] for one in range(workers) if one != hosted], "these have state"
+    for one in range(workers):
+        if one != hosted:
+            number = 0 if one >= 3 else FIRST
+            done = {"copied_bytes": 7, "total_bytes": 7, "done": True, "incarnation": number}
+            region.receive(one, CopiedAhead, **done, epoch=number)
+    assert sorted(to for to, _ in region.sent(Pause)) == sorted(region.links[one] for one in range(3))
+    paused_at(region, hosted)
+    ended = [to for to, _ in region.sent(Stop)]
+    assert link in ended
+    assert (own in ended) == (hosted >= workers)
+    region.links[hosted] = own
+    for one in range(workers):
+        restored(region, one, term=region.epoch, last_step=9)
+    for one in range(workers):
+        voted(region, one, region.epoch, checkpoint=3, step=9)
+    assert len(appended(region).workers) == workers
+    assert [one.error for one in reports(region, ScaleSettled)] == [""]
+    assert [one.hosted_by for one in region.core.status().workers] == [None] * workers
+    assert region.state is RegionState.RUNNING
+
+
+def test_each_hosted_worker_gets_its_own_process_with_a_change() -> None:
+    """They return one after the other, so only the first one's process is launched before."""
+    region = with_a_hosted_worker(1, workers=4)
+    region.die(3)
+    region.take()
+    region.play(WorkerHosted(3, 2, host=2))
+    joins(region, 3)
+    restored(region, 3, term=FIRST + 2)
+    assert [one.hosted_by for one in region.core.status().workers] == [None, 0, None, 2]
+    region.take()
+    region.play(ScaleWanted(5))
+    assert set(region.take(LaunchWorker)) == {LaunchWorker(4, 1), LaunchWorker(3, 3, beside=True)}
+
+
+@pytest.mark.parametrize("replaced", [1, 0], ids=["itself", "its-host"])
+def test_a_hosted_worker_gets_its_own_process_when_one_is_replaced(replaced: int) -> None:
+    region = with_a_hosted_worker()
+    link = region.links[1]
+    joins(region, 1, attempt=3)
+    region.take()
+    region.play(ReplaceWanted((replaced,)))
+    own, region.links[1] = region.links[1], link
+    if replaced == 0:
+        assert region.take(LaunchWorker) == [LaunchWorker(0, 2, beside=True)]
+        host = region.links[0]
+        joins(region, 0)
+        new, region.links[0] = region.links[0], host
+    assert region.sent(CopyAhead) == [], "another process restores from the journals"
+    paused_at(region, hosted=1)
+    assert link in [to for to, _ in region.sent(Stop)]
+    region.links[1] = own
+    if replaced == 0:
+        region.links[0] = new
+    for one in range(3):
+        restored(region, one, term=region.epoch, last_step=9)
+    assert [(one.replaced, one.error) for one in reports(region, ReplaceSettled)] == [((replaced,), "")]
+    assert [one.hosted_by for one in region.core.status().workers] == [None] * 3
+
+
+def test_a_change_that_is_given_up_leaves_a_hosted_worker_and_its_process_is_launched_again() -> None:
+    region = with_a_hosted_worker()
+    link = region.links[1]
+    joins(region, 1, attempt=3)
+    region.play(ScaleWanted(4), ScaleWanted(None))
+    effects = region.take()
+    stopped = [one.link for one in effects if isinstance(one, SendControl) and isinstance(one.message, Stop)]
+    assert stopped == [region.links[1]]
+    assert [one for one in effects if isinstance(one, LaunchWorker)][-1] == LaunchWorker(1, 4, beside=True)
+    region.links[1] = link
+    assert [one.hosted_by for one in region.core.status().workers] == [None, 0, None]
+    region.play(CheckpointWanted())
+    for worker, term in ((0, FIRST), (1, FIRST + 1), (2, FIRST)):
+        voted(region, worker, term, checkpoint=2, step=9)
+    assert appended(region).number == 2
 
 
 # --- what resets all workers instead ----------------------------------------------------------------------

@@ -58,3 +58,16 @@ def test_a_lost_worker_runs_on_its_predecessor_and_returns_to_its_own_process(
         kill(control, 0, wipe=False)
         watch.wait(lambda event: isinstance(event, ResetReport) and not event.term)
         until(lambda: hosts(control) == [None] * 3, "all have their own process", within_s=WAIT_S)
+
+
+def test_a_worker_leaves_whose_process_runs_another_one_which_gets_its_own(
+    shared_store: str, texts: list[Path], tmp_path: Path
+) -> None:
+    with counting(texts, shared_store, tmp_path, workers=3, recovery="local", standby=0) as (control, watch):
+        watch.checkpoints(2)
+        kill(control, 0, wipe=True)
+        watch.wait(lambda event: isinstance(event, ResetReport))
+        assert hosts(control) == [2, None, None]
+        assert control.scale(2, WAIT_S).workers == 2
+        assert hosts(control) == [None, None]
+        assert [reset.term > 0 for reset in control.status.resets] in ([True], [True, True])

@@ -236,9 +236,6 @@ class Changes:
             return "the region does not run now: try again when it does"
         if not run.roster.all_in(*STARTED):
             return "a worker is being taken over: try again when it runs"
-        if hosted := [one for one in run.roster if one.host is not None]:
-            host, index = hosted[0].host, hosted[0].index
-            return f"worker {host} runs worker {index} as well, until that has a process of its own again"
         return "the region has processed all of its input" if self._checkpoints.final_committed else ""
 
     def _begin(
@@ -248,12 +245,12 @@ class Changes:
         paused = self._checkpoints.pause > 0
         self._change = Scaling(workers, now, run.incarnation, paused, replaces, hands_to=hands_to)
         run.changing = True
-        if replaces is None:
-            run.roster.expect(workers)
-        else:
-            run.roster.expect_successor(replaces)
+        # The process that runs a hosted worker may be one that leaves, so each gets its own with the change.
+        hosted = [worker.index for worker in run.roster if worker.host is not None]
+        run.roster.expect(workers, [*hosted, *([] if replaces is None else [replaces])])
         for worker in run.roster.coming:
-            self._rounds.relaunch(worker, now)
+            if worker.state not in (WorkerState.LAUNCHED, WorkerState.JOINED):
+                self._rounds.relaunch(worker, now)
         run.timers.set("scale", now + run.spec.start_timeout_s)
         if run.last_checkpoint is None:  # a layout changes from a checkpoint to the next
             self._checkpoints.want(1, now)
@@ -315,7 +312,8 @@ class Changes:
         run = self._run
         layout = rebalanced(last.layout, range(change.workers))
         for worker, link in run.roster.linked(coming=True):
-            if worker.index < change.workers:
+            # A hosted worker and its successor copy nothing: the one ends, and the other restores all.
+            if worker.index < change.workers and worker.host is None and not run.roster.is_successor(worker):
                 change.copied[worker.index] = CopiedAhead(
                     job=run.spec.name, worker=worker.index, copied_bytes=0, total_bytes=0
                 )

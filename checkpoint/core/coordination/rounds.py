@@ -391,7 +391,7 @@ class TakeOvers:
         if run.phase is not CoordinatorPhase.RUNNING or not hosted or run.changing:
             return
         if not run.roster.coming:
-            run.roster.expect_successor(hosted[0].index)
+            run.roster.expect(len(run.roster), [hosted[0].index])
             self._rounds.relaunch(run.roster.coming[0], now)
         elif run.roster.coming[0].state is WorkerState.LOST and run.roster.coming[0].launch_at is None:
             run.roster.schedule(run.roster.coming[0], now)

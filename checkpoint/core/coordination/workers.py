@@ -254,14 +254,14 @@ class Roster:
         self._workers = self._ever[: len(self)]
         return replaced
 
-    def expect(self, workers: int) -> None:
-        """Let further workers join, up to this number, that `resize` will add."""
+    def expect(self, workers: int, replaced: Iterable[int] = ()) -> None:
+        """Let further workers join, up to this number, that `resize` will add, and another process of each of
+        `replaced`, that `succeed` will put in its place. Such a process that comes already is kept.
+        """
         self._grow(workers)
-        self.coming = self._ever[len(self) : workers]
-
-    def expect_successor(self, index: int) -> None:
-        """Let another process of a worker join, that `succeed` will put in its place."""
-        self.coming = [Worker(index)]
+        come = {worker.index: worker for worker in self._successors()}
+        successors = {index: come.get(index) or Worker(index) for index in replaced}
+        self.coming = [*self._ever[len(self) : workers], *{**come, **successors}.values()]
 
     def stand_by(self, index: int) -> Worker:
         """Let another process of a worker join, that `take_places` may put in its place, and return it."""
