@@ -98,6 +98,7 @@ class Gaps(threading.Thread):
 def lose(region: RegionHandle, events: Events, worker: int, folder: Path) -> dict[str, Any]:
     """Kill a worker; return the gaps."""
     time.sleep(SETTLE_S)
+    wait(lambda: region.status.standbys)  # one that still imports shows how busy the machine is
     gaps = Gaps(folder)
     gaps.start()
     time.sleep(0.5)

@@ -216,6 +216,10 @@ take_over_rows_at_once: Final = 16_384
 """Local recovery: a worker that takes another one over restores so many rows of its state, in a few
 milliseconds, before it looks for a step that peers wait for.
 """
+standby_after_reset_s: Final = 1.0
+"""A reset is followed by a new stand-by after the next checkpoint, and at most after this time: meanwhile the
+workers make steps again, and a process that imports everything would take a core from them for a second.
+"""
 ping_s: Final = 0.1
 pings_missed_max: Final = 3
 """Local recovery: a worker reports the next one after so many pings without an answer."""

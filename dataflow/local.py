@@ -7,6 +7,7 @@ A worker's specification is pickled to its standard input, because the user's fu
 process.
 """
 
+import fcntl
 import importlib
 import json
 import logging
@@ -14,8 +15,10 @@ import os
 import pickle
 import pickletools
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 import traceback
@@ -44,7 +47,7 @@ from dataflow.handle import (
     options_of_change,
     start_application,
 )
-from dataflow.limits import WorkerLimits
+from dataflow.limits import WorkerLimits, standby_after_reset_s
 from dataflow.programs import parts_in_store
 from dataflow.worker.companion import begin_companion
 from dataflow.worker.process import run_worker
@@ -156,6 +159,7 @@ def _launch(
 # --- processes that stand by --------------------------------------------------------------------------------
 
 Process = subprocess.Popen[bytes]
+_UNREAD: Final = struct.Struct("i")
 
 
 class Standby(RegionListener):
@@ -164,18 +168,25 @@ class Standby(RegionListener):
     standard input ends without data, so none outlives this process.
     """
 
-    # They are started when the region runs, again after a reset, or commits a checkpoint: they take no
-    # processor time from workers that are starting.
-    def __init__(self, begin: Callable[[], Process], count: int) -> None:
+    # They are started when the region runs, some time after a reset, or when it commits a checkpoint: they
+    # take no processor time from workers that are starting, or make steps again.
+    def __init__(
+        self, begin: Callable[[], Process], count: int, after_reset_s: float = standby_after_reset_s
+    ) -> None:
         self._begin = begin
         self._count = count
+        self._after_reset_s = after_reset_s
+        self._later: threading.Timer | None = None
         self._lock = threading.Lock()
         self._waiting: list[Process] = []
         self._over = False
 
     def take(self) -> Process | None:
-        """Return a live stand-by, which then belongs to the caller; None if there is none."""
+        """Return a live stand-by, which then belongs to the caller; None if there is none. One that is ready
+        is taken before one that still imports.
+        """
         with self._lock:
+            self._waiting.sort(key=_is_ready, reverse=True)
             while self._waiting:
                 process = self._waiting.pop(0)
                 if process.poll() is None:
@@ -186,8 +197,8 @@ class Standby(RegionListener):
 
     @property
     def waiting(self) -> int:
-        """How many wait. Never blocks."""
-        return sum(process.poll() is None for process in [*self._waiting])
+        """How many have imported everything and wait. Never blocks."""
+        return sum(process.poll() is None and _is_ready(process) for process in [*self._waiting])
 
     def fill(self) -> None:
         """Start the missing processes."""
@@ -203,6 +214,8 @@ class Standby(RegionListener):
         """End all processes, and start no more."""
         with self._lock:
             self._over = True
+            if self._later is not None:
+                self._later.cancel()
             processes, self._waiting = self._waiting, []
         for process in processes:
             process.kill()  # closing its input is not enough while it imports
@@ -215,7 +228,11 @@ class Standby(RegionListener):
 
     def onReset(self, reset: dict[str, Any]) -> None:  # noqa: N802
         del reset
-        self.fill()
+        with self._lock:
+            if not self._over and (self._later is None or not self._later.is_alive()):
+                self._later = threading.Timer(self._after_reset_s, self.fill)
+                self._later.daemon = True
+                self._later.start()
 
     def onProgress(self, progress: dict[str, Any]) -> None:  # noqa: N802
         del progress  # a checkpoint is committed: workers that were added have started
@@ -224,6 +241,16 @@ class Standby(RegionListener):
     def onTerminated(self, end: dict[str, Any]) -> None:  # noqa: N802
         del end
         self.end()
+
+
+def _is_ready(process: Process) -> bool:
+    """Return whether a process has read the line that `_begin` writes, which it does after its imports."""
+    assert process.stdin is not None
+    try:
+        unread = fcntl.ioctl(process.stdin, termios.FIONREAD, bytes(_UNREAD.size))
+    except (OSError, ValueError):  # another thread has just closed it: it is taken, or ended
+        return False
+    return _UNREAD.unpack(unread) == (0,)
 
 
 def _close_input(process: Process) -> None:
@@ -345,7 +372,7 @@ class ProcessLauncher:
         return self._begin(None, *modules_in(dumps(self._spec_of(0, 0))))
 
     def _begin(self, log: Path | None, *modules: str) -> Process:
-        """Start a process that imports modules, and waits for its first line and its specification."""
+        """Start a process that imports modules, reads a line, and waits for its log and its specification."""
         # With one seed, all workers iterate a set of strings in one order, also one that takes over.
         environment = {
             "PYTHONHASHSEED": "0",
@@ -353,13 +380,17 @@ class ProcessLauncher:
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
         with log.open("ab") if log else open(os.devnull, "ab") as output:  # noqa: PTH123 - a null device
-            return subprocess.Popen(  # noqa: S603 - names of modules
+            process = subprocess.Popen(  # noqa: S603 - names of modules
                 [sys.executable, "-c", START, *modules],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output if log else None,
                 env=environment,
             )
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, and its exit code is reported
+            os.write(process.stdin.fileno(), b"\n")
+        return process
 
     def _log_path(self, worker: int, attempt: int) -> Path | None:
         # Other runs use the directory too, and their workers may still write: a taken name gets the number of
@@ -396,15 +427,16 @@ def modules_in(pickled: bytes) -> list[str]:
 
 
 def main() -> int:
-    """Run a worker process. Standard input: the path of its log as a line of JSON, then its specification.
-    Arguments: modules to import before. Prints its summary as one line of JSON. Ends if standard input is
-    closed: a standby that is not needed.
+    """Run a worker process. Standard input: an empty line, the path of its log as a line of JSON, then its
+    specification. Arguments: modules to import before. Prints its summary as one line of JSON. Ends if
+    standard input is closed: a standby that is not needed.
     """
     for name in sys.argv[1:]:
         try:
             importlib.import_module(name)
         except Exception as error:  # only a head start: what is needed fails again, and is reported then
             logger.warning("a stand-by cannot import %s: %s", name, error)
+    sys.stdin.buffer.readline()  # from now on the launcher sees that it is ready
     first = sys.stdin.buffer.readline()
     if not first:
         return 0

@@ -18,6 +18,7 @@ from dataflow.local import START, ProcessLauncher, Standby, dumps, modules_in
 from dataflow.worker.spec import WorkerSpec
 from tests.dataflow.support import last_counts, true_counts
 from tests.dataflow.test_region_processes import finished, hurry, kill, running, slow_word_count, texts
+from tests.support.polling import until
 
 __all__ = ["texts"]
 END_S = 30.0
@@ -29,7 +30,7 @@ def begin() -> "subprocess.Popen[bytes]":
 
 
 def test_one_exists_after_the_start_and_after_each_reset_and_none_after_the_end() -> None:
-    standby = Standby(begin, 1)
+    standby = Standby(begin, 1, after_reset_s=0.0)
     assert standby.take() is None, "a region that is starting has the processor for itself"
     standby.onStart({})
     first = standby.take()
@@ -37,6 +38,7 @@ def test_one_exists_after_the_start_and_after_each_reset_and_none_after_the_end(
     assert standby.take() is None, "each is taken once"
     standby.onReset({})
     standby.onReset({})
+    until(lambda: standby.waiting == 1, "a stand-by waits", END_S)
     second = standby._waiting[0]
     assert len(standby._waiting) == 1, "there are never more than asked for"
     standby.onTerminated({})
@@ -47,6 +49,17 @@ def test_one_exists_after_the_start_and_after_each_reset_and_none_after_the_end(
     first.communicate()
 
 
+def test_after_a_reset_the_workers_have_the_processor_until_a_checkpoint_is_committed() -> None:
+    standby = Standby(begin, 1, after_reset_s=1_000.0)
+    standby.onReset({})
+    assert standby.take() is None
+    standby.onProgress({})
+    assert standby.waiting == 1
+    standby.onTerminated({})
+    assert standby._later is not None
+    standby._later.join()  # it waits for nothing any more
+
+
 def test_one_that_died_meanwhile_is_passed_over() -> None:
     standby = Standby(begin, 2)
     standby.fill()
@@ -55,6 +68,29 @@ def test_one_that_died_meanwhile_is_passed_over() -> None:
     os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
     assert standby.take() is alive
     alive.communicate()
+
+
+def test_one_that_still_imports_does_not_wait_and_is_taken_last(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    imports = "import sys; open(sys.argv[1]).read(); sys.stdin.buffer.readline(); sys.stdin.read()"
+
+    def begin_importing() -> "subprocess.Popen[bytes]":
+        path = gate if not standby._waiting else os.devnull
+        process = subprocess.Popen([sys.executable, "-c", imports, path], stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        os.write(process.stdin.fileno(), b"\n")
+        return process
+
+    standby = Standby(begin_importing, 2)
+    standby.fill()
+    importing, ready = standby._waiting
+    until(lambda: standby.waiting == 1, "one of them is ready", END_S)
+    assert standby.take() is ready
+    assert (standby.waiting, standby.take()) == (0, importing)
+    gate.write_text("")
+    ready.communicate()
+    importing.communicate()
 
 
 def test_what_cannot_be_started_costs_time_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
