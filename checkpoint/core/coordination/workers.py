@@ -243,12 +243,13 @@ class Roster:
     def take_places(self, standbys: list[Worker]) -> list[Worker]:
         """Put processes that stand by in the places of their workers. Return these; the caller ends them."""
         self.standing_by = [one for one in self.standing_by if one not in standbys]
+        for standby in standbys:
+            standby.failures = self._ever[standby.index].failures
         return self._replace(standbys)
 
     def _replace(self, successors: list[Worker]) -> list[Worker]:
         replaced = [self._ever[successor.index] for successor in successors]
-        for before, successor in zip(replaced, successors, strict=True):
-            successor.failures = before.failures
+        for successor in successors:
             self._ever[successor.index] = successor
         self._leaving += [worker for worker in replaced if not worker.ended]
         self._workers = self._ever[: len(self)]
