@@ -107,7 +107,7 @@ LIVES: Final[dict[str, Life]] = {
     "damaged_checkpoints": Life(lambda _: {"is_spoiled": True}, ["a region fell back"], (60, 65)),
 }
 
-SHORT: Final = ["forking", "local_recovery", "standing_by"]
+SHORT: Final = ["forking", "local_recovery"]
 
 
 def run(life: Life, seed: int) -> Result:
