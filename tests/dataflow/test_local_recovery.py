@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -31,7 +32,7 @@ from tests.dataflow.test_region_processes import (
     three_servers,
     unhurried,
 )
-from tests.dataflow.test_rescaled_regions import counting, counts_in, of_ten
+from tests.dataflow.test_rescaled_regions import counting, counts_in
 from tests.support.parts import with_long
 from tests.support.polling import until
 
@@ -39,6 +40,10 @@ __all__ = ["texts", "three_servers"]
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 
 KIB = 1024
+
+
+def of_ten(row: Any) -> dict[str, Any]:
+    return {"at": row["timestamp"], "word": f"w{row['value'] % 10}"}
 
 
 def taken_over(control: RegionHandle, watch: Watch, worker: int) -> ResetReport:

@@ -107,15 +107,16 @@ class Region:
         return found
 
 
-async def test_a_step_has_the_rows_of_a_worker_that_joined_after_the_manifest_was_read() -> None:
+async def test_a_step_has_the_rows_of_a_worker_that_joined() -> None:
     # EVIDENCE-OF: P-6
     region = Region()
     await region.begin(2, 0)
     for step in (1, 2):
         await region.make(step)
     ends = await region.commit(2)
-    # The manifest that the reader gets knows two workers; the region has three since.
+    # A layout is committed before any of its steps.
     await region.begin(3, 2, ends)
+    await region.commit(2)
     await region.make(3)
     await region.make(4, 0, 1)
     two, three = [0, 1], [0, 1, 2]
