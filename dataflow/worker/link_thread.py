@@ -492,12 +492,12 @@ class LinkIncarnation:
             nursery.start_soon(self._directories.record_all)
             await self._loaded.wait()
         phases.end("load", trio.current_time())
+        unread = 0 if self._read_bytes is None else journals.state_bytes - self._read_bytes
         await self._control.report(
             Restored(
                 last_step=journals.last_step,
                 replayed_bytes=sum(one.replayed_bytes for one in (journals, self._outputs, self._directories))
-                - journals.state_bytes
-                + (journals.state_bytes if self._read_bytes is None else self._read_bytes),
+                - unread,
                 seconds=sum(phases.phases_s.values()),
                 phases_s=phases.phases_s,
             )

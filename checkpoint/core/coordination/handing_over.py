@@ -20,7 +20,7 @@ from checkpoint.core.coordination.vocabulary import (
     ReadLastCheckpoint,
 )
 from checkpoint.core.coordination.workers import Worker, WorkerState
-from checkpoint.core.links.messages import CopiedAhead, CopyAhead, Refusal
+from checkpoint.core.links.messages import CopiedAhead, Refusal
 from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import when_handed_over
 from checkpoint.errors import GraphChangeRefusedError, ManifestError, RegionFailedError
@@ -116,22 +116,9 @@ class Heir:
         self._reports, self._loads = {}, self._loads + 1
         run.timers.set("gather", now + run.spec.start_timeout_s)
         run.prepared = run.prepared or seen.number
-        uids = run.uids_after(seen)
         layout = self._changes.layout_after(when_handed_over(run.spec, seen))
         for worker, link in run.roster.linked():
-            run.send(
-                link,
-                CopyAhead(
-                    **run.address,
-                    checkpoint=seen.number,
-                    worker=worker.index,
-                    restore=seen,
-                    layout=layout,
-                    creates=False,  # nothing is claimed before the region is lent
-                    opens=True,
-                    uids=uids,
-                ),
-            )
+            run.send_load_ahead(worker, link, seen, layout)
         self._explain()
 
     def on_copied(self, worker: Worker, message: CopiedAhead, now: float) -> Refusal | None:

@@ -21,7 +21,7 @@ from checkpoint.core.coordination.vocabulary import (
 )
 from checkpoint.core.coordination.workers import STARTED, Roster, Worker, WorkerState
 from checkpoint.core.graph_change import Operators
-from checkpoint.core.links.messages import Restore, Stop, StopKind, ToTask, ToWorker
+from checkpoint.core.links.messages import CopyAhead, Restore, Stop, StopKind, ToTask, ToWorker
 from checkpoint.core.progress import dropped_rows
 from checkpoint.core.records.layout import Layout, even_layout
 from checkpoint.core.records.manifest import Checkpoint, floors_of, gaps_of, keep, steps_kept_after
@@ -185,6 +185,20 @@ class RegionRun:
             # Not once its checkpoint is committed: what was read since would be skipped.
             latest=() if self._last is None else change_of(self.spec, self._last).latest,
             removed={} if self._last is None else removed_sinks(self.spec, self._last),
+        )
+        self.send(link, order)
+
+    def send_load_ahead(self, worker: Worker, link: int, checkpoint: Checkpoint, layout: Layout) -> None:
+        """Order a process that takes no part yet to open its operators and load the state of a checkpoint."""
+        order = CopyAhead(
+            **self.address,
+            checkpoint=checkpoint.number,
+            worker=worker.index,
+            restore=checkpoint,
+            layout=layout,
+            creates=False,  # it claims nothing before it is ordered to restore
+            opens=True,
+            uids=self.uids_after(checkpoint),
         )
         self.send(link, order)
 

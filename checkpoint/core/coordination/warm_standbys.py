@@ -16,7 +16,7 @@ from checkpoint import limits
 from checkpoint.core.coordination.run import CoordinatorPhase, RegionRun
 from checkpoint.core.coordination.vocabulary import CancelWorker, CloseLink
 from checkpoint.core.coordination.workers import STARTED, Worker, WorkerState
-from checkpoint.core.links.messages import CopiedAhead, CopyAhead, Refusal
+from checkpoint.core.links.messages import CopiedAhead, Refusal
 
 
 @dataclass(slots=True)
@@ -84,19 +84,7 @@ class WarmStandbys:
         if now < load.ordered_at + limits.standby_load_s:
             return
         load.checkpoint, load.done, load.ordered_at = last.number, False, now
-        run.send(
-            standby.link,
-            CopyAhead(
-                **run.address,
-                checkpoint=last.number,
-                worker=standby.index,
-                restore=last,
-                layout=run.layout,
-                creates=False,
-                opens=True,
-                uids=run.uids,
-            ),
-        )
+        run.send_load_ahead(standby, standby.link, last, run.layout)
 
     def on_copied(self, standby: Worker, message: CopiedAhead) -> Refusal | None:
         """Note what a stand-by has loaded. After an error it begins anew with the next checkpoint."""
